@@ -48,7 +48,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if result.get("failed") or not waiting:
                 return result
             waited = time.monotonic() - began
+            # The node reports these: no control characters for the operator's terminal.
+            words = "".join(each if each.isprintable() else "?" for each in "; ".join(map(str, waiting)))[:2000]
             host = (task_vars or {}).get("inventory_hostname", "")
-            Display().display(
-                f"[{host}] waits for its driver ({waited:.0f} s of {timeout:.0f} s): {'; '.join(waiting)}"
-            )
+            Display().display(f"[{host}] waits for its driver ({waited:.0f} s of {timeout:.0f} s): {words}")

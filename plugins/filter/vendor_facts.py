@@ -72,10 +72,15 @@ _value:
       type: str
       sample: huawei.com
     labels:
-      description: The labels that this collection may write on a Node for the vendor's devices.
+      description: The labels that this collection may write on a Node for the vendor's devices. It writes no other label.
       type: list
       elements: str
       sample: [huawei.com/npu.chip.name, huawei.com/topotree.superpodid]
+    label_patterns:
+      description: Regular expressions for the names of labels with a partition profile, which it may write too.
+      type: list
+      elements: str
+      sample: ["nvidia\\.com/mig-[0-9]+g\\.[0-9]+gb\\.count"]
     extended_resources:
       description: What pods ask for without a claim, by the DeviceClass that serves it.
       type: dict

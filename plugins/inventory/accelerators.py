@@ -66,7 +66,9 @@ options:
     type: bool
     default: false
   address:
-    description: The type of a Node's address that becomes C(ansible_host). V(none) leaves that alone.
+    description:
+      - The type of a Node's address that becomes C(ansible_host). V(none) leaves that alone.
+      - A node's kubelet reports the addresses. One that is no IP address, or with V(Hostname) no DNS name, is not used, and a warning names the node.
     type: str
     default: none
     choices:
@@ -169,7 +171,7 @@ import ansible.template
 import yaml
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
-from ansible_collections.dra.accelerators.plugins.module_utils._hosts import groups, hosts, sorted_out
+from ansible_collections.dra.accelerators.plugins.module_utils._hosts import groups, hosts, is_address, sorted_out
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     ApiError,
@@ -254,9 +256,15 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         self.inventory.add_host(name)
         for variable, value in variables.items():
             self.inventory.set_variable(name, variable, value)
-        address = variables["accelerator_node"]["addresses"].get(self.get_option("address"))
-        if address:
+        kind = self.get_option("address")
+        address = variables["accelerator_node"]["addresses"].get(kind)
+        if address and is_address(kind, address):
             self.inventory.set_variable(name, "ansible_host", address)
+        elif address:
+            expected = "an IP address" if kind.endswith("IP") else "a DNS name"
+            self.display.warning(
+                f"The Node {name} has the {kind} {str(address)[:80]!r}, expected {expected}: its ansible_host is not set. Examine the node."
+            )
         if self.get_option("default_groups"):
             for group in groups(found, self.get_option("group_prefix")):
                 self.inventory.add_child(self.inventory.add_group(self._sanitize_group_name(group)), name)

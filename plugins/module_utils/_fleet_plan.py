@@ -21,6 +21,7 @@ from .core.planner.problem import Problem
 Json = dict[str, Any]
 VARIABLE = "accelerator_layouts"
 HEAD = "# Layouts that dra.accelerators.plan has planned. Show what they change with: ansible-playbook … dra.accelerators.repartition -e @FILE --check"
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -190,8 +191,31 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
 
 
+def _refuse_templates(value: Any, hosts: Any) -> None:
+    """Raise AcceleratorError for a string with a Jinja delimiter, in keys and values at any depth."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _refuse_templates(key, hosts)
+            _refuse_templates(each, hosts)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _refuse_templates(each, hosts)
+    elif isinstance(value, str) and any(mark in value for mark in _TEMPLATE_MARKS):
+        raise AcceleratorError(
+            f"The layout of {hosts} contains {value[:80]!r}, expected no Jinja template",
+            hint="No file was written. The node reports UUIDs, profiles, and rules, and Ansible evaluates a template in a file of variables "
+            "on the controller. Examine the node.",
+            code="template-in-layout",
+        )
+
+
 def variables_text(layouts: Sequence[Json], dump: Any) -> str:
-    """Return the text of the file of variables; ``dump`` writes YAML, and where it is None JSON is written, which YAML is as well."""
+    """Return the text of the file of variables. ``dump`` writes YAML; None writes JSON, which is valid YAML.
+
+    Ansible evaluates templates in such a file. Raises AcceleratorError for a layout with a template in it.
+    """
+    for each in layouts:
+        _refuse_templates(each, each["hosts"])
     document = {VARIABLE: list(layouts)}
     text = json.dumps(document, indent=2) + "\n" if dump is None else dump(document, sort_keys=False, width=120)
     return f"{HEAD}\n---\n{text}" if dump is not None else text

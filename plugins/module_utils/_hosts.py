@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ GROUPED = {
     "accelerator_products": "product",
     "accelerator_profiles": "profile",
 }
+_DNS_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 EVERYONE, FREE, TAINTED = "accelerators", "free", "tainted"
 
 
@@ -103,6 +106,21 @@ def _node(node: Json | None, name: str) -> dict[str, Any]:
         "labels": dict(metadata.get("labels") or {}),
         "addresses": {str(one["type"]): str(one["address"]) for one in reversed(status.get("addresses") or ())},
     }
+
+
+def is_address(kind: str, text: str) -> bool:
+    """Return whether an address of a Node can become a host's address: an IP address, or for other types a DNS name.
+
+    The kubelet writes the addresses of its Node, and the API server does not validate them. An SSH client takes a host that begins with a
+    dash for an option.
+    """
+    if kind not in ("InternalIP", "ExternalIP"):
+        return _DNS_NAME.fullmatch(text) is not None
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
 
 
 def groups(variables: Mapping[str, Any], prefix: str) -> list[str]:

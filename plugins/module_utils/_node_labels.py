@@ -9,6 +9,7 @@ Facts: Kubernetes' server-side apply (metadata.managedFields); Node Feature Disc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,9 @@ from urllib.parse import quote
 
 from ._cluster import found_or_none
 from ._kubernetes import Api, ApiError
-from .core.labels import FEATURES
+from .core.backend import BACKENDS, create
+from .core.errors import AcceleratorError
+from .core.labels import BUS_LABEL, FEATURES
 
 MANAGER = "dra-accelerators-node-features"
 #: On the Node, the names of what we have written through the API, and of what is in our feature file, joined by commas.
@@ -28,7 +31,10 @@ GROUP = "nfd.k8s-sigs.io"
 NODE_LABEL, NODE_ANNOTATIONS = "nfd.node.kubernetes.io/node-name", "nfd.node.kubernetes.io/"
 CHART, WORKERS = ("app.kubernetes.io/name", "node-feature-discovery"), ("nfd-worker", "node-feature-discovery-worker")
 ATTEMPTS = 3
+#: More labels than any node of ours has: MIG has fewer than ten profiles per GPU model, with thirteen labels each.
+MOST_LABELS = 256
 _RESERVED, _NFDS_OWN = "kubernetes.io", (FEATURES, "profile.node.kubernetes.io")
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 
 Json = Mapping[str, Any]
@@ -99,6 +105,39 @@ class Done:
         return sorted(({*self.before, *self.filed} - {*self.after, *in_file}) if self.plan is not None else ())
 
 
+def allows_label(name: str, vendors: Iterable[str] = tuple(BACKENDS)) -> bool:
+    """Return whether this collection may write or remove a label of this name for one of the vendors.
+
+    The names come from the node, and the label is written with the operator's rights. A node must not get a label that its own
+    identity may not write, such as node-restriction.kubernetes.io/... or node-role.kubernetes.io/...
+    """
+    return re.fullmatch(BUS_LABEL, name) is not None or any(create(each).facts.allows_label(name) for each in vendors)
+
+
+def split_allowed(labels: Mapping[str, str], vendors: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the labels that may be written for these vendors, and for each other label the reason why it is rejected.
+
+    Raises AcceleratorError for more than MOST_LABELS labels.
+    """
+    if len(labels) > MOST_LABELS:
+        raise AcceleratorError(
+            f"Found {len(labels)} labels for one Node, expected at most {MOST_LABELS}",
+            hint="No label was written. Examine the node: the labels are what it reports of its devices.",
+            code="too-many-labels",
+        )
+    known = tuple(vendors)
+    allowed: dict[str, str] = {}
+    rejected: dict[str, str] = {}
+    for name, value in labels.items():
+        if not allows_label(name, known):
+            rejected[name] = f"it is not a label of {' or '.join(known)} devices"
+        elif not _LABEL_VALUE.fullmatch(value):
+            rejected[name] = f"its value {value[:80]!r} is not the value of a label"
+        else:
+            allowed[name] = value
+    return allowed, rejected
+
+
 def taken_by_discovery(name: str) -> bool:
     """Whether NFD writes a label of this name for others: none below kubernetes.io but in its own namespaces. Pure."""
     domain = name.partition("/")[0]
@@ -147,19 +186,28 @@ def ours(node: Json) -> frozenset[str]:
 
     Versions before this one have patched them, and have noted their names: a note that is not applied is of these. One that is applied
     says no more than what our manager has, and less exactly: of a label that somebody else has changed it has the name still.
+    The node can write both the note and the managed fields: a name that this collection does not write is never one of ours.
     """
     entry = _applied(node)
-    applied = frozenset(str(key)[2:] for key in _fields(entry or {}) if str(key).startswith("f:"))
+    applied = frozenset(
+        str(key)[2:] for key in _fields(entry or {}) if str(key).startswith("f:") and allows_label(str(key)[2:])
+    )
     if f"f:{WRITTEN}" in _fields(entry or {}, "annotations"):
         return applied
-    return applied | _names((node["metadata"].get("annotations") or {}).get(WRITTEN, ""))
+    return applied | _noted(node, WRITTEN)
+
+
+def _noted(node: Json, annotation: str) -> frozenset[str]:
+    """Return the names in a note on the Node, without those that this collection does not write."""
+    text = str((node["metadata"].get("annotations") or {}).get(annotation, ""))
+    return frozenset(name for name in _names(text) if allows_label(name))
 
 
 def plan(node: Json, wanted: Wanted, way: str, *, file_gone: bool = False) -> Plan:
     """Decide what is written, by API or file. Pure. With ``file_gone`` there is no file of ours any more, and it is not noted."""
     present: Mapping[str, str] = node["metadata"].get("labels") or {}
     noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
-    mine, filed = ours(node), _names(noted.get(IN_FILE, ""))
+    mine, filed = ours(node), _noted(node, IN_FILE)
     all_wanted = dict(wanted.labels) if way == FILE else {**wanted.where_alone, **wanted.labels}
     left: dict[str, tuple[str, ...]] = {}
     free: dict[str, str] = {}
@@ -305,4 +353,4 @@ def _told(node: Json, decided: Plan, changed: bool) -> Done:
     after = {name: value for name, value in before.items() if name not in decided.removed}
     noted: Mapping[str, str] = node["metadata"].get("annotations") or {}
     now = dict(sorted({**after, **decided.labels}.items()))
-    return Done(decided, changed, before, now, IN_FILE in noted, _names(noted.get(IN_FILE, "")))
+    return Done(decided, changed, before, now, IN_FILE in noted, _noted(node, IN_FILE))

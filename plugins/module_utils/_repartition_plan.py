@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,16 @@ from typing import Any
 from . import _device_drain as drain
 from ._device_drain import Consent, Target
 from ._migration_inventory import Problem
+from .core.backend import BACKENDS, create
 from .core.cluster.inventory import BLOCKING, key_of, results
+from .core.errors import AcceleratorError
 from .core.published import attribute_of, selects
 from .core.repartition_record import LONGEST_SECONDS
 
 Json = dict[str, Any]
 #: What a drain of this play is called, on every node: what a killed run has left is found by it.
 OPERATION = "repartition"
+_OPERATION_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,29 @@ class Cluster:
     pods: Sequence[Json]
     rules: Sequence[Json]
     all_rules: Sequence[Json] = ()
+
+
+def check_answers(nodes: Mapping[str, Json]) -> None:
+    """Validate the names in plans that nodes report. Raises AcceleratorError that names the node.
+
+    The names become part of DeviceTaintRules, which the operator's rights write: only drivers of this collection, and operation names in the
+    form of this collection, are accepted. Devices are looked up among those that are published on the same node (``targets_of``).
+    """
+    known = sorted(create(each).driver_name for each in BACKENDS)
+    for node, plan in nodes.items():
+        for one in plan["operations"]:
+            driver, operation = one.get("driver"), one.get("operation")
+            if driver not in known:
+                found, expected = f"the driver {driver!r}", f"one of {', '.join(known)}"
+            elif not isinstance(operation, str) or not _OPERATION_NAME.fullmatch(operation):
+                found, expected = f"the operation {str(operation)[:80]!r}", "lower-case letters, digits, and dashes"
+            else:
+                continue
+            raise AcceleratorError(
+                f"The plan that node {node} reports has {found}, expected {expected}",
+                hint="Nothing was changed. Examine the node.",
+                code="invalid-answer",
+            )
 
 
 def targets_of(operation: Json, node: str, devices: Iterable[Json]) -> list[Target]:

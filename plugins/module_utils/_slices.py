@@ -29,6 +29,9 @@ _API_NAMES = {
     "consumes_counters": "consumesCounters",
     "node_allocatable_resources": "nodeAllocatableResources",
 }
+#: Fields of a device that say which nodes can use it. The options node_name, node_selector, and all_nodes say it for the whole pool:
+#: a list of devices that a node has reported must not offer devices to other nodes.
+_NODE_FIELDS = frozenset({"nodeName", "nodeSelector", "allNodes", "node_name", "node_selector", "all_nodes"})
 _ATTRIBUTE_KINDS = ("string", "int", "bool", "version", "strings", "ints", "bools", "versions")
 
 
@@ -89,6 +92,8 @@ def device(raw: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         _refuse(where, f"found {name!r} as its name", "Give every device a name, a DNS label.")
     where = f"Device {name} ({where})"
+    if given := sorted(_NODE_FIELDS & set(raw)):
+        _refuse(where, f"found {', '.join(given)}", "Set node_name, node_selector, or all_nodes for the whole pool.")
     whole = {_API_NAMES.get(key, key): value for key, value in raw.items() if value is not None}
     if "attributes" in whole:
         attributes = _mapping(whole["attributes"], f"{where}.attributes")

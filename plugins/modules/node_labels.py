@@ -13,6 +13,8 @@ short_description: Keep labels of a Node, beside those of others
 description:
   - Brings the labels that this collection keeps on a Node to what is wanted, by server-side apply as the manager
     C(dra-accelerators-node-features). What it has written before and is not wanted any more is removed.
+  - Only labels that this collection writes for the devices of O(vendors) are written. Others are rejected, and a warning names them. A node
+    reports the labels, and the operator's rights write them, so a node could otherwise give itself any label.
   - A label of the same name that somebody else has written is left as it is, whatever its value, and named.
   - Where Node Feature Discovery (NFD) runs on the node, labels go there as a file that it reads. The module decides that, says what is to be in
     the file, and notes on the Node that there is one; the file itself is written on the node, as the role P(dra.accelerators.node_features#role) does.
@@ -51,13 +53,21 @@ options:
       - present
       - absent
   labels:
-    description: The labels, with their values; a value may be empty. All that are not among them and were written before are removed.
+    description:
+      - The labels, with their values; a value may be empty. All that are not among them and were written before are removed.
+      - The filter P(dra.accelerators.vendor_facts#filter) lists the names that are allowed.
     type: dict
     default: {}
   labels_without_nfd:
     description: Labels that NFD writes itself where it runs, so that they are wanted only elsewhere.
     type: dict
     default: {}
+  vendors:
+    description: Vendors whose labels may be written.
+    type: list
+    elements: str
+    default: [ascend, nvidia]
+    choices: [ascend, nvidia]
   way:
     description:
       - Which way the labels go. V(auto) is V(file) where a DaemonSet of NFD has pods and NFD knows the node, and V(api) elsewhere.
@@ -153,6 +163,11 @@ left:
   returned: success
   type: dict
   sample: {"nvidia.com/gpu.product": ["nfd-master"]}
+rejected:
+  description: Labels that were not written because this collection does not write labels of that name, each with the reason. A warning names them too.
+  returned: success
+  type: dict
+  sample: {"node-role.kubernetes.io/control-plane": "it is not a label of nvidia devices"}
 nfd:
   description: What was found of Node Feature Discovery. C(served) (its API), C(daemons) and C(knows_node); empty where nothing was asked.
   returned: success
@@ -191,7 +206,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._node_labels impo
     NodeLabels,
     Wanted,
     file_content,
+    split_allowed,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -203,6 +220,7 @@ def argument_spec() -> dict[str, Any]:
         "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
         "labels": {"type": "dict", "default": {}},
         "labels_without_nfd": {"type": "dict", "default": {}},
+        "vendors": {"type": "list", "elements": "str", "default": sorted(BACKENDS), "choices": sorted(BACKENDS)},
         "way": {"type": "str", "default": AUTO, "choices": list(WAYS)},
         "file_gone": {"type": "bool", "default": False},
     }
@@ -211,8 +229,15 @@ def argument_spec() -> dict[str, Any]:
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
     wanted = Wanted({})
+    rejected: dict[str, str] = {}
     if params["state"] == "present":
-        wanted = Wanted(_texts(params["labels"]), _texts(params["labels_without_nfd"]))
+        labels, refused = split_allowed(_texts(params["labels"]), params["vendors"])
+        without_nfd, refused_without_nfd = split_allowed(_texts(params["labels_without_nfd"]), params["vendors"])
+        wanted, rejected = Wanted(labels, without_nfd), {**refused, **refused_without_nfd}
+    for name, reason in rejected.items():
+        module.warn(
+            f"The label {name[:200]!r} is not written on {params['node']}: {reason}. The node reports it, so examine the node."
+        )
     kept = NodeLabels(connect(module), params["node"])
     done = kept.bring_about(wanted, _way(params), file_gone=params["file_gone"], dry=module.check_mode)
     plan = done.plan
@@ -236,6 +261,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "changing": {name: value for name, value in done.after.items() if done.before.get(name, value) != value},
         "going": done.going(),
         "left": {name: list(managers) for name, managers in left.items()},
+        "rejected": rejected,
         "nfd": asdict(kept.discovery) if kept.discovery is not None else {},
         "diff": {"before": dict(done.before), "after": dict(done.after)},
     }

@@ -200,7 +200,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
+from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import (
+    Cluster,
+    check_answers,
+    is_limit,
+    join,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import (
     Rules,
     is_ours,
@@ -249,6 +254,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             f"max_unavailable is {params['max_unavailable']!r}, expected a number from 1 on or a percentage such as 25%",
             code="invalid-limit",
         )
+    check_answers(params["nodes"])
     api = connect(module)
     drivers = {one["driver"] for plan in params["nodes"].values() for one in plan["operations"]}
     plan = join(

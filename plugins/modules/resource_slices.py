@@ -77,6 +77,8 @@ options:
         says that the driver is there and has nothing.
       - The keys are those of the API's C(Device), or the same in snake case. An attribute can be a plain text, whole
         number, or truth value, a capacity or counter a plain quantity. Keys that are not listed here are passed on.
+      - Keys that say which nodes can use a device (C(nodeName), C(nodeSelector), C(allNodes)) are rejected, because the options of the
+        module say that for the whole pool.
     type: list
     elements: dict
     default: []

@@ -22,6 +22,8 @@ STRATEGIES = (NO_PARTITIONS, SINGLE, MIXED, AUTO)
 #: What the names of labels about devices on the bus are made of, in this order. The first and the last are what NFD takes by itself.
 BUS_FIELDS = ("class", "vendor", "device")
 FEATURES = "feature.node.kubernetes.io"
+#: The labels of ``bus_labels``, as a regular expression.
+BUS_LABEL = r"feature\.node\.kubernetes\.io/pci-[0-9a-f]{4}(?:_[0-9a-f]{4}){0,2}\.(?:present|sriov\.capable)"
 MACHINE_PRODUCT = "/sys/class/dmi/id/product_name"
 _NOT_IN_VALUES = re.compile(r"[^A-Za-z0-9_.-]+")
 

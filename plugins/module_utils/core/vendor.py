@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -40,9 +41,10 @@ class VendorFacts:
     ``word`` is how this collection names the vendor, ``title`` how people do, ``devices`` what they call several of its
     devices. ``driver_name`` is that of the DRA driver, ``cdi_kind`` the kind of what it gives to containers.
 
-    ``domain`` is that of the vendor's extended resources and of the labels on a Node; ``labels`` are those of them that
-    this collection may write, but for those whose names have a profile of partitions in them. ``extended_resources`` are what
-    pods ask for without a claim, by the DeviceClass that serves it.
+    ``domain`` is the domain of the vendor's extended resources and of its labels on a Node. ``labels`` are the names of the labels
+    that this collection may write on a Node, and ``label_patterns`` are regular expressions for names that contain a partition
+    profile. No other label is written for the vendor, whatever a node reports. ``extended_resources`` are what pods ask for
+    without a claim, by the DeviceClass that serves it.
 
     ``device_plugins`` is how the sockets of the vendor's device plugins begin in the kubelet's folder, ``manager_units`` are
     units and ``manager_labels`` labels of a Node whose programs give devices out, or cut them up, without knowing of claims.
@@ -71,6 +73,7 @@ class VendorFacts:
     device_nodes: tuple[str, ...]
     layout_unit: str
     exporter: Exporter
+    label_patterns: tuple[str, ...] = ()
     manager_units: tuple[str, ...] = ()
     manager_labels: tuple[str, ...] = ()
     plugin_switches: tuple[str, ...] = ()
@@ -78,6 +81,10 @@ class VendorFacts:
     fabric: Fabric | None = None
     link_groups: Mapping[str, str] = field(default_factory=dict)
     links: str = ""
+
+    def allows_label(self, name: str) -> bool:
+        """Return whether this collection may write a label of this name for the vendor's devices."""
+        return name in self.labels or any(re.fullmatch(each, name) for each in self.label_patterns)
 
     def groups_of(self, attributes: Mapping[str, Any]) -> dict[str, str]:
         """Return which groups a device with these attributes belongs to, by what people call such a group."""

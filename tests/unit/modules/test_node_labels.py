@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _node_labels as labels
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.modules import node_labels
 
 Json = dict[str, Any]
@@ -366,3 +367,64 @@ def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
     assert not run_here("node_labels", {"node": "n", "state": "absent", "file_gone": True})["changed"]
     missing = run_here("node_labels", {**options, "node": "m"})
     assert not missing["exists"] and not missing["changed"] and "no Node m" in str(missing["warnings"])
+
+
+HOSTILE = {
+    "node-restriction.kubernetes.io/x": "trusted",
+    "node-role.kubernetes.io/control-plane": "",
+    "topology.kubernetes.io/zone": "a",
+    "kubernetes.io/hostname": "other",
+    "dra.accelerators/release": "1",
+    "nvidia.com/gpu.deploy.device-plugin": "false",
+    "nvidia.com/mig-1g.10gb.count.x": "1",
+    "nvidia.com/gpu.count\nnode-role.kubernetes.io/master": "1",
+    "feature.node.kubernetes.io/cpu-hardware_multithreading": "true",
+}
+PROFILE = "nvidia.com/mig-1g.10gb.me.all.count"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_label_that_is_not_the_vendors_is_rejected(name: str) -> None:
+    allowed, rejected = labels.split_allowed({COUNT: "8", PROFILE: "1", BUS: "true", name: HOSTILE[name]}, ["nvidia"])
+    assert allowed == {COUNT: "8", PROFILE: "1", BUS: "true"} and list(rejected) == [name]
+
+
+def test_label_of_another_vendor_is_rejected() -> None:
+    assert labels.split_allowed({CHIP: "910"}, ["nvidia"])[0] == {}
+    assert labels.split_allowed({CHIP: "910"}, ["ascend", "nvidia"])[0] == {CHIP: "910"}
+
+
+@pytest.mark.parametrize("value", ["x" * 64, "a b", "-", "8\nnode-role.kubernetes.io/master=", "{{ 1 }}"])
+def test_value_that_is_not_a_label_value_is_rejected(value: str) -> None:
+    assert labels.split_allowed({PRODUCT: value}, ["nvidia"])[0] == {}
+
+
+def test_too_many_labels_are_refused() -> None:
+    many = {f"nvidia.com/mig-1g.{number}gb.count": "1" for number in range(labels.MOST_LABELS + 1)}
+    with pytest.raises(AcceleratorError, match="at most 256"):
+        labels.split_allowed(many, ["nvidia"])
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+@pytest.mark.parametrize("way", ["annotation", "managed fields"])
+def test_label_that_the_node_says_is_ours_is_not_removed(way: str, state: str) -> None:
+    """A node can write annotations of its Node, and can apply a label with the value that it has under any manager's name."""
+    server = Server()
+    server.patch("kubectl", HOSTILE)
+    if way == "annotation":
+        noted = {labels.WRITTEN: ",".join(HOSTILE), labels.IN_FILE: ",".join(HOSTILE)}
+        server.patch("kubelet", noted, "annotations")
+    else:
+        server.apply(labels.MANAGER, HOSTILE)
+    server.bring(WANTED if state == "present" else labels.Wanted({}))
+    assert HOSTILE.items() <= server.present.items()
+    assert not any(name in str(server.metadata["annotations"].get(labels.WRITTEN)) for name in HOSTILE)
+
+
+def test_module_reports_rejected_labels(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    monkeypatch.setattr(node_labels, "connect", lambda _module: server)
+    done = run_here("node_labels", {"node": "n", "vendors": ["nvidia"], "way": "api", "labels": {COUNT: 8, **HOSTILE}})
+    assert server.present == {COUNT: "8"} and done["labels"] == {COUNT: "8"}
+    assert set(done["rejected"]) == set(HOSTILE)
+    assert all(repr(name) in str(done["warnings"]) or "\n" in name for name in HOSTILE)

@@ -81,6 +81,11 @@ NAMES = (
     f"{DOMAIN}/mig.strategy",
     f"{DOMAIN}/mps.capable",
 )
+#: The labels by profile, as a regular expression: nvidia.com/mig-1g.10gb.me.all.count
+PROFILE_NAMES = (
+    rf"{re.escape(DOMAIN)}/mig-(?:\d{{1,2}}c\.)?\d{{1,2}}g\.\d{{1,4}}gb(?:[.-][a-z]{{1,12}}){{0,3}}\."
+    rf"(?:{'|'.join(map(re.escape, OF_PARTITIONS))})"
+)
 
 
 def partition_resource(profile: str) -> str:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ..extended_resources import DEVICE, PARTITION, SHARED, Meaning, attribute_in, class_of, selector
 from ..model import Device
 from ..vendor import Exporter, VendorFacts
-from .node_labels import DOMAIN, GPU, NAMES, labels, partition_resource
+from .node_labels import DOMAIN, GPU, NAMES, PROFILE_NAMES, labels, partition_resource
 
 __all__ = ("FACTS", "labels", "resource_meaning", "resource_name")
 
@@ -22,6 +22,7 @@ FACTS = VendorFacts(
     cdi_kind="k8s.gpu.nvidia.com/claim",
     domain=DOMAIN,
     labels=NAMES,
+    label_patterns=(PROFILE_NAMES,),
     extended_resources=MappingProxyType({"gpu.nvidia.com": GPU}),
     device_plugins=("nvidia-",),
     kernel_module="nvidia",
