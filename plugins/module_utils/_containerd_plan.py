@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from ._containerd import (
     values_in,
 )
 from ._containerd_daemon import ContainerdError, Daemon
+from ._secret_texts import changed_lines
 
 #: A copy of a file that was there before us lies beside it under its name and this.
 BACKUP = ".before-dra-accelerators"
@@ -196,11 +196,5 @@ def _few(sentences: Sequence[str]) -> str:
 
 
 def shown(changes: Sequence[Change]) -> dict[str, str]:
-    """Return the changes as Ansible shows them: the lines that change and those around them."""
-    text = ""
-    for each in changes:
-        before, after = (each.before or "").splitlines(), (each.after or "").splitlines()
-        old = "/dev/null" if each.before is None else each.path
-        new = "/dev/null" if each.after is None else each.path
-        text += "\n".join(difflib.unified_diff(before, after, old, new, lineterm="")) + "\n"
-    return {"prepared": text}
+    """Return the diff of the changes in Ansible's form: only the lines that change, because others can hold registry passwords."""
+    return {"prepared": "".join(changed_lines(each.path, each.before, each.after) for each in changes)}

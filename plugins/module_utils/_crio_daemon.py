@@ -134,7 +134,7 @@ class Crio(Unit):
         return without(self.config, text, before)
 
     def shown(self, changes: Sequence[Change]) -> dict[str, str]:
-        """Return the changes as Ansible shows them: the lines that change and those around them."""
+        """Return the diff of the changes in Ansible's form: only the lines that change, because others can hold registry passwords."""
         return shown(changes)
 
     def _baseline(self, settings: Settings) -> Settings:

@@ -9,6 +9,7 @@ Every pattern has a bounded length, so that the time grows linearly with the tex
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator
 
@@ -68,3 +69,17 @@ def mask_secrets(text: str) -> str:
 def contains_any(text: str, secrets: Iterable[str]) -> bool:
     """Return whether a text contains one of the secrets."""
     return any(secret in text for secret in secrets if secret)
+
+
+def changed_lines(path: str, before: str | None, after: str | None) -> str:
+    """Return the lines of a file that change, as a unified diff without context and with secrets masked.
+
+    The lines around a change belong to others: a registry's password can be among them in a form that no pattern finds. ``before`` or
+    ``after`` is None where there is no file.
+    """
+    old, new = (None if text is None else mask_secrets(text).splitlines() for text in (before, after))
+    names = ("/dev/null" if text is None else path for text in (before, after))
+    lines = list(difflib.unified_diff(old or [], new or [], *names, lineterm="", n=0))
+    if not lines and before != after:
+        lines = [f"--- {path}", f"+++ {path}", "(secret values change)"]
+    return "".join(f"{line}\n" for line in lines)

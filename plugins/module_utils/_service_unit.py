@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from ._secret_texts import mask_secrets
 from .core.errors import AcceleratorError
 from .core.system import Completed, System
 
@@ -71,10 +72,10 @@ class Unit:
             time.sleep(_PAUSE_SECONDS)
 
     def journal(self) -> str:
-        """Return what the unit said last, as a sentence; empty where that is not known."""
+        """Return the last lines of the unit's journal as a sentence, with secrets masked; empty where they cannot be read."""
         words = ["journalctl", "--unit", self.service, "--lines", str(_LOG_LINES), "--output", "cat", "--no-pager"]
         try:
-            lines = self.system.run(words, COMMAND_SECONDS).stdout.splitlines()
+            lines = mask_secrets(self.system.run(words, COMMAND_SECONDS).stdout).splitlines()
         except AcceleratorError:
             return ""
         return "It said: " + " | ".join(line.strip()[:300] for line in lines if line.strip())
@@ -90,6 +91,6 @@ def words_of(system: System, service: str) -> list[str]:
 
 
 def last_words(done: Completed) -> str:
-    """Return the last line that a command said."""
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    """Return the last line of a command's output, with secrets masked: a parser can quote the line of the file that it refuses."""
+    lines = [line.strip() for line in mask_secrets(done.stderr or done.stdout).splitlines() if line.strip()]
     return lines[-1][:500] if lines else f"it ended with {done.returncode} and said nothing"

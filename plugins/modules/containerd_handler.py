@@ -132,9 +132,9 @@ settled:
   sample: true
 """
 
-import difflib
 import posixpath
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     wanted_handler,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
+from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import changed_lines
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
@@ -269,29 +270,26 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     restarted = bool(changes or behind)
     if restarted and not module.check_mode:
         carry_out(system, daemon, settings, changes)
-    shown = [
-        {
-            "before_header": each.path,
-            "after_header": each.path,
-            "prepared": "".join(
-                difflib.unified_diff(
-                    (each.before or "").splitlines(keepends=True),
-                    (each.after or "").splitlines(keepends=True),
-                    each.path,
-                    each.path,
-                )
-            ),
-        }
-        for each in changes
-    ]
     return {
         "changed": restarted,
         "settled": not restarted,
         "files": [each.path for each in changes],
         "restarted": restarted,
         "pods": list(running_pods(system)) if restarted else [],
-        "diff": shown,
+        "diff": diff_of(changes),
     }
+
+
+def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
+    """Return the diff of each file in Ansible's form: only the lines that change, because others can hold registry passwords."""
+    return [
+        {
+            "before_header": each.path,
+            "after_header": each.path,
+            "prepared": changed_lines(each.path, each.before, each.after),
+        }
+        for each in changes
+    ]
 
 
 def specified(system: System, daemon: Daemon, specification: str) -> list[Change]:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import Cluster, execute
+from tests.cluster.hostile_node import hostile_answers
 
 pytestmark = pytest.mark.prove
 
@@ -193,3 +194,22 @@ def test_a_feature_file_where_discovery_runs(cluster: Cluster, node: str, play: 
     play(node_features_state="absent")
     assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"
     assert not annotations(cluster, node) & {"dra-accelerators/labels", "dra-accelerators/feature-file"}
+
+
+def test_labels_that_a_compromised_node_reports_are_rejected(cluster: Cluster, node: str, play: Play) -> None:
+    before = labels(cluster, node)
+    hostile = {"node-restriction.kubernetes.io/x": "trusted", "node-role.kubernetes.io/control-plane": ""}
+    with hostile_answers(cluster, node, {"drivers": {"labels": hostile}}) as variables:
+        printed = play(**variables)
+        found = labels(cluster, node)
+        assert found[COUNT] == "8" and not hostile.keys() & found.keys()
+        for name in hostile:
+            assert f"The label '{name}' is not written on {node}" in " ".join(printed.split())
+        assert "changed=0" in play(**variables)
+    # A kubelet may write annotations of its Node: a label that somebody else has set stays whatever the note says.
+    cluster.kubectl("label", "node", node, "node-restriction.kubernetes.io/x=kept")
+    noted = f"{COUNT},node-restriction.kubernetes.io/x"
+    cluster.kubectl("annotate", "node", node, "--overwrite", f"dra-accelerators/labels={noted}")
+    play(node_features_state="absent")
+    assert labels(cluster, node) == {**before, "node-restriction.kubernetes.io/x": "kept"}
+    cluster.kubectl("label", "node", node, "node-restriction.kubernetes.io/x-")

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File, read_dump
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, read_dump
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handler import (
     base_specification,
     candidates,
@@ -18,8 +18,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     wanted_handler,
     without_block,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import shown
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import parse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.modules.containerd_handler import diff_of
 
 NAME, SPECIFICATION = "dra-accelerators-driver", "/etc/containerd/dra-accelerators-driver.json"
 DUMP = """
@@ -104,3 +106,22 @@ def test_containers_may_open_character_devices_and_nothing_else_is_given_to_them
     for wrong in ("no JSON", "{}", "[]"):
         with pytest.raises(AcceleratorError, match="no specification"):
             base_specification(wrong)
+
+
+@pytest.mark.parametrize("made_by", ["containerd_handler", "containerd_config and runtime_cdi"])
+def test_diff_has_no_password_of_a_registry(made_by: str) -> None:
+    registry = (
+        "[plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example.com'.auth]\n"
+        '  username = "puller"\n  password = "s3cr3t-value-1"\n  auth = "cHVsbGVyOnMzY3IzdC12YWx1ZS0x"\n'
+        "[plugins.'io.containerd.grpc.v1.cri'.registry.headers]\n  X-Key = ['k3y-of-the-mirror']\n"
+    )
+    before = f"version = 2\n{registry}"
+    changes = [
+        Change("/c.toml", before, f"{before}[plugins.'io.containerd.grpc.v1.cri']\n  enable_cdi = true\n"),
+        Change("/d.toml", None, "enable_cdi = true\n"),
+        Change("/e.toml", 'password = "s3cr3t-value-1"\n', None),
+    ]
+    diff = json.dumps(diff_of(changes) if made_by == "containerd_handler" else shown(changes))
+    assert "+  enable_cdi = true" in diff and "/d.toml" in diff and "/e.toml" in diff
+    for secret in ("s3cr3t-value-1", "cHVsbGVyOnMzY3IzdC12YWx1ZS0x", "k3y-of-the-mirror"):
+        assert secret not in diff

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import tomllib
 from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import (
@@ -23,6 +26,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._crio import (
     with_changes,
     without,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import last_words
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,3 +125,18 @@ def test_what_was_there_before_us_is_kept_from_the_first_time() -> None:
     second = recorded(first, [Change("/f", SITE.replace("/srv", "/one"), SITE.replace("/srv", "/two"))], strip)
     assert second.files["/f"].before == SITE
     assert back(Record({"/f": Entry("x", "y")}, (), False), {}, strip) == []
+
+
+def test_diff_has_no_password(tmp_path: Path) -> None:
+    secret = 'default_env = ["HTTPS_PROXY=http://puller:s3cr3t-value-1@proxy.example.com"]'
+    site = File(f"{FOLDER}/99-site.conf", SITE.replace("pids_limit = 12", f"{secret}\npids_limit = 12"))
+    crio = Crio(System(), command="crio", config="", drop_ins=str(tmp_path), service="crio.service", timeout=1)
+    changes = candidates(read_settings(site.text, "crio config"), site, [site], FOLDER, WANTED)
+    diff = json.dumps(crio.shown(changes))
+    assert "s3cr3t-value-1" not in diff and "+cdi_spec_dirs" in diff and site.path in diff
+
+
+def test_refusal_has_no_password() -> None:
+    """A parser quotes the line that it refuses."""
+    done = Completed(1, "", "level=fatal msg=\"near line 3: password = 's3cr3t-value-1' is not expected\"")
+    assert "near line 3" in last_words(done) and "s3cr3t-value-1" not in last_words(done)

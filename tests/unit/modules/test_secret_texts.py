@@ -8,7 +8,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import MASK, find_secrets, mask_secrets
+from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import (
+    MASK,
+    changed_lines,
+    find_secrets,
+    mask_secrets,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +73,21 @@ def test_masking_time_is_linear(part: str) -> None:
         return time.process_time() - began
 
     assert seconds(400_000) < 12 * max(seconds(100_000), 0.05)
+
+
+def test_changed_lines_have_no_context_and_no_secret() -> None:
+    before = f'[a]\nx = 1\n[registry.auth]\nheader = ["Basic dXNlcjpwYXNz"]\npassword = "{SECRET}"\ny = 2\n'
+    after = before.replace("y = 2", "y = 3\nz = 4").replace("x = 1", f'x = {{v = 1, password = "{SECRET}"}}')
+    shown = changed_lines("/c.toml", before, after)
+    assert [line for line in shown.splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")] == [
+        "-x = 1",
+        f'+x = {{v = 1, password = "{MASK}"}}',
+        "-y = 2",
+        "+y = 3",
+        "+z = 4",
+    ]
+    assert SECRET not in shown and "dXNlcjpwYXNz" not in shown
+    assert "--- /dev/null" in changed_lines("/c.toml", None, after)
+    assert changed_lines("/c.toml", before, before) == ""
+    only = changed_lines("/c.toml", before, before.replace(SECRET, "other-value-2"))
+    assert "secret values change" in only and "other-value-2" not in only

@@ -1,0 +1,52 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# SPDX-License-Identifier: Apache-2.0
+"""A compromised node: its Python interpreter changes what modules answer to the controller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+
+INTERPRETER = "/usr/local/bin/hostile-python"
+#: Runs the module and merges CHANGES into its answer: mappings key by key, lists entry by entry, any other value replaced.
+PROGRAM = """#!/usr/bin/python3
+import json, subprocess, sys
+
+CHANGES = json.loads({changes!r})
+
+def merge(answer, change):
+    if isinstance(answer, dict) and isinstance(change, dict):
+        return {{**answer, **{{key: merge(answer.get(key), each) for key, each in change.items()}}}}
+    if isinstance(answer, list) and isinstance(change, dict):
+        return [merge(each, change) for each in answer]
+    return change
+
+done = subprocess.run(["/usr/bin/python3", *sys.argv[1:]], stdin=sys.stdin, stdout=subprocess.PIPE)
+output = done.stdout.decode()
+start = output.find("{{")
+try:
+    answer = json.loads(output[start:])
+except ValueError:
+    sys.stdout.write(output)
+else:
+    for key, change in CHANGES.items():
+        if key in answer:
+            answer[key] = merge(answer[key], change)
+    sys.stdout.write(output[:start] + json.dumps(answer))
+sys.exit(done.returncode)
+"""
+
+
+@contextmanager
+def hostile_answers(cluster: Cluster, node: str, changes: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Merge ``changes`` into each module's answer that has these keys; yield the variables of the host."""
+    program = PROGRAM.format(changes=json.dumps(changes))
+    cluster.shell(node, f"cat > {INTERPRETER} <<'END'\n{program}END\nchmod 0755 {INTERPRETER}")
+    try:
+        yield {"ansible_python_interpreter": INTERPRETER}
+    finally:
+        cluster.shell(node, f"rm -f {INTERPRETER}")
