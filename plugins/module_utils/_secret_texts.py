@@ -78,8 +78,8 @@ def changed_lines(path: str, before: str | None, after: str | None) -> str:
     ``after`` is None where there is no file.
     """
     old, new = (None if text is None else mask_secrets(text).splitlines() for text in (before, after))
-    names = ("/dev/null" if text is None else path for text in (before, after))
-    lines = list(difflib.unified_diff(old or [], new or [], *names, lineterm="", n=0))
+    old_name, new_name = ("/dev/null" if text is None else path for text in (before, after))
+    lines = list(difflib.unified_diff(old or [], new or [], old_name, new_name, lineterm="", n=0))
     if not lines and before != after:
         lines = [f"--- {path}", f"+++ {path}", "(secret values change)"]
     return "".join(f"{line}\n" for line in lines)
