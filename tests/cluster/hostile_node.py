@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import Cluster
@@ -42,11 +43,13 @@ sys.exit(done.returncode)
 
 
 @contextmanager
-def hostile_answers(cluster: Cluster, node: str, changes: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Merge ``changes`` into each module's answer that has these keys; yield the variables of the host."""
+def hostile_answers(cluster: Cluster, node: str, changes: dict[str, Any], folder: Path) -> Iterator[Path]:
+    """Merge ``changes`` into each module's answer that has these keys; yield an inventory file with the host's interpreter."""
     program = PROGRAM.format(changes=json.dumps(changes))
     cluster.shell(node, f"cat > {INTERPRETER} <<'END'\n{program}END\nchmod 0755 {INTERPRETER}")
+    inventory = folder / "hostile.json"
+    inventory.write_text(json.dumps({"all": {"hosts": {node: {"ansible_python_interpreter": INTERPRETER}}}}))
     try:
-        yield {"ansible_python_interpreter": INTERPRETER}
+        yield inventory
     finally:
         cluster.shell(node, f"rm -f {INTERPRETER}")

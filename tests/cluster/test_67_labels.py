@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,16 +197,18 @@ def test_a_feature_file_where_discovery_runs(cluster: Cluster, node: str, play: 
     assert not annotations(cluster, node) & {"dra-accelerators/labels", "dra-accelerators/feature-file"}
 
 
-def test_labels_that_a_compromised_node_reports_are_rejected(cluster: Cluster, node: str, play: Play) -> None:
+def test_labels_that_a_compromised_node_reports_are_rejected(
+    cluster: Cluster, node: str, play: Play, tmp_path: Path
+) -> None:
     before = labels(cluster, node)
     hostile = {"node-restriction.kubernetes.io/x": "trusted", "node-role.kubernetes.io/control-plane": ""}
-    with hostile_answers(cluster, node, {"drivers": {"labels": hostile}}) as variables:
-        printed = play(**variables)
+    with hostile_answers(cluster, node, {"drivers": {"labels": hostile}}, tmp_path) as inventory:
+        printed = play("--inventory", str(inventory))
         found = labels(cluster, node)
         assert found[COUNT] == "8" and not hostile.keys() & found.keys()
         for name in hostile:
             assert f"The label '{name}' is not written on {node}" in " ".join(printed.split())
-        assert "changed=0" in play(**variables)
+        assert "changed=0" in play("--inventory", str(inventory))
     # A kubelet may write annotations of its Node: a label that somebody else has set stays whatever the note says.
     cluster.kubectl("label", "node", node, "node-restriction.kubernetes.io/x=kept")
     noted = f"{COUNT},node-restriction.kubernetes.io/x"
