@@ -70,7 +70,8 @@ def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
 
 def test_the_file_goes_before_the_note_of_it() -> None:
     """A run that is cut short leaves a note without a file, never a file that nobody knows of."""
-    tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))[1]["block"]
+    document = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
+    (tasks,) = [task["block"] for task in document if "block" in task]
     steps = [task for task in tasks if not task.get("check_mode")]
     kinds = [next(key.rpartition(".")[2] for key in task if "." in key) for task in steps]
     assert kinds == ["debug", "file_set", "node_labels", "file_set", "node_labels"]
@@ -109,3 +110,10 @@ def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
     assert played.told["comes"]["words"] == [f"gets the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
     assert played.told["goes"]["words"] == [f"gets other labels: {POD}=8", f"loses the labels {NAME}", *file, nobody]
     assert played.told["stays"]["words"] == []
+
+
+def test_labels_that_are_rejected_are_named(tmp_path: Path) -> None:
+    plan = {"coming": {}, "changing": {}, "going": [], "rejected": {"node-role.kubernetes.io/x": "it is not a label"}}
+    given = {"a": {"node_features_state": "present", "__node_features_plan": {"way": "api", "had_file": False, **plan}}}
+    played = play(tmp_path, [TASKS[0], {"debug": {"msg": "{{ __node_features_words | to_json | b64encode }}"}}], given)
+    assert played.told["a"] == ["reports labels that are not written, examine the node: node-role.kubernetes.io/x"]
