@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
+from .core.decoding import Decoded, UndecodableObject, decode, describe_skipped
 from .core.errors import AcceleratorError
 
 try:
@@ -95,9 +96,13 @@ _HINTS = {
 
 
 class Api:
-    """A connection to one API server that sends and returns plain dictionaries."""
+    """A connection to one API server that sends and returns plain dictionaries.
 
-    def __init__(self, client: Any) -> None:
+    Objects that cannot be decoded are left out of lists; ``warn`` is called with a sentence that names them.
+    """
+
+    def __init__(self, client: Any, warn: Callable[[str], None] = lambda _text: None) -> None:
+        self._warn = warn
         self._configuration = client.configuration
         self._pool = client.rest_client.pool_manager
 
@@ -135,9 +140,15 @@ class Api:
 
     def _read(self, method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         try:
-            answer = json.loads(data)
+            # No module reads opaque parameters of claims; those of DeviceClasses are written back.
+            decoded = decode(data, opaque_of=() if "/resourceclaim" in path else None)
+        except UndecodableObject as error:
+            raise ApiError(f"{method} {path}: {error.message}", status=status, hint=error.hint) from error
         except ValueError:
-            answer = None
+            decoded = Decoded(None)
+        answer = decoded.value
+        if decoded.skipped:
+            self._warn(describe_skipped(decoded.skipped))
         if not isinstance(answer, dict):
             answer = {"message": data.decode("utf-8", "replace").strip()[:500]}
             if 200 <= status < 300:
@@ -217,11 +228,13 @@ def connect(module: AnsibleModule) -> Api:
     """
     if not HAS_KUBERNETES:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=KUBERNETES_IMPORT_ERROR)
-    return connection(module.params)
+    return connection(module.params, module.warn)
 
 
-def connection(params: Mapping[str, Any]) -> Api:
-    """Return the connection that options such as ``API_OPTIONS`` describe, for who is no module.
+def connection(params: Mapping[str, Any], warn: Callable[[str], None] = lambda _text: None) -> Api:
+    """Return the connection that options such as ``API_OPTIONS`` describe, for a plugin.
+
+    ``warn`` is called with the names of skipped objects.
 
     Raises ApiError with code kubeconfig for options that lead nowhere or where the Python package is missing. Sends nothing yet.
     """
@@ -238,7 +251,7 @@ def connection(params: Mapping[str, Any]) -> Api:
     _apply_options(configuration, params)
     for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file):
         _see_readable(path)
-    return Api(kubernetes.client.ApiClient(configuration))
+    return Api(kubernetes.client.ApiClient(configuration), warn)
 
 
 def _see_readable(path: str | None) -> None:

@@ -14,9 +14,10 @@ import json
 import logging
 import os
 import random
+import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from ..core.decoding import SkippedObject, UndecodableObject, decode, describe_skipped
 from ..core.errors import AcceleratorError
+from ..logs import StateLog
 from .exchange import Exchange
 from .kubeconfig import Access, InvalidKubeconfig, load_access
 from .token import refusal
@@ -39,6 +42,8 @@ LONGEST_RETRY_AFTER = 300.0
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
+# Lists and watches of claims and templates are read without opaque parameters: only prepare and explain need them.
+_CLAIMS = re.compile(r"/resourceclaim(?:s|templates)(?P<name>/[^/]+)?$")
 
 
 class ApiUnreachable(AcceleratorError):
@@ -96,6 +101,9 @@ class ApiClient:
         self._gate = asyncio.Lock()
         self._retired: list[aiohttp.ClientSession] = []
         self._closing: set[asyncio.Task[None]] = set()
+        self._skipped: dict[str, StateLog] = {}
+        #: Drivers whose opaque parameters are decoded in a claim that is read alone; None means all drivers.
+        self.opaque_of: Collection[str] | None = None
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
         """GET an object or a list."""
@@ -145,14 +153,15 @@ class ApiClient:
             if status == 401:
                 self._retire()
             raise _error(method, path, status, payload, asked_for, headers)
-        return _object(payload, path)
+        return self._decoded(payload, path)
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncIterator[WatchEvent]:
         """Yield the changes after ``resource_version`` until the server ends the watch (some minutes).
 
-        An expired resource version raises ApiError with status 410: list again, then watch from there.
+        An expired resource version raises ApiError with status 410: list again, then watch from there. An object that cannot be
+        decoded is reported as DELETED, with its metadata alone: a list leaves it out as well.
         """
         (_asking, session), access = await self._connected()
         # Many nodes that start together should not come back together.
@@ -182,7 +191,7 @@ class ApiClient:
                     asked_for = response.headers.get("Retry-After", "")
                     raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
                 async for line in _lines(response.content):
-                    event = _object(line, path)
+                    event, skipped = self._decoded_event(line, path)
                     if event.get("type") == "ERROR":
                         status = event.get("object", {})
                         raise ApiError(
@@ -190,11 +199,38 @@ class ApiClient:
                             status=int(status.get("code", 500)),
                             reason=str(status.get("reason", "")),
                         )
-                    yield WatchEvent(type=str(event.get("type")), object=event.get("object", {}))
+                    kind = "DELETED" if skipped else str(event.get("type"))
+                    yield WatchEvent(type=kind, object=event.get("object") or {})
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not answered:
                 self._observe("WATCH", path, "unreachable", 0.0)
             raise self._unreachable(access, error) from error
+
+    def _decoded(self, payload: bytes, path: str) -> Json:
+        return self._decoded_event(payload, path)[0]
+
+    def _decoded_event(self, payload: bytes, path: str) -> tuple[Json, bool]:
+        """Decode an answer and return whether objects were left out of it. Raises ApiError."""
+        if not payload.strip():
+            return {}, False
+        claims = _CLAIMS.search(path)
+        opaque_of = (self.opaque_of if claims["name"] else ()) if claims else None
+        try:
+            decoded = decode(payload, opaque_of=opaque_of)
+        except UndecodableObject as error:
+            raise ApiError(error.message, status=502, hint=error.hint) from error
+        except ValueError as error:
+            raise ApiError(f"The API server's answer for {path} is not JSON: {error}", status=502) from error
+        if not isinstance(decoded.value, dict):
+            raise ApiError(f"The API server's answer for {path} is not a JSON object", status=502)
+        if decoded.skipped:
+            self._warn_skipped(path, decoded.skipped)
+        return decoded.value, bool(decoded.skipped)
+
+    def _warn_skipped(self, path: str, skipped: tuple[SkippedObject, ...]) -> None:
+        """Log skipped objects, once as long as they are the same."""
+        log = self._skipped.setdefault(path, StateLog(LOG))
+        log.report(describe_skipped(skipped), level=logging.WARNING, path=path)
 
     async def close(self) -> None:
         """Close all connections. The next request opens new ones with freshly read credentials."""
@@ -299,24 +335,12 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line
 
 
-def _object(payload: bytes, path: str) -> Json:
-    if not payload.strip():
-        return {}
-    try:
-        value = json.loads(payload)
-    except ValueError as error:
-        raise ApiError(f"The API server's answer for {path} is not JSON: {error}", status=502) from error
-    if not isinstance(value, dict):
-        raise ApiError(f"The API server's answer for {path} is not a JSON object", status=502)
-    return value
-
-
 def _error(
     method: str, path: str, status: int, payload: bytes, retry_after: str, headers: Mapping[str, str]
 ) -> ApiError:
     message, reason = payload[:300].decode(errors="replace").strip(), ""
     with contextlib.suppress(ValueError, AttributeError):
-        document = json.loads(payload)
+        document = decode(payload).value
         message, reason = str(document.get("message") or message), str(document.get("reason") or "")
     hints = {
         401: refusal(headers.get("Authorization", "").partition(" ")[2], time.time()),

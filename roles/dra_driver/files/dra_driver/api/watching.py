@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from ..core.errors import AcceleratorError
-from ..logs import StateLog
+from ..logs import StateLog, fields
 from .client import ApiClient, ApiError, Json
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ class Watched(Generic[T]):
 
     ``path`` is asked for before each list (the cluster may have been upgraded); None says that the server has no such
     objects. ``keep`` makes of an object what is remembered of it; None leaves it out. ``changed`` is called after every change.
+    An object for which ``keep`` fails is left out with a warning, and an exception of ``changed`` is logged: neither ends the watch.
     """
 
     def __init__(
@@ -81,6 +82,12 @@ class Watched(Generic[T]):
                 self._state.report(
                     f"the {self.name} cannot be watched: {error}", level=logging.WARNING, code=error.code
                 )
+            except Exception as error:
+                # A defect must neither end the watch nor leave old objects that count as current.
+                self.current = False
+                text = f"the {self.name} cannot be watched: {type(error).__name__}"
+                if self._state.report(text, level=logging.ERROR):
+                    LOG.exception("unexpected exception in a watch", extra=fields(watch=self.name))
             quick = 1 if time.monotonic() - began > LASTING_SECONDS else quick + 1
             await self._wait(max(told, _backoff(quick)))
 
@@ -98,7 +105,7 @@ class Watched(Generic[T]):
         while True:
             answer = await self._client.get(path, params=params)
             for item in answer.get("items") or ():
-                kept = self._keep(item)
+                kept = self._kept(item)
                 if kept is not None:
                     found[_key(item)] = kept
             metadata = answer.get("metadata") or {}
@@ -111,7 +118,25 @@ class Watched(Generic[T]):
         self._items = found
         self.current = True
         self.synced.set()
-        self._changed()
+        self._notify()
+
+    def _kept(self, item: Json) -> T | None:
+        try:
+            return self._keep(item)
+        except Exception as error:
+            # The object is a user's: what it lacks is no reason to lose sight of all others.
+            LOG.warning(
+                "object skipped, it cannot be read: %s",
+                _key(item),
+                extra=fields(watch=self.name, error=f"{type(error).__name__}: {error}"[:300]),
+            )
+            return None
+
+    def _notify(self) -> None:
+        try:
+            self._changed()
+        except Exception:
+            LOG.exception("an observer of a watch failed", extra=fields(watch=self.name))
 
     async def _watch(self, path: str, version: str) -> None:
         """Watch from a version on; returns when that is too old."""
@@ -134,18 +159,19 @@ class Watched(Generic[T]):
 
     def _observe(self, kind: str, item: Json) -> None:
         key = _key(item)
-        kept = self._keep(item) if kind != "DELETED" else None
+        kept = self._kept(item) if kind != "DELETED" else None
         if kept == self._items.get(key):
             return
         if kept is None:
             del self._items[key]
         else:
             self._items[key] = kept
-        self._changed()
+        self._notify()
 
 
 def _key(item: Json) -> str:
-    metadata = item.get("metadata") or {}
+    found = item.get("metadata")
+    metadata = found if isinstance(found, dict) else {}
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
 

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from aiohttp import web
 
+from ..core.decoding import UndecodableObject, decode
 from .admission import NoReview, Rules, answer
 from .measurements import Measurements
 
@@ -31,12 +31,10 @@ def application(
         began = time.perf_counter()
         outcome = "unreadable"
         try:
-            answered = answer(await _document(request), rules, classes())
+            answered = answer(await _document(request, rules.config_kinds), rules, classes())
             outcome = "allowed" if answered["response"]["allowed"] else "refused"
         except NoReview as error:
             return web.Response(text=f"{error}\n", status=400)
-        except RecursionError:
-            return web.Response(text="What came is nested too deep\n", status=400)
         finally:
             measurements.admission(outcome, time.perf_counter() - began)
         if outcome == "refused":
@@ -48,8 +46,10 @@ def application(
     return made
 
 
-async def _document(request: web.Request) -> Any:
+async def _document(request: web.Request, drivers: Collection[str]) -> Any:
     try:
-        return json.loads(await request.read())
+        return decode(await request.read(), opaque_of=drivers).value
+    except UndecodableObject as error:
+        raise NoReview(str(error)) from None
     except ValueError as error:
         raise NoReview(f"What came is no JSON: {error}") from None

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Decode JSON from the Kubernetes API so that one bad object affects no other object.
+
+Users can store values that Python's ``json`` module cannot decode or that later code cannot process: thousands of nested
+arrays, integers of thousands of digits, unpaired surrogates, bytes that are not UTF-8. The API server returns these fields as
+it received them: ``opaque.parameters`` and ``status.devices[].data`` of claims, and ``fieldsV1`` of ``managedFields``.
+
+Facts: ``runtime.RawExtension`` of k8s.io/apimachinery; k8s.io/api/resource/v1/types.go; CPython's ``Modules/_json.c``, whose
+recursion limit differs between versions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from .errors import AcceleratorError
+
+Json = dict[str, Any]
+Path = tuple[Union[str, int], ...]
+#: Nested objects and arrays of one API object. The deepest fields of the Kubernetes API, in managedFields, have about 20.
+MAX_LEVELS = 100
+#: Digits of an integer. Kubernetes' own integers have at most 19.
+MAX_DIGITS = 1000
+#: Objects that one warning names, and characters of each name or reason.
+MAX_NAMED, MAX_CHARACTERS = 20, 300
+
+# A list has two levels around each object, a watch event one.
+_OUTER_LEVELS = 2
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+# The API server writes the driver before the parameters, without blanks. Inside a JSON string every quote has a backslash.
+_OPAQUE = re.compile(r'(?<!\\)"opaque":\{"driver":"([^"\\]*)","parameters":(?=[\[{])')
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_CONTAINERS = (dict, list)
+
+
+class UndecodableObject(AcceleratorError, ValueError):
+    """One API object cannot be decoded."""
+
+    default_code = "undecodable-object"
+
+
+@dataclass(frozen=True)
+class SkippedObject:
+    """An object that was left out of a list or a watch: its kind and name, and the reason."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name[:MAX_CHARACTERS]} ({self.reason[:MAX_CHARACTERS]})"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded answer. ``value`` lacks the objects of ``skipped``; a watch event keeps the metadata of its skipped object."""
+
+    value: Any
+    skipped: tuple[SkippedObject, ...] = ()
+
+
+class _NotDecoded:
+    """Stands for a value that was not decoded."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+_TOO_DEEP = _NotDecoded(f"nested more than {MAX_LEVELS} levels deep")
+_TOO_LONG = _NotDecoded(f"an integer of more than {MAX_DIGITS} digits")
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _bounded_integer(digits: str) -> Any:
+    return int(digits) if len(digits) <= MAX_DIGITS else _TOO_LONG
+
+
+_FAST = json.JSONDecoder(parse_constant=_reject_constant)
+# JSON has no NaN, so it can stand for what was cut out of the text.
+_BOUNDED = json.JSONDecoder(parse_constant=lambda _name: _TOO_DEEP, parse_int=_bounded_integer)
+
+
+def loads(text: str) -> Any:
+    """Decode JSON that a user or a node wrote into one text, such as an annotation.
+
+    Raises ValueError for text that is not JSON or that ``decode`` would skip.
+    """
+    value, checked = _parsed(text, MAX_LEVELS)
+    if not checked:
+        for path, reason in _problems(value):
+            raise ValueError(f"{_dotted(path) or 'the value'} is {reason}")
+    return value
+
+
+def decode(payload: bytes, *, opaque_of: Optional[Collection[str]] = None) -> Decoded:
+    """Decode an API object, a list, or a watch event.
+
+    ``opaque_of`` names the drivers whose opaque parameters of claims are decoded; those of other drivers become ``{}``. None
+    decodes the parameters of all drivers. Objects that cannot be decoded are left out of a list, and a watch event keeps only
+    their metadata. Raises ValueError for a payload that is not JSON, UndecodableObject for a single object.
+    """
+    text = payload.decode("utf-8", "replace")
+    if opaque_of is not None:
+        text = _without_parameters(text, opaque_of)
+    value, checked = _parsed(text, MAX_LEVELS + _OUTER_LEVELS)
+    if checked or not isinstance(value, dict):
+        return Decoded(value)
+    if isinstance(value.get("items"), list):
+        return _repaired_list(value, opaque_of)
+    event = value.get("object")
+    if isinstance(event, dict) and isinstance(value.get("type"), str):
+        reason = _repair(event, opaque_of)
+        if reason:
+            stub = {key: event.get(key) for key in ("kind", "apiVersion")} | {"metadata": _identity(event)}
+            return Decoded({"type": value["type"], "object": stub}, (SkippedObject(_name(event), reason),))
+        return Decoded(value)
+    reason = _repair(value, opaque_of)
+    if reason:
+        raise UndecodableObject(
+            f"{SkippedObject(_name(value), reason)} cannot be decoded", hint="Delete it, or correct the named field."
+        )
+    return Decoded(value)
+
+
+def describe_skipped(skipped: Sequence[SkippedObject]) -> str:
+    """Return one sentence that names skipped objects and says what to do."""
+    named = "; ".join(map(str, skipped[:MAX_NAMED]))
+    more = f"; and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+    return f"Skipped API objects that cannot be decoded: {named}{more}. Delete them, or correct the named fields."
+
+
+def _parsed(text: str, levels: int) -> tuple[Any, bool]:
+    """Decode a text; also return whether all of it is known to be usable. Raises ValueError for text that is not JSON."""
+    try:
+        value = _FAST.decode(text)
+        if not _is_deeper(value, levels) and not _SURROGATE.search(text):
+            return value, True
+    except (ValueError, RecursionError):
+        pass  # Not JSON, or nested too deep, or a long integer: the bounded decoder tells them apart.
+    return _BOUNDED.decode(_cut(text, levels)), False
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether a value has more nested containers than this. Reads one level after the other, without recursion."""
+    found = [value] if type(value) in _CONTAINERS else []
+    for _level in range(levels):
+        if not found:
+            return False
+        inner = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in found)
+        found = [each for each in inner if type(each) in _CONTAINERS]
+    return bool(found)
+
+
+def _cut(text: str, levels: int) -> str:
+    """Return the text with NaN in place of every container below this many levels."""
+    parts: list[str] = []
+    depth = done = 0
+    for token in _TOKEN.finditer(text):
+        sign = text[token.start()]
+        if sign in "[{":
+            depth += 1
+            if depth == levels + 1:
+                parts += (text[done : token.start()], "NaN")
+        elif sign in "]}":
+            if depth == levels + 1:
+                done = token.end()
+            depth -= 1
+    return "".join((*parts, text[done:])) if depth <= levels else text
+
+
+def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
+    """Return the text with ``{}`` in place of the opaque parameters of other drivers."""
+    parts: list[str] = []
+    done = 0
+    for found in _OPAQUE.finditer(text):
+        if found.start() < done or found[1] in opaque_of:
+            continue
+        depth = 0
+        for token in _TOKEN.finditer(text, found.end()):
+            sign = text[token.start()]
+            depth += (sign in "[{") - (sign in "]}")
+            if depth == 0:
+                parts += (text[done : found.end()], "{}")
+                done = token.end()
+                break
+    return "".join((*parts, text[done:]))
+
+
+def _repaired_list(value: Json, opaque_of: Optional[Collection[str]]) -> Decoded:
+    kind = str(value.get("kind") or "").removesuffix("List")
+    items, skipped = [], []
+    for item in value["items"]:
+        reason = _repair(item, opaque_of)
+        if reason:
+            skipped.append(SkippedObject(_name(item, kind), reason))
+        else:
+            items.append(item)
+    return Decoded({**value, "items": items}, tuple(skipped))
+
+
+def _repair(item: Any, opaque_of: Optional[Collection[str]]) -> str:
+    """Replace undecodable values that only their writer reads by ``{}``. Return the first other problem, or ""."""
+    for path, reason in list(_problems(item)):
+        unread = _unread(path, item, opaque_of)
+        if not unread:
+            return f"{_dotted(path) or 'the value'} is {reason}"
+        holder = item
+        for key in unread[:-1]:
+            holder = holder[key]
+        holder[unread[-1]] = {}
+    return ""
+
+
+def _unread(path: Path, item: Any, opaque_of: Optional[Collection[str]]) -> Path:
+    """Return the part of a path that leads to a value that no reader of this collection needs; () where it is needed."""
+    start = 2 if path[:1] == ("request",) else 0  # an AdmissionReview
+    below = path[start:]
+    if below[:2] in (("metadata", "managedFields"), ("status", "devices")) and below[3:4] in (("fieldsV1",), ("data",)):
+        return path[: start + 4]
+    for prefix in (("spec", "devices"), ("spec", "spec", "devices"), ("status", "allocation", "devices")):
+        end = len(prefix) + 4
+        names = below[: len(prefix)], below[len(prefix) : len(prefix) + 1], below[end - 2 : end]
+        if opaque_of is not None and names == (prefix, ("config",), ("opaque", "parameters")):
+            holder = item
+            for key in path[: start + end - 1]:
+                holder = holder[key]
+            return path[: start + end] if holder.get("driver") not in opaque_of else ()
+    return ()
+
+
+def _problems(value: Any) -> Iterator[tuple[Path, str]]:
+    """Yield the path of each value that cannot be used, and the reason."""
+    pending: list[tuple[Path, Any]] = [((), value)]
+    while pending:
+        path, each = pending.pop()
+        if isinstance(each, _NotDecoded):
+            yield path, each.reason
+        elif isinstance(each, str):
+            if not _is_text(each):
+                yield path, "text with an unpaired surrogate"
+        elif isinstance(each, dict):
+            if not all(map(_is_text, each)):
+                yield path, "an object with an unpaired surrogate in a key"
+            pending += [((*path, key), inner) for key, inner in each.items()]
+        elif isinstance(each, list):
+            pending += [((*path, number), inner) for number, inner in enumerate(each)]
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _dotted(path: Path) -> str:
+    named = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[:12])
+    return ascii((named + ("…" if len(path) > 12 else "")).removeprefix("."))[1:-1]
+
+
+def _identity(item: Any) -> dict[str, str]:
+    found = item.get("metadata") if isinstance(item, Mapping) else None
+    metadata = found if isinstance(found, Mapping) else {}
+    names = ("namespace", "name", "generateName", "uid", "resourceVersion")
+    return {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
+
+
+def _name(item: Any, kind: str = "") -> str:
+    if isinstance(item, Mapping) and isinstance(item.get("request"), Mapping):
+        item = item["request"].get("object")  # an AdmissionReview
+    metadata = _identity(item)
+    own = item.get("kind") if isinstance(item, Mapping) else None
+    name = metadata.get("name") or metadata.get("generateName") or "without a name"
+    return f"{own if isinstance(own, str) else kind or 'object'} " + "/".join(
+        filter(None, (metadata.get("namespace"), name))
+    )
