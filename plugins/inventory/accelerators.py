@@ -162,7 +162,6 @@ plugin: dra.accelerators.accelerators
 file: cluster.json
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,6 +176,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     ApiError,
     connection,
     served_version,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._manifests import check_nesting
+from ansible_collections.dra.accelerators.plugins.module_utils.core.decoding import (
+    SkippedObject,
+    decode,
+    describe_skipped,
 )
 
 GROUP = "resource.k8s.io"
@@ -242,10 +247,19 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
         place = Path(path).absolute().parent / Path(self.get_option("file")).expanduser()
         text = place.read_text("utf-8")
         # A cluster's slices are much, and JSON is read a hundred times as fast as YAML.
-        return sorted_out([json.loads(text)] if text.lstrip().startswith("{") else yaml.safe_load_all(text))
+        if text.lstrip().startswith("{"):
+            decoded = decode(text.encode(), opaque_of=())
+            self._warn_skipped(decoded.skipped)
+            return sorted_out([decoded.value])
+        check_nesting(text)
+        return sorted_out(yaml.safe_load_all(text))
+
+    def _warn_skipped(self, skipped: tuple[SkippedObject, ...]) -> None:
+        if skipped:
+            self.display.warning(describe_skipped(skipped))
 
     def _of_cluster(self) -> Any:
-        api = connection({name: self.get_option(name) for name in API_OPTIONS})
+        api = connection({name: self.get_option(name) for name in API_OPTIONS}, self.display.warning)
         base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
         claims = api.list_all(f"{base}/resourceclaims", {}) if self.get_option("claims") else []
         return api.list_all(f"{base}/resourceslices", {}), claims, api.list_all("/api/v1/nodes", {})

@@ -6,29 +6,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import missing_required_lib
-from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
+from ansible.module_utils.common.yaml import yaml_load_all
 
+from .core.decoding import MAX_LEVELS, decode, describe_skipped
 from .core.errors import AcceleratorError
+
+try:
+    import yaml
+except ImportError:
+    HAS_YAML = False
+else:
+    HAS_YAML = True
 
 UNREADABLE = "manifest-unreadable"
 _ENDINGS = (".yaml", ".yml", ".json")
 
 
-def documents_of(given: Any, where: str) -> list[Any]:
-    """Return the documents of a text, or what was given as such. Raises AcceleratorError for what is no YAML."""
+def documents_of(given: Any, where: str, warn: Callable[[str], None] | None = None) -> list[Any]:
+    """Return the documents of a YAML or JSON text; a mapping or a list is returned as it is.
+
+    Objects of a JSON list that cannot be decoded are skipped, and ``warn`` is called with their names. Raises AcceleratorError
+    for any other text that cannot be decoded, and for these objects where ``warn`` is None.
+    """
     if isinstance(given, dict):
         return [given]
     if isinstance(given, list):
         return given
     if not HAS_YAML:
         raise AcceleratorError(missing_required_lib("PyYAML"), code="missing-package")
+    text = str(given)
+    if text.lstrip().startswith("{"):
+        found = _json_documents(text, where, warn)
+        if found is not None:
+            return found
     try:
-        return list(yaml_load_all(str(given)))
+        check_nesting(text)
+        return list(yaml_load_all(text))
     except ValueError as error:
         raise AcceleratorError(f"{where} is no YAML: {error}", code=UNREADABLE) from error
     except Exception as error:
@@ -36,6 +54,37 @@ def documents_of(given: Any, where: str) -> list[Any]:
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise AcceleratorError(f"{where} is no YAML: {error}", hint="Correct it.", code=UNREADABLE) from error
+
+
+def _json_documents(text: str, where: str, warn: Callable[[str], None] | None) -> list[Any] | None:
+    """Return the one document of a JSON text; None for text that is not JSON. Raises AcceleratorError."""
+    try:
+        # No caller reads opaque parameters.
+        decoded = decode(text.encode(), opaque_of=())
+    except AcceleratorError as error:
+        raise AcceleratorError(f"{where}: {error.message}", hint=error.hint, code=UNREADABLE) from error
+    except ValueError:
+        return None
+    if decoded.skipped and warn is None:
+        raise AcceleratorError(f"{where}: {describe_skipped(decoded.skipped)}", code=UNREADABLE)
+    if decoded.skipped and warn is not None:
+        warn(f"{where}: {describe_skipped(decoded.skipped)}")
+    return [decoded.value]
+
+
+def check_nesting(text: str) -> None:
+    """Raise ValueError for YAML that is nested too deep: libyaml's loader ends the process with a segmentation fault then."""
+    levels = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            levels += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            levels -= 1
+        if levels > MAX_LEVELS:
+            raise ValueError(
+                f"line {event.start_mark.line + 1} is nested more than {MAX_LEVELS} levels deep. Remove that object, or "
+                "write the file with kubectl get -o json: of JSON only that object is skipped"
+            )
 
 
 def read(path: str) -> str:
@@ -46,8 +95,11 @@ def read(path: str) -> str:
         raise AcceleratorError(f"{path} cannot be read: {error}", code=UNREADABLE) from error
 
 
-def read_all(paths: Iterable[str]) -> list[Any]:
-    """Return the documents of files, and of all files of folders that end as manifests do. Raises AcceleratorError."""
+def read_all(paths: Iterable[str], warn: Callable[[str], None] | None = None) -> list[Any]:
+    """Return the documents of files, and of all files of folders that end as manifests do. Raises AcceleratorError.
+
+    For ``warn`` see ``documents_of``.
+    """
     found = []
     for path in paths:
         place = Path(path)
@@ -59,7 +111,7 @@ def read_all(paths: Iterable[str]) -> list[Any]:
                 code=UNREADABLE,
             )
         for each in files:
-            found += documents_of(read(str(each)), str(each))
+            found += documents_of(read(str(each)), str(each), warn)
     return found
 
 

@@ -10,7 +10,6 @@ one annotation of the Node.
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 from ._migration_inventory import AFFINITY, LABEL, NOWAY, Json, Plugin, Problem, Service, Use, controller
 from ._resource_meanings import DRIVERS, MANAGER_LABELS, REPLICA_LABELS, SWITCHES, meaning
+from .core.decoding import loads
 from .core.quantity import parse
 
 FORWARD, BACK = "forward", "back"
@@ -274,7 +274,7 @@ def node_of(
 def record_of(metadata: Json) -> dict[str, Any]:
     """Return what is noted on a Node; nothing where that cannot be read."""
     try:
-        found = json.loads((metadata.get("annotations") or {}).get(RECORD) or "{}")
+        found = loads((metadata.get("annotations") or {}).get(RECORD) or "{}")
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

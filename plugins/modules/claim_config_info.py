@@ -132,6 +132,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
+from ansible_collections.dra.accelerators.plugins.module_utils._manifests import check_nesting
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_classes import kinds_of_classes
@@ -167,6 +168,7 @@ def documents_in(module: AnsibleModule) -> list[Any]:
         end(module, msg=missing_required_lib("PyYAML"), error_code="library-missing", problems=[])
     text = Path(source).read_text(encoding="utf-8") if source else str(definition)
     try:
+        check_nesting(text)
         return list(yaml_load_all(text))
     except ValueError as error:
         raise unreadable(source, error) from error

@@ -306,12 +306,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params, objects = module.params, Objects()
     namespace = params["namespace"] or "default"
     for path in params["cluster_src"]:
-        add_documents(objects, documents_of(read(path), path), "default")
+        add_documents(objects, documents_of(read(path), path, module.warn), "default")
     if not params["cluster_src"]:
         ask(connect(module), objects)
     manifests: list[tuple[str, str, str]] = []
     if params["src"]:
-        manifests = add_documents(objects, documents_of(read(params["src"]), params["src"]), namespace)
+        manifests = add_documents(objects, documents_of(read(params["src"]), params["src"], module.warn), namespace)
     elif params["definition"] is not None:
         manifests = add_documents(objects, documents_of(params["definition"], "definition"), namespace)
     found = explanations(

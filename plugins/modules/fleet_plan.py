@@ -371,7 +371,7 @@ def cluster_of(module: AnsibleModule) -> Objects:
     """Return what the cluster has, from files or from its API server; nothing where it is not to be asked. Raises AcceleratorError."""
     objects = Objects()
     if module.params["cluster_src"]:
-        for each in objects_of(read_all(module.params["cluster_src"]), "default"):
+        for each in objects_of(read_all(module.params["cluster_src"], module.warn), "default"):
             if each["kind"] in LISTS:
                 objects.add(each["kind"], each, "default")
     elif module.params["cluster"]:

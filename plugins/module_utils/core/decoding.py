@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from .errors import AcceleratorError
 
@@ -33,8 +33,8 @@ MAX_NAMED, MAX_CHARACTERS = 20, 300
 # A list has two levels around each object, a watch event one.
 _OUTER_LEVELS = 2
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
-# The API server writes the driver before the parameters, without blanks. Inside a JSON string every quote has a backslash.
-_OPAQUE = re.compile(r'(?<!\\)"opaque":\{"driver":"([^"\\]*)","parameters":(?=[\[{])')
+# The API server writes the driver before the parameters. Inside a JSON string every quote has a backslash.
+_OPAQUE = re.compile(r'(?<!\\)"opaque":\s*\{\s*"driver":\s*"([^"\\]*)",\s*"parameters":\s*(?=[\[{])')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTAINERS = (dict, list)
 
@@ -95,12 +95,11 @@ def loads(text: str) -> Any:
     """
     value, checked = _parsed(text, MAX_LEVELS)
     if not checked:
-        for path, reason in _problems(value):
-            raise ValueError(f"{_dotted(path) or 'the value'} is {reason}")
+        _require_usable(value)
     return value
 
 
-def decode(payload: bytes, *, opaque_of: Optional[Collection[str]] = None) -> Decoded:
+def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decoded:
     """Decode an API object, a list, or a watch event.
 
     ``opaque_of`` names the drivers whose opaque parameters of claims are decoded; those of other drivers become ``{}``. None
@@ -111,17 +110,15 @@ def decode(payload: bytes, *, opaque_of: Optional[Collection[str]] = None) -> De
     if opaque_of is not None:
         text = _without_parameters(text, opaque_of)
     value, checked = _parsed(text, MAX_LEVELS + _OUTER_LEVELS)
-    if checked or not isinstance(value, dict):
+    if checked:
+        return Decoded(value)
+    if not isinstance(value, dict):
+        _require_usable(value)
         return Decoded(value)
     if isinstance(value.get("items"), list):
         return _repaired_list(value, opaque_of)
-    event = value.get("object")
-    if isinstance(event, dict) and isinstance(value.get("type"), str):
-        reason = _repair(event, opaque_of)
-        if reason:
-            stub = {key: event.get(key) for key in ("kind", "apiVersion")} | {"metadata": _identity(event)}
-            return Decoded({"type": value["type"], "object": stub}, (SkippedObject(_name(event), reason),))
-        return Decoded(value)
+    if isinstance(value.get("object"), dict) and isinstance(value.get("type"), str):
+        return _repaired_event(value, opaque_of)
     reason = _repair(value, opaque_of)
     if reason:
         raise UndecodableObject(
@@ -173,7 +170,9 @@ def _cut(text: str, levels: int) -> str:
             if depth == levels + 1:
                 done = token.end()
             depth -= 1
-    return "".join((*parts, text[done:])) if depth <= levels else text
+    if depth > levels:
+        raise ValueError("an array or object has no end")
+    return "".join((*parts, text[done:]))
 
 
 def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
@@ -194,8 +193,25 @@ def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
     return "".join((*parts, text[done:]))
 
 
-def _repaired_list(value: Json, opaque_of: Optional[Collection[str]]) -> Decoded:
+def _require_usable(value: Any) -> None:
+    for path, reason in _problems(value):
+        raise ValueError(f"{_dotted(path) or 'the value'} is {reason}")
+
+
+def _repaired_event(value: Json, opaque_of: Collection[str] | None) -> Decoded:
+    item = value["object"]
+    _require_usable({**value, "object": None})
+    reason = _repair(item, opaque_of)
+    if not reason:
+        return Decoded(value)
+    kind = {key: item[key] for key in ("kind", "apiVersion") if isinstance(item.get(key), str)}
+    stub = {**kind, "metadata": _identity(item)}
+    return Decoded({**value, "object": stub}, (SkippedObject(_name(item), reason),))
+
+
+def _repaired_list(value: Json, opaque_of: Collection[str] | None) -> Decoded:
     kind = str(value.get("kind") or "").removesuffix("List")
+    _require_usable({**value, "items": None})
     items, skipped = [], []
     for item in value["items"]:
         reason = _repair(item, opaque_of)
@@ -206,7 +222,7 @@ def _repaired_list(value: Json, opaque_of: Optional[Collection[str]]) -> Decoded
     return Decoded({**value, "items": items}, tuple(skipped))
 
 
-def _repair(item: Any, opaque_of: Optional[Collection[str]]) -> str:
+def _repair(item: Any, opaque_of: Collection[str] | None) -> str:
     """Replace undecodable values that only their writer reads by ``{}``. Return the first other problem, or ""."""
     for path, reason in list(_problems(item)):
         unread = _unread(path, item, opaque_of)
@@ -219,7 +235,7 @@ def _repair(item: Any, opaque_of: Optional[Collection[str]]) -> str:
     return ""
 
 
-def _unread(path: Path, item: Any, opaque_of: Optional[Collection[str]]) -> Path:
+def _unread(path: Path, item: Any, opaque_of: Collection[str] | None) -> Path:
     """Return the part of a path that leads to a value that no reader of this collection needs; () where it is needed."""
     start = 2 if path[:1] == ("request",) else 0  # an AdmissionReview
     below = path[start:]
@@ -264,7 +280,7 @@ def _is_text(text: str) -> bool:
 
 def _dotted(path: Path) -> str:
     named = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[:12])
-    return ascii((named + ("…" if len(path) > 12 else "")).removeprefix("."))[1:-1]
+    return ascii((named + ("..." if len(path) > 12 else "")).removeprefix("."))[1:-1]
 
 
 def _identity(item: Any) -> dict[str, str]:

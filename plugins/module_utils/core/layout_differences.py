@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .decoding import loads
 from .errors import AcceleratorError
 from .layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, claims_on, plan_layout
 from .layout_rules import DYNAMIC, STATIC, WHOLE, Match, Rule, wanted_for
@@ -209,7 +210,7 @@ def read_note(text: str) -> dict[str, dict[str, Any]]:
                 "held_by": [],
                 "error": str(each["error"]),
             }
-            for uuid, each in json.loads(text).items()
+            for uuid, each in loads(text).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+
+from tests.unit.undecodable import dumps
 
 Json = dict[str, Any]
 
@@ -134,12 +135,15 @@ class ApiModel:
                 missed = [each for each in self.claims.values() if _revision(each) > since]
                 return await self._watch(request, self._claim_watchers, missed)
             items = list(self.claims.values())
-            return web.json_response({"items": items, "metadata": {"resourceVersion": str(self.revision)}})
+            answer = {"items": items, "metadata": {"resourceVersion": str(self.revision)}}
+            return web.Response(body=dumps(answer), content_type="application/json")
         if "/resourceclaims/" in path and path.endswith("/status"):
             return await self._apply_claim_status(request, path.split("/")[-2])
         if "/resourceclaims/" in path:
             claim = self.claims.get(path.rsplit("/", 1)[1])
-            return web.json_response(claim) if claim else self._error(404, "claim not found")
+            if claim is None:
+                return self._error(404, "claim not found")
+            return web.Response(body=dumps(claim), content_type="application/json")
         if path.endswith("/events"):
             body = await request.json()
             name = body["metadata"].setdefault("name", f"event-{len(self.events)}")
@@ -245,7 +249,7 @@ class ApiModel:
         try:
             await response.prepare(request)
             while (event := await queue.get()) is not None:
-                data = json.dumps(event).encode() + b"\n"
+                data = dumps(event) + b"\n"
                 for start in range(0, len(data), 1000):  # lines come in pieces
                     await response.write(data[start : start + 1000])
         except ConnectionError:

@@ -13,6 +13,8 @@ from typing import Any
 from aiohttp import web
 from api_model import kubeconfig
 
+from tests.unit.undecodable import dumps
+
 Json = dict[str, Any]
 
 RESOURCES = {
@@ -92,7 +94,7 @@ class ObjectServer:
         present = self.objects.get(path.removesuffix("/status"))
         if method == "GET":
             if present is not None:
-                return web.json_response(present)
+                return _answer(present)
             if path.rsplit("/", 1)[1] in LISTED:
                 return self._list(request, path)
             return self._error(404)
@@ -142,7 +144,7 @@ class ObjectServer:
         if start + limit < len(named):
             metadata["continue"] = str(start + limit)
         items = [self.objects[name] for name in named[start : start + limit]]
-        return web.json_response({"items": items, "metadata": metadata})
+        return _answer({"items": items, "metadata": metadata})
 
     async def _watch(self, request: web.Request, path: str) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -151,13 +153,17 @@ class ObjectServer:
         self._watchers.append((path, queue))
         try:
             while (event := await queue.get()) is not None:
-                await response.write(json.dumps(event).encode() + b"\n")
+                await response.write(dumps(event) + b"\n")
         finally:
             self._watchers.remove((path, queue))
         return response
 
 
 LISTED = ("nodes", "deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules")
+
+
+def _answer(value: Json) -> web.Response:
+    return web.Response(body=dumps(value), content_type="application/json")
 
 
 def merge(present: Json, patch: Json) -> Json:

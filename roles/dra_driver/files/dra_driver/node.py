@@ -75,7 +75,6 @@ async def run_node(configuration: Configuration, path: str) -> int:
             )
         )
         started.append(asyncio.Event())
-    client.opaque_of = [driver.driver for driver in drivers]
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

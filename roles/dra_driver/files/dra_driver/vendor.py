@@ -92,6 +92,7 @@ class VendorDriver:
         self._metrics = metrics
         self._reached = reached
         self.driver = configuration.driver_name or backend.driver_name
+        api.client.opaque_of.add(self.driver)
         self.pool = configuration.pool_name or configuration.node_name
         self._directory = configuration.state_directory_of(self.driver)
         self._paths = paths_of(self._directory, configuration.registry_directory, self.driver, configuration.instance)

@@ -17,7 +17,7 @@ import random
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,8 @@ class ApiClient:
         self._retired: list[aiohttp.ClientSession] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._skipped: dict[str, StateLog] = {}
-        #: Drivers whose opaque parameters are decoded in a claim that is read alone; None means all drivers.
-        self.opaque_of: Collection[str] | None = None
+        #: Drivers whose opaque parameters are decoded in a claim that is read alone. Each driver adds its name.
+        self.opaque_of: set[str] = set()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
         """GET an object or a list."""

@@ -123,8 +123,7 @@ class Watched(Generic[T]):
     def _kept(self, item: Json) -> T | None:
         try:
             return self._keep(item)
-        except Exception as error:
-            # The object is a user's: what it lacks is no reason to lose sight of all others.
+        except Exception as error:  # noqa: BLE001  one object must not hide all others
             LOG.warning(
                 "object skipped, it cannot be read: %s",
                 _key(item),

@@ -86,7 +86,7 @@ def _facts(
 async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: str) -> dict[str, Any]:
     """Ask what may be asked; each that may not, or is not there, is said, and ends no other."""
     answer: dict[str, Any] = {}
-    api.client.opaque_of = (driver,)
+    api.client.opaque_of.add(driver)
     try:
         answer["claim"] = await api.claim(namespace, name)
     except ApiError as error:

@@ -284,6 +284,12 @@ class Publisher:
                 told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
                 self._problems["watch"] = f"slices cannot be watched: {error}"
                 self._watch_log.report(self._problems["watch"], level=logging.WARNING, code=error.code)
+            except Exception as error:
+                # A defect must not end the driver: its claims are served without this watch.
+                self._state = reducer.interrupted(self._state)
+                self._problems["watch"] = f"slices cannot be watched: {type(error).__name__}"
+                if self._watch_log.report(self._problems["watch"], level=logging.ERROR):
+                    LOG.exception("unexpected exception in a watch", extra=fields(driver=self._identity.driver))
             quick = 1 if time.monotonic() - began > LASTING_SECONDS else quick + 1
             await asyncio.sleep(max(told, self._backoff(quick)))
 

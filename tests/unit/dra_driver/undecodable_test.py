@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims that Python cannot decode affect neither the daemons' watches nor other claims."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ahead_test import AHEAD, reserve, short, told
+from aiohttp.test_utils import TestClient, TestServer
+from claim_steps import SMALL
+from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
+from controller_steps import CLAIMS, cluster_of, going, run, until
+from controller_steps import DRIVER as CONTROLLED
+from controller_test import keeper
+from dra_driver.api.client import ApiClient, ApiError
+from dra_driver.api.resources import ResourceApi
+from dra_driver.api.watching import Watched
+from dra_driver.controller.fleet import FleetReport
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.webhook import PATH, application
+from dra_driver.core.published_form import PREPARED_CONDITION
+from object_server import ObjectServer
+from vendor_scene import Scene
+from vendor_scene import run as run_scene
+
+from tests.unit.undecodable import LEVELS, MARK, OTHER, OWN, claim, dumps
+
+Json = dict[str, Any]
+__all__ = ["short"]
+
+
+def follow(client: ApiClient, **options: Any) -> Watched[str]:
+    async def path() -> str:
+        return CLAIMS
+
+    async def soon(_seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+    keep = options.pop("keep", lambda item: str(item["metadata"]["resourceVersion"]))
+    return Watched(client, "ResourceClaims", path, keep, wait=soon, **options)
+
+
+def test_watch_of_undecodable_claims_goes_on_and_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        for name, each in {"a": claim("a", opaque=OTHER), "bad": claim("bad", spec=MARK), "z": claim("z")}.items():
+            server.put(f"{CLAIMS}/{name}", each)
+        claims = follow(client)
+        async with going(claims.run()):
+            await until(lambda: server.count("WATCH", CLAIMS))
+            assert set(claims.items) == {"default/a", "default/z"}, "listed"
+            assert "ResourceClaim default/bad" in caplog.text or "object default/bad" in caplog.text
+            caplog.clear()
+            server.put(f"{CLAIMS}/worse", claim("worse", spec=MARK))
+            server.put(f"{CLAIMS}/b", claim("b", opaque=OTHER))
+            server.put(f"{CLAIMS}/z", claim("z", spec=MARK))
+            await until(lambda: set(claims.items) == {"default/a", "default/b"})
+            assert claims.current and server.count("WATCH", CLAIMS) == 1, "the same watch goes on"
+            assert "ResourceClaim default/worse" in caplog.text and "ResourceClaim default/z" in caplog.text
+            server.remove(f"{CLAIMS}/b")
+            await until(lambda: set(claims.items) == {"default/a"})
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, scenario)
+
+
+def test_object_that_keep_rejects_affects_no_other_object(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def keep(item: Json) -> str:
+        if item["metadata"]["name"] == "odd":
+            raise RecursionError("as the test says")
+        return "kept"
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        for name in ("a", "odd"):
+            server.put(f"{CLAIMS}/{name}", claim(name))
+        claims = follow(client, keep=keep)
+        async with going(claims.run()):
+            await until(lambda: server.count("WATCH", CLAIMS))
+            assert set(claims.items) == {"default/a"} and claims.current
+            server.put(f"{CLAIMS}/odd", claim("odd"))
+            server.put(f"{CLAIMS}/b", claim("b"))
+            await until(lambda: set(claims.items) == {"default/a", "default/b"})
+            assert server.count("WATCH", CLAIMS) == 1
+            assert "default/odd" in caplog.text
+
+    run(tmp_path, scenario)
+
+
+def test_exception_of_an_observer_does_not_end_the_watch(tmp_path: Path) -> None:
+    calls = []
+
+    def changed() -> None:
+        calls.append(1)
+        raise ValueError("as the test says")
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        claims = follow(client, changed=changed)
+        async with going(claims.run()):
+            await until(lambda: server.count("WATCH", CLAIMS))
+            server.put(f"{CLAIMS}/a", claim("a"))
+            await until(lambda: claims.items)
+            assert claims.current and len(calls) == 2 and server.count("WATCH", CLAIMS) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_unexpected_exception_restarts_the_watch_with_backoff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[tuple[float, bool]] = []
+    failing = [RecursionError("first"), RuntimeError("second"), TypeError("third")]
+    watch = ApiClient.watch
+
+    def fails(self: ApiClient, *arguments: Any, **options: Any) -> Any:
+        if failing:
+            raise failing.pop(0)
+        return watch(self, *arguments, **options)
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        claims = follow(client)
+
+        async def wait(seconds: float) -> None:
+            waits.append((seconds, claims.current))
+
+        claims._wait = wait
+        monkeypatch.setattr(ApiClient, "watch", fails)
+        async with going(claims.run()):
+            await until(lambda: server.count("WATCH", CLAIMS))
+            assert claims.current and server.count("GET", CLAIMS) == 4
+        assert [current for _seconds, current in waits] == [False] * 3, "not current meanwhile"
+        assert waits[0][0] < waits[1][0] < waits[2][0]
+
+    run(tmp_path, scenario)
+    assert "unexpected exception in a watch" in caplog.text
+
+
+def test_driver_prepares_a_claim_beside_undecodable_ones(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        await scene.api.start()
+        scene.api.put_claim(claim("listed", opaque=OTHER))
+        scene.api.put_claim(claim("listed-bad", spec=MARK))
+        await scene.start()
+        await scene.until(scene.devices)
+        await scene.until(lambda: [method for method, path in scene.api.log if "resourceclaims" in path].count("WATCH"))
+        scene.api.put_claim(claim("watched", opaque=OTHER))
+        scene.api.put_claim(claim("watched-bad", spec=MARK))
+        reserve(scene, "a", SMALL)
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        assert await scene.call("NodePrepareResources", "a") == ""
+
+    run_scene(short, scenario)
+
+
+def test_driver_prepares_a_claim_with_undecodable_parameters_of_another_driver(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.settings = AHEAD
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        scene.cluster.allocate("a", SMALL)
+        found = copy.deepcopy(scene.cluster.claims["default", "a"])
+        entry = {"source": "FromClaim", "requests": [], "opaque": {"driver": OTHER, "parameters": {"a": MARK}}}
+        found["status"]["allocation"]["devices"]["config"] = [entry]
+        scene.api.put_claim(found)
+        assert await scene.call("NodePrepareResources", "a") == ""
+        # Its own undecodable parameters are refused, in an error that names claim and field.
+        entry["opaque"]["driver"] = OWN
+        found["metadata"] = {**found["metadata"], "name": "b", "uid": "uid-b"}
+        scene.cluster.claims["default", "b"] = found
+        scene.api.put_claim(copy.deepcopy(found))
+        refused = await scene.call("NodePrepareResources", "b")
+        assert "opaque.parameters" in refused and f"{LEVELS}" not in refused and "b" in refused
+
+    run_scene(short, scenario)
+
+
+def test_controller_cleans_up_beside_undecodable_claims(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER))
+        server.put(f"{CLAIMS}/bad", claim("bad", spec=MARK))
+        planned = await keeper(client, Measurements()).plan_once()
+        assert {each.name for each in planned} >= {"gone"}
+        work = keeper(client, Measurements())
+        async with going(work.run()):
+            await until(lambda: not any(path.endswith("slices/gone") for path in server.objects))
+            server.put(f"{CLAIMS}/deeper", claim("deeper", opaque=OTHER))
+            server.put(f"{CLAIMS}/worse", claim("worse", spec=MARK))
+            await until(lambda: "default/deeper" in work.claims.items)
+            assert work.claims.current and "default/worse" not in work.claims.items
+
+    run(tmp_path, scenario)
+
+
+def test_controller_report_lists_claims_with_undecodable_parameters(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER, managed=True, data=OTHER))
+        server.put(f"{CLAIMS}/bad", claim("bad", spec=MARK))
+        client.list_all = without_pods(client.list_all)  # type: ignore[method-assign]
+        made = await FleetReport(client, [CONTROLLED]).current()
+        assert json.loads(made.body)["totals"]["claims"] == 1
+
+    run(tmp_path, scenario)
+
+
+def without_pods(list_all: Any) -> Any:
+    """This server has no list of pods."""
+
+    async def listed(path: str, *arguments: Any, **options: Any) -> Any:
+        return [] if path == "/api/v1/pods" else await list_all(path, *arguments, **options)
+
+    return listed
+
+
+def test_reading_one_undecodable_claim_raises_api_error(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        server.put(f"{path}/a", claim("a", opaque=OTHER))
+        server.put(f"{path}/b", claim("b", opaque=OWN))
+        client.opaque_of.add(OWN)
+        assert (await ResourceApi(client).claim("default", "a"))["metadata"]["name"] == "a"
+        with pytest.raises(ApiError, match="ResourceClaim default/b"):
+            await ResourceApi(client).claim("default", "b")
+
+    run(tmp_path, scenario)
+
+
+def test_webhook_checks_a_claim_with_undecodable_parameters_of_another_driver() -> None:
+    async def main() -> None:
+        async with TestClient(TestServer(application(RULES, Measurements()))) as session:
+
+            async def answer(*configs: Any) -> tuple[int, str]:
+                deep = manifest(CLAIM, "v1", *configs)
+                async with session.post(PATH, data=dumps(review(deep))) as response:
+                    return response.status, await response.text()
+
+            other = config({"a": MARK}, driver=OTHER)
+            for content, allowed in ((RIGHT, True), (WRONG, False)):
+                status, text = await answer(other, config(content))
+                assert status == 200 and json.loads(text)["response"]["allowed"] is allowed
+            status, text = await answer(config({"a": MARK}))
+            assert status == 400 and "opaque.parameters" in text
+
+    asyncio.run(main())
