@@ -151,7 +151,7 @@ def test_text_that_is_not_json_raises_value_error(text: str) -> None:
 
 @VALUE
 def test_loads_raises_value_error_for_undecodable_text(value: bytes) -> None:
-    with pytest.raises(ValueError, match="levels deep|digits|surrogate"):
+    with pytest.raises(ValueError, match=r"levels deep|digits|surrogate"):
         loads(value.decode())
 
 
