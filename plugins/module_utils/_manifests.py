@@ -81,8 +81,9 @@ def check_nesting(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             levels -= 1
         if levels > MAX_LEVELS:
+            line = event.start_mark.line + 1 if event.start_mark is not None else 0
             raise ValueError(
-                f"line {event.start_mark.line + 1} is nested more than {MAX_LEVELS} levels deep. Remove that object, or "
+                f"line {line} is nested more than {MAX_LEVELS} levels deep. Remove that object, or "
                 "write the file with kubectl get -o json: of JSON only that object is skipped"
             )
 
