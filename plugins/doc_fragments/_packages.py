@@ -46,7 +46,10 @@ options:
         type: str
         default: ""
       fingerprints:
-        description: The fingerprints that O(source.key) may have. One with any other is refused.
+        description:
+          - The pinned fingerprints of O(source.key), which is one block in ASCII armor with nothing around it. A key file with any other primary key
+            is rejected.
+          - The installed key file has the pinned keys alone. A subkey is installed only if its fingerprint is listed too.
         type: list
         elements: str
         default: []

@@ -249,9 +249,8 @@ class AptGatherer(PlatformGatherer):
                     raise _bundle_packages.keyring_problem(archive, platform)
             else:
                 key = archive.key or self.means.fetch(archive.key_url)
-                _openpgp.check(key, archive.fingerprints, ", ".join(archive.uris))
                 signed_by = str(etc / "keyrings" / f"{number}.asc")
-                Path(signed_by).write_text(key if key.endswith("\n") else f"{key}\n")
+                Path(signed_by).write_text(_openpgp.checked_key(key, archive.fingerprints, ", ".join(archive.uris)))
             (etc / "sources.list.d" / f"{number}.sources").write_text(archive.stanza(signed_by))
 
     def _signers(self) -> dict[Archive, tuple[str, ...]]:

@@ -69,9 +69,8 @@ class RpmGatherer(PlatformGatherer):
             key = each.key or (
                 self.system.read_text(each.key_file) if each.key_file else self.means.fetch(each.key_url)
             )
-            _openpgp.check(key, each.fingerprints, ", ".join(each.uris))
             path = root / "keys" / f"{each.name}.asc"
-            path.write_text(key if key.endswith("\n") else f"{key}\n", encoding="utf-8")
+            path.write_text(_openpgp.checked_key(key, each.fingerprints, ", ".join(each.uris)), encoding="ascii")
             (root / "repositories" / f"{each.name}.repo").write_text(each.text(str(path)), encoding="utf-8")
             if each.packages_signed:
                 # A ring for each repository: what one vendor signs, no other one vouches for.

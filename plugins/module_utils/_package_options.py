@@ -43,13 +43,12 @@ def package_spec() -> dict[str, dict[str, Any]]:
 
 
 def read_source(given: Mapping[str, Any] | None, places: Places) -> tuple[Source | None, str]:
-    """Read a source that is asked for, and its key as it is written. Raises KeyProblem for a key with another fingerprint."""
+    """Return the requested source, and the text of its key file. Raises KeyProblem for a key that is not pinned or malformed."""
     if not given:
         return None, ""
     key = str(given["key"])
     if key:
-        _openpgp.check(key, given["fingerprints"], ", ".join(given["uris"]))
-        key = key if key.endswith("\n") else f"{key}\n"
+        key = _openpgp.checked_key(key, given["fingerprints"], ", ".join(given["uris"]))
     uris, suites, components = (tuple(given[name]) for name in ("uris", "suites", "components"))
     return Source(uris, suites, components, places.key if key else "", places.source, given["packages_signed"]), key
 

@@ -64,7 +64,7 @@ def armor(data: bytes, kind: str = "PUBLIC KEY BLOCK") -> str:
 @example(armor(b"\xc6\xff\xff\xff\xff\xff" + b"x" * 10))
 @example(armor(b"\xc2\x05\x04\x00\x00\x00\x00", "SIGNATURE"))
 def test_key_file_any_text_raises_key_problem(text: str) -> None:
-    run_bounded(_openpgp.check, text, ["0" * 40], "a repository", errors=(_openpgp.KeyProblem,), size=len(text))
+    run_bounded(_openpgp.checked_key, text, ["0" * 40], "a repository", errors=(_openpgp.KeyProblem,), size=len(text))
     run_bounded(_openpgp.signers, text, errors=(_openpgp.KeyProblem,), size=len(text))
 
 
