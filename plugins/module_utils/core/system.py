@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from .errors import AcceleratorError
+from .processes import OutputTooLarge, run_bounded
 
 # What ``fingerprint`` says of one path.
 Stamp = Optional[tuple[int, int]]
@@ -43,6 +44,8 @@ class DeviceNumber:
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _TEMPORARY = itertools.count()
 _READ_BYTES = 65536
+#: The most that a command may write to both outputs together, in bytes; one that writes more is ended.
+LONGEST_OUTPUT = 1024 * 1024
 
 
 def _make_temporary(folder: str, name: str) -> tuple[int, str]:
@@ -58,6 +61,11 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def _text(output: bytes) -> str:
+    """Return the output of a command as text with line feeds alone, as the standard library's text mode reads it."""
+    return output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _make_folder_of(path: str, mode: int) -> None:
@@ -90,16 +98,20 @@ class System:
         timeout: float,
         input: str | None = None,  # noqa: A002
         environment: Mapping[str, str] | None = None,
+        longest: int = LONGEST_OUTPUT,
     ) -> Completed:
-        """Run a command without a shell and return how it ended; ``environment`` comes on top of this process's own.
+        """Run a command without a shell and return its exit code and output.
 
-        Raises AcceleratorError with code command-missing, command-unusable or command-timeout; a non-zero end is the caller's to
-        judge.
+        ``environment`` is added to the environment of this process. Output that is not UTF-8 is replaced. A command that writes
+        more than ``longest`` bytes, or runs longer than ``timeout`` seconds, is killed with the processes that it started.
+
+        Raises AcceleratorError with code command-missing, command-unusable, command-timeout or command-output-too-large. A
+        non-zero exit code is not an error.
         """
         variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
         try:
-            done = subprocess.run(
-                list(argv), input=input, capture_output=True, text=True, timeout=timeout, check=False, env=variables
+            code, output, errors = run_bounded(
+                argv, timeout=timeout, most_bytes=longest, data=(input or "").encode(), environment=variables
             )
         except FileNotFoundError as error:
             raise AcceleratorError(
@@ -117,7 +129,13 @@ class System:
             raise AcceleratorError(
                 f"{' '.join(argv)} did not end within {timeout:g} s", code="command-timeout"
             ) from error
-        return Completed(done.returncode, done.stdout, done.stderr)
+        except OutputTooLarge as error:
+            raise AcceleratorError(
+                f"{' '.join(argv)} wrote more than {longest} bytes and was ended",
+                hint="Run the command by hand and check its output.",
+                code="command-output-too-large",
+            ) from error
+        return Completed(code, _text(output), _text(errors))
 
     def finds(self, program: str) -> bool:
         """Whether ``run`` would find a program."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,52 @@ def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
     with pytest.raises(AcceleratorError, match=r"within 0\.2 s") as hangs:
         System().run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
     assert hangs.value.code == "command-timeout"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_run_output_above_limit_ends_the_command_and_its_children(tmp_path: Path, stream: str) -> None:
+    """The second process would go on writing for ever: it has to end too."""
+    pids = tmp_path / "pids"
+    program = (
+        "import os, sys\n"
+        f"os.fork(); open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        f"while True: sys.{stream}.write('x' * 65536)"
+    )
+    with pytest.raises(AcceleratorError, match="wrote more than 1048576 bytes and was ended") as found:
+        System().run([sys.executable, "-c", program], timeout=30)
+    assert found.value.code == "command-output-too-large"
+    for pid in pids.read_text().split():
+        for _attempt in range(100):
+            if not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text():
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail(f"process {pid} still runs")
+
+
+def test_run_output_at_the_limit_is_returned_whole() -> None:
+    program = "import sys; sys.stdout.write('x' * 1048570); sys.stderr.write('y' * 6)"
+    done = System().run([sys.executable, "-c", program], timeout=30)
+    assert (len(done.stdout), done.stderr) == (1048570, "yyyyyy")
+
+
+def test_run_timeout_ends_children_that_hold_the_output() -> None:
+    program = "import os, time\nif os.fork() == 0: time.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(AcceleratorError, match=r"within 0\.5 s"):
+        System().run([sys.executable, "-c", program], timeout=0.5)
+    assert time.monotonic() - began < 20
+
+
+def test_run_input_that_nobody_reads_and_output_that_is_no_text() -> None:
+    program = "import sys; sys.stdin.close(); sys.stdout.buffer.write(b'a\\xff\\r\\nb')"
+    done = System().run([sys.executable, "-c", program], timeout=30, input="x" * 1_000_000)
+    assert (done.returncode, done.stdout) == (0, "a\ufffd\nb")
+
+
+def test_run_large_input_is_written_whole() -> None:
+    program = "import sys; print(len(sys.stdin.read()))"
+    assert System().run([sys.executable, "-c", program], timeout=30, input="x" * 3_000_000).stdout == "3000000\n"
 
 
 def test_a_command_that_is_being_written_is_told_by_its_name(tmp_path: Path) -> None:

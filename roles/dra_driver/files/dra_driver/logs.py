@@ -4,6 +4,9 @@
 
 An operation (one prepare, one unprepare, one publish …) opens ``operation(...)``; every line logged inside, also from
 tasks that it starts, carries its id. Values go in as ``extra={"fields": {...}}`` through ``fields(...)``.
+
+Messages and values can contain text from claims, containers, tools and servers. Control characters in them are escaped, so that
+such a text can neither start a log line nor drive a terminal.
 """
 
 from __future__ import annotations
@@ -54,14 +57,47 @@ class _Formatter(logging.Formatter):
         identifier = _OPERATION.get()
         if identifier:
             values["operation"] = identifier
-        values.update(getattr(record, "fields", {}))
+        for name, value in getattr(record, "fields", {}).items():
+            values[name] = _bounded(value)
         if record.exc_info:
-            values["exception"] = self.formatException(record.exc_info)
+            values["exception"] = _shortened(self.formatException(record.exc_info), _LONGEST_EXCEPTION)
         return values
 
 
-# What a value of a text line has that makes it stand in quotes.
-_QUOTED = re.compile(r'[ "=\n]')
+#: Characters that end a line, drive a terminal, or reorder text: C0, DEL, C1, line separators, bidirectional controls.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# A value of a text line that contains one of these is quoted.
+_QUOTED = re.compile(r'[ "=\\]|' + _CONTROL.pattern)
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+#: The most characters of a message or value. journald splits longer lines (LineMax, 48 KiB), and a part would look like a line.
+_LONGEST = 4096
+_LONGEST_EXCEPTION = 16384
+
+
+def escape(text: str) -> str:
+    """Return a text with each control character as a backslash escape."""
+    return _CONTROL.sub(lambda found: _SHORT_ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
+
+
+def _shortened(text: str, longest: int = _LONGEST) -> str:
+    """Return the beginning and the end of a text that is too long."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}…[{len(text) - 2 * half} characters]…{text[-half:]}"
+
+
+def _dumped(value: Any) -> str:
+    """Return a value as JSON in one line, ASCII alone."""
+    return json.dumps(value, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def _bounded(value: Any) -> Any:
+    """Return a value, or the shortened text of one whose text is too long."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = value if isinstance(value, str) else _dumped(value)
+    return value if len(text) <= _LONGEST else _shortened(text)
 
 
 class JsonFormatter(_Formatter):
@@ -73,29 +109,27 @@ class JsonFormatter(_Formatter):
         line = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": _shortened(record.getMessage()),
             "logger": record.name,
             **self.parts(record),
         }
-        return json.dumps(line, default=str, separators=(",", ":"))
+        return _dumped(line)
 
 
 class TextFormatter(_Formatter):
-    """Level, message and name=value pairs. The journal adds the time."""
+    """Level, message and name=value pairs in one line. The journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        values = self.parts(record)
-        exception = values.pop("exception", "")
-        pairs = "".join(f" {name}={self._value(value)}" for name, value in values.items())
-        return f"{record.levelname.lower()}: {record.getMessage()}{pairs}" + (f"\n{exception}" if exception else "")
+        pairs = "".join(f" {name}={self._value(value)}" for name, value in self.parts(record).items())
+        return f"{record.levelname.lower()}: {escape(_shortened(record.getMessage()))}{pairs}"
 
     @staticmethod
     def _value(value: Any) -> str:
         if isinstance(value, float):  # most of what a claim's line has
             return repr(value)
-        text = value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
-        return json.dumps(text) if not text or _QUOTED.search(text) else text
+        text = value if isinstance(value, str) else _dumped(value)
+        return _dumped(text) if not text or _QUOTED.search(text) else text
 
 
 def configure(level: str = "info", style: str = "text") -> None:

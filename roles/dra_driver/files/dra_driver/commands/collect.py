@@ -159,7 +159,8 @@ def _events(node: Node) -> Any:
 
 
 def _said(node: Node, command: Iterable[str]) -> str:
-    done = node.system.run(list(command), timeout=COMMAND_SECONDS)
+    # Of the node's own programs the journal alone is longer than the output of a tool may be.
+    done = node.system.run(list(command), timeout=COMMAND_SECONDS, longest=LARGEST)
     return done.stdout + done.stderr
 
 
