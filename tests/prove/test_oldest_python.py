@@ -24,23 +24,28 @@ LOADER_FOLDERS = f"/etc/ld.so.conf.d/python{OLDEST}.conf"
 TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1", "ruff==0.17.5", "highspy==1.16.0")
 
 
-@pytest.fixture(scope="module")
-def oldest() -> str:
-    """An interpreter of that version: DRA_ACCELERATORS_OLDEST_PYTHON, one on the PATH, or one of pyenv's."""
-    pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{OLDEST}.*"))
+def interpreter(version: str) -> str:
+    """Return an interpreter of that version: DRA_ACCELERATORS_OLDEST_PYTHON, one on the PATH, or one of pyenv's."""
+    pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*"))
     named = os.environ.get("DRA_ACCELERATORS_OLDEST_PYTHON")
-    for candidate in [*([named] if named else []), *(str(path / "bin/python3") for path in pyenv), f"python{OLDEST}"]:
+    for candidate in [*([named] if named else []), *(str(path / "bin/python3") for path in pyenv), f"python{version}"]:
         found = shutil.which(candidate)
         if found is None:
             continue
         words = "import sys, sqlite3, ssl, venv; print('%d.%d' % sys.version_info[:2])"
         said = subprocess.run([found, "-c", words], capture_output=True, text=True, check=False).stdout.strip()
-        if said == OLDEST:
+        if said == version:
             return found
     pytest.fail(
-        f"No Python {OLDEST} with sqlite3 and venv was found: install one (Ubuntu 22.04 has it, `pyenv install {OLDEST}` makes "
-        "one) or name it in DRA_ACCELERATORS_OLDEST_PYTHON."
+        f"No Python {version} with sqlite3 and venv was found: install one (`pyenv install {version}` makes one) or name it in "
+        "DRA_ACCELERATORS_OLDEST_PYTHON."
     )
+
+
+@pytest.fixture(scope="module")
+def oldest() -> str:
+    """The interpreter of the oldest version."""
+    return interpreter(OLDEST)
 
 
 def test_the_node_programs_run_on_it(oldest: str, tmp_path: Path) -> None:

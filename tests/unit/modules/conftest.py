@@ -14,7 +14,7 @@ import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import ansible
 import pytest
@@ -23,6 +23,9 @@ from ansible.module_utils.testing import patch_module_args
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from api_server import ApiServer
+
+if TYPE_CHECKING:
+    from typing import Self
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATOR = ROOT / "roles" / "simulator" / "files"

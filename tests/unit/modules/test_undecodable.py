@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,6 +23,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 
 from tests import planned
 from tests.unit.undecodable import MARK, NESTED, OTHER, OWN, claim, dumps
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Json = dict[str, Any]
 Run = Callable[..., Json]
@@ -97,13 +100,13 @@ def test_report_lists_claims_beside_undecodable_ones(run_here: Run) -> None:
     assert {each["name"] for each in picture["claims"]} == {"default/deep", "default/good"} and skips_bad_only(result)
 
 
-def test_why_explains_beside_undecodable_claims(run_here: Run) -> None:
+def test_why_needs_cel_and_explains_beside_undecodable_claims(run_here: Run) -> None:
     with Cluster() as cluster:
         result = run_here("claim_explanation_info", {"definition": json.dumps(WANTED), **cluster.options})
     assert result["explanations"][0]["verdict"] and skips_bad_only(result)
 
 
-def test_plan_is_made_beside_undecodable_claims(run_here: Run, tmp_path: Path) -> None:
+def test_plan_needs_cel_and_is_made_beside_undecodable_claims(run_here: Run, tmp_path: Path) -> None:
     wanted = tmp_path / "wanted.json"
     wanted.write_bytes(json.dumps(WANTED).encode())
     with Cluster() as cluster:
@@ -159,5 +162,6 @@ def test_file_of_objects_skips_undecodable_ones(indent: int | None) -> None:
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a:\n  - " + "- " * 2000 + "b", "a: {0}"])
 def test_deeply_nested_yaml_is_rejected_with_its_place(text: str, levels: int) -> None:
     nested = text.replace("{0}", "[" * levels + "]" * levels)
-    with pytest.raises(AcceleratorError, match=r"manifest\.yaml is no YAML: line \d+ is nested more than 100 levels"):
+    # Newer versions of libyaml have a limit of their own, with other words.
+    with pytest.raises(AcceleratorError, match=r"(?s)manifest\.yaml is no YAML: .*nest"):
         documents_of(nested, "manifest.yaml")
