@@ -72,7 +72,7 @@ def test_the_file_goes_before_the_note_of_it() -> None:
     """A run that is cut short leaves a note without a file, never a file that nobody knows of."""
     document = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
     (tasks,) = [task["block"] for task in document if "block" in task]
-    steps = [task for task in tasks if not task.get("check_mode")]
+    steps = [task for task in tasks if not task.get("check_mode") and "ansible.builtin.assert" not in task]
     kinds = [next(key.rpartition(".")[2] for key in task if "." in key) for task in steps]
     assert kinds == ["debug", "file_set", "node_labels", "file_set", "node_labels"]
     assert steps[1]["when"] == "node_features_state == 'absent'"
