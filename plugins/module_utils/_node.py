@@ -9,6 +9,7 @@ Needs the standard library alone, because it also runs where nothing is installe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -202,6 +203,18 @@ def ask_nvidia(system: System) -> dict[str, Any]:
     return {"answers": True, "version": versions[0] if versions else "", "problem": "" if versions else words[:300]}
 
 
+def toolkit_facts(system: System) -> dict[str, Any]:
+    """Return the installed programs of NVIDIA's container toolkit, and their version; "" if none of them reports one."""
+    programs = [path for path in TOOLKIT if system.exists(path)]
+    for program in programs:
+        with contextlib.suppress(AcceleratorError):
+            answer = system.run([program, "--version"], COMMAND_SECONDS)
+            found = re.search(r"version (\d{1,9}(?:\.\d{1,9}){1,3})", answer.stdout[:1000])
+            if answer.returncode == 0 and found:
+                return {"toolkit": programs, "toolkit_version": found[1]}
+    return {"toolkit": programs, "toolkit_version": ""}
+
+
 def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[str, Any]:
     """Return where the kubelet keeps things, which sockets it has been given, and how it reaches its cluster."""
     found = next((path for path in kubeconfigs if system.exists(path)), "")
@@ -301,7 +314,7 @@ def ask(
         "kubelet": {**ask_kubelet(system, kubelet_root, kubeconfigs), "unit": units[KUBELET_UNITS[0]]},
         "devices": devices_by_vendor(system),
         "ascend": ascend_facts(system),
-        "nvidia": {**ask_nvidia(system), "toolkit": [path for path in TOOLKIT if system.exists(path)]},
+        "nvidia": {**ask_nvidia(system), **toolkit_facts(system)},
         "programs": ask_root(system, root),
         "driver": ask_driver(system, units[DRIVER_UNIT], configuration, verify=verify),
     }

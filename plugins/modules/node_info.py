@@ -175,11 +175,11 @@ kubelet:
       sample: {exists: true, active: active}
 nvidia:
   description:
-    - Whether C(nvidia-smi) answers, the driver's version, what it said otherwise, and the programs of NVIDIA's container
-      toolkit that are there.
+    - Whether C(nvidia-smi) answers, the driver's version, the error otherwise, and the installed programs of NVIDIA's container
+      toolkit with their version (C(toolkit_version), empty if they report none).
   returned: success
   type: dict
-  sample: {answers: true, version: 580.65.06, problem: "", toolkit: [/usr/bin/nvidia-cdi-hook]}
+  sample: {answers: true, version: 580.65.06, problem: "", toolkit: [/usr/bin/nvidia-cdi-hook], toolkit_version: 1.17.8}
 devices:
   description: The PCI addresses of the accelerators by vendor, whether their driver works or not. A vendor without any is left out.
   returned: success

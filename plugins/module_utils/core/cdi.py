@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .system import System
@@ -23,6 +23,9 @@ _DEVICE_TYPES = ("", "b", "c", "u", "p")
 _Version = tuple[int, int, int]
 _OLDEST: _Version = (0, 3, 0)
 COMMON = "containerEdits"  # of all devices of a file
+#: The environment of a hook that needs none. A hook without one inherits the environment of the container image in crun and in runc
+#: before 1.3, so that LD_PRELOAD of an image runs code as root on the node (the class of CVE-2025-23266).
+HOOK_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 Edit = TypeVar("Edit")
 
@@ -81,12 +84,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Hook:
-    """A program that the runtime calls; ``args`` begins with the program's own name."""
+    """A program that the runtime calls; ``args`` begins with the program's own name. ``env`` is never empty."""
 
     name: str
     path: str
     args: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...] = HOOK_ENVIRONMENT
     timeout: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,6 +175,7 @@ class ContainerEdits:
     def from_dict(edits: Mapping[str, Any]) -> ContainerEdits:
         """Read edits in the file's spelling, as another program wrote them.
 
+        A hook without an environment gets HOOK_ENVIRONMENT: nvidia-ctk before 1.17.8 writes such hooks.
         Raises ValueError for an unknown key or a value of the wrong type: edits are passed on whole or not at all.
         """
         _check_types(edits)
@@ -179,7 +183,7 @@ class ContainerEdits:
             env=tuple(edits.get("env") or ()),
             device_nodes=tuple(_read(DeviceNode, _NODE_KEYS, node) for node in edits.get("deviceNodes") or ()),
             mounts=tuple(_read(Mount, _MOUNT_KEYS, mount) for mount in edits.get("mounts") or ()),
-            hooks=tuple(_read(Hook, _HOOK_KEYS, hook) for hook in edits.get("hooks") or ()),
+            hooks=tuple(_with_environment(_read(Hook, _HOOK_KEYS, hook)) for hook in edits.get("hooks") or ()),
             additional_gids=tuple(edits.get("additionalGids") or ()),
         )
         unknown = {str(key) for key in edits} - {"env", "deviceNodes", "mounts", "hooks", "additionalGids"}
@@ -262,6 +266,10 @@ def _read(kind: type[Edit], keys: Mapping[str, str], data: Mapping[str, Any]) ->
         return kind(**{keys[key]: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
     except TypeError as error:  # a required field is missing
         raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _with_environment(hook: Hook) -> Hook:
+    return hook if hook.env else replace(hook, env=HOOK_ENVIRONMENT)
 
 
 def build_spec(
@@ -394,6 +402,26 @@ def list_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
     )
 
 
+def list_invalid_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
+    """Return the claim UIDs whose CDI file cannot be read or does not pass ``validate_spec``, such as one of an earlier release.
+
+    A container that restarts uses the file as it is, so that the driver writes these files again when it starts.
+    """
+    return tuple(
+        uid
+        for uid in list_specs(system, directory, kind)
+        if not _is_valid_file(system, spec_path(directory, kind, uid))
+    )
+
+
+def _is_valid_file(system: System, path: str) -> bool:
+    try:
+        validate_spec(json.loads(system.read_text(path)))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return False
+    return True
+
+
 def remove_leftovers(system: System, directory: str, kind: str) -> int:
     """Remove what a writer that was killed has left beside the files of this kind; return how many there were.
 
@@ -414,9 +442,7 @@ def _all_edits(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _validate_edits(edits: Mapping[str, Any]) -> None:
-    for entry in edits.get("env", ()):
-        if "=" not in entry or entry.startswith("="):
-            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value")
+    _validate_environment(edits.get("env", ()))
     for node in edits.get("deviceNodes", ()):
         if not str(node.get("path", "")).startswith("/"):
             raise ValueError(f"CDI device node {node.get('path')!r}: an absolute path is needed")
@@ -433,8 +459,20 @@ def _validate_edits(edits: Mapping[str, Any]) -> None:
             raise ValueError(f"CDI hook {hook.get('hookName')!r} is none of {', '.join(_HOOK_NAMES)}")
         if not str(hook.get("path", "")).startswith("/"):
             raise ValueError(f"CDI hook {hook['hookName']}: an absolute path is needed, not {hook.get('path')!r}")
+        if not hook.get("env"):
+            raise ValueError(
+                f"CDI hook {hook['hookName']} ({hook['path']}) has no environment: a runtime can run it with the variables of the "
+                f"container image, as root. Set env, for example to {HOOK_ENVIRONMENT[0]}"
+            )
+        _validate_environment(hook["env"])
         if hook.get("timeout") is not None and hook["timeout"] <= 0:
             raise ValueError(f"CDI hook {hook['hookName']}: the timeout must be above 0 s, not {hook['timeout']}")
+
+
+def _validate_environment(entries: Iterable[str]) -> None:
+    for entry in entries:
+        if "=" not in entry or entry.startswith("="):
+            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value")
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:

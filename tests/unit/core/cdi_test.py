@@ -90,6 +90,7 @@ def test_a_claim_s_file_as_it_is_written() -> None:
                             "hookName": "createContainer",
                             "path": "/usr/bin/nvidia-cdi-hook",
                             "args": ["nvidia-cdi-hook", "update-ldcache"],
+                            "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
                             "timeout": 5,
                         }
                     ],

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dra_driver.core.cdi import ContainerEdits, Hook, build_spec
+from dra_driver.core.cdi import HOOK_ENVIRONMENT, ContainerEdits, Hook, build_spec
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.nvidia.driver_files import SOCKET_OPTIONS, driver_edits
 from node_model import FOLDER, VERSION, Node
@@ -83,7 +83,7 @@ def test_programs_firmware_settings_control_nodes_and_the_loader_s_cache(tmp_pat
         ("/dev/nvidia-uvm", 510, 0),
     ]
     command = ("nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib64")
-    assert edits.hooks == (Hook("createContainer", "/usr/bin/nvidia-cdi-hook", command),)
+    assert edits.hooks == (Hook("createContainer", "/usr/bin/nvidia-cdi-hook", command, env=HOOK_ENVIRONMENT),)
     assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void",)
     (tmp_path / "usr/bin/nvidia-cdi-hook").unlink()
     assert driver_edits(system, VERSION).hooks[0].args[:3] == ("nvidia-ctk", "hook", "update-ldcache")

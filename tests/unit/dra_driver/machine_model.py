@@ -170,6 +170,7 @@ class Node:
             self.store.meta,
             dynamic=self.survey.dynamic,
             boot_id=self.boot_id,
+            invalid=self.service.hands.invalid_cdi_uids(),
         )
         marks = {
             **stale_marks(self.survey.devices, self.store.meta),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -327,3 +328,35 @@ def test_remains_without_a_handle_are_replaced(tmp_path: Path) -> None:
         node.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("device", ["gpu-0", "gpu-1-mig-1g10gb-19-2"])
+def test_start_hook_without_environment_rewrites_the_cdi_file(tmp_path: Path, device: str) -> None:
+    """An earlier release wrote hooks without an environment; containers that restart must not run them."""
+    claims = Claims()
+
+    def without_environment(node: Node, uid: str) -> None:
+        document = node.cdi(uid)
+        document["containerEdits"]["hooks"] = [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}]
+        node.system.write_atomic(node.service.hands.cdi_path(uid), json.dumps(document).encode(), mode=0o644)
+
+    async def live(reference: ClaimReference | None) -> ClaimReference:
+        node = Node(tmp_path, claims, rules=RULES)
+        await node.start()
+        try:
+            if reference is None:
+                reference = claims.allocate("c", device)
+                assert (await node.service.prepare([reference]))[reference.uid].error == ""
+                without_environment(node, reference.uid)
+                return reference
+            for uid in sorted(node.service.suspect):
+                await node.service.restore(uid)
+            hooks = node.cdi(reference.uid).get("containerEdits", {}).get("hooks", [])
+            assert all(hook.get("env") for hook in hooks)
+            assert node.service.hands.invalid_cdi_uids() == ()
+            assert node.store.claims[reference.uid].prepared
+            return reference
+        finally:
+            node.close()
+
+    asyncio.run(live(asyncio.run(live(None))))

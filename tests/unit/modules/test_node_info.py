@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _identity, _node
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 
 SHOWN = """\
 Type=notify
@@ -247,3 +247,29 @@ def test_an_api_server_that_is_not_there_says_nothing_of_the_token() -> None:
 def test_no_identity(text: str | None) -> None:
     found = _identity.look(text, verify=True)
     assert found["accepted"] is None and found["account"] == "" and found["problem"]
+
+
+class Toolkit(System):
+    """A host with one program of NVIDIA's container toolkit."""
+
+    def __init__(self, output: str) -> None:
+        super().__init__("/nonexistent")
+        self.output = output
+
+    def exists(self, path: str) -> bool:
+        return path == "/usr/bin/nvidia-ctk"
+
+    def run(self, argv, timeout: float, input=None) -> Completed:  # type: ignore[no-untyped-def]  # noqa: A002
+        return Completed(0, self.output, "")
+
+
+@pytest.mark.parametrize(
+    ("output", "version"),
+    [
+        ("NVIDIA Container Toolkit CLI version 1.17.4\ncommit: 9b69590c7428470a72f2ae05f826412976af1395\n", "1.17.4"),
+        ("NVIDIA CDI Hook version 1.17.8-rc.1\n", "1.17.8"),
+        ("unknown", ""),
+    ],
+)
+def test_toolkit_facts_report_the_version(output: str, version: str) -> None:
+    assert _node.toolkit_facts(Toolkit(output)) == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": version}

@@ -26,7 +26,13 @@ def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = No
         "kubelet": {"folders": True, "sockets": [], "device_plugins": []},
         "managers": [],
         "units": {"dra-accelerators-driver.service": UNIT},
-        "nvidia": {"answers": True, "version": "580.95.05", "problem": "", "toolkit": ["/usr/bin/nvidia-ctk"]},
+        "nvidia": {
+            "answers": True,
+            "version": "580.95.05",
+            "problem": "",
+            "toolkit": ["/usr/bin/nvidia-ctk"],
+            "toolkit_version": "1.17.8",
+        },
         "devices": {"nvidia": ["0000:18:00.0"]} if devices is None else devices,
         "ascend": {"answers": False, "version": "", "library": "", "problem": "there is no /dev/davinci_manager"},
         "layout_problem": "",
@@ -71,7 +77,7 @@ def host(layout: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, A
 NPUS = {"devices": {"ascend": ["0000:82:00.0"]}}
 BOTH = {"devices": {"ascend": ["0000:82:00.0"], "nvidia": ["0000:18:00.0"]}}
 WELL = {"ascend": {"answers": True, "version": "24.1.rc1", "library": "/l/libdcmi.so", "problem": ""}}
-NO_GPU = {"nvidia": {"answers": False, "version": "", "problem": "no nvidia-smi", "toolkit": []}}
+NO_GPU = {"nvidia": {"answers": False, "version": "", "problem": "no nvidia-smi", "toolkit": [], "toolkit_version": ""}}
 FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
 POD = {"dra_driver_form": "daemonset"}
 PLUGIN = {"dra_driver_kubelet_interface": "device-plugin"}
@@ -168,3 +174,12 @@ def test_devices_that_the_fleet_leaves_out_are_named(tmp_path: Path) -> None:
     assert not played.failed, played.output
     assert "the node has devices of ascend, which are left alone: accelerator_vendors is nvidia" in played.output
     assert played.output.count("are left alone") == 1
+
+
+def test_toolkit_with_known_vulnerability_is_named(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    old = {"nvidia": {**node()["nvidia"], "toolkit_version": "1.17.7"}}
+    played = play(tmp_path, tasks, {"fixed": host(), "old": host(node=old)})
+    assert not played.failed, played.output
+    assert played.output.count("version 1.17.7 has the vulnerability CVE-2025-23266") == 1
+    assert "CVE-2024-0132" in played.output

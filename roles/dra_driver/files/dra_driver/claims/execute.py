@@ -15,7 +15,16 @@ from typing import Any, Callable, TypeVar
 
 from ..core import passthrough, pci
 from ..core.backend import Backend
-from ..core.cdi import ContainerEdits, DeviceNode, build_spec, list_specs, remove_spec, spec_path, write_spec
+from ..core.cdi import (
+    ContainerEdits,
+    DeviceNode,
+    build_spec,
+    list_invalid_specs,
+    list_specs,
+    remove_spec,
+    spec_path,
+    write_spec,
+)
 from ..core.companions import Companion
 from ..core.configuration import ConfigRefused
 from ..core.errors import (
@@ -331,6 +340,10 @@ class Hands:
     def cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have a CDI file."""
         return list_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
+
+    def invalid_cdi_uids(self) -> tuple[str, ...]:
+        """Return the UIDs of the claims whose CDI file has to be written again before a container restarts with it."""
+        return list_invalid_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
 
     def cdi_path(self, claim_uid: str) -> str:
         """Return where a claim's CDI file is."""

@@ -47,13 +47,14 @@ def plan_recovery(
     *,
     dynamic: Collection[str],
     boot_id: str,
+    invalid: Collection[str] = (),
 ) -> RecoveryPlan:
-    """Compare what is stored with what is there."""
+    """Compare the store with the CDI files and the devices. ``invalid`` are UIDs whose CDI file has to be written again."""
     undo, restore = [], []
     for record in sorted(records.values(), key=lambda record: record.created_at):
         if not record.prepared:
             undo.append(record.uid)
-        elif _needs_restore(record, cdi_uids, devices, dynamic, boot_id):
+        elif record.uid in invalid or _needs_restore(record, cdi_uids, devices, dynamic, boot_id):
             restore.append(record.uid)
     in_use = {uuid for record in records.values() if record.prepared for uuid in record.device_uuids}
     modes = [

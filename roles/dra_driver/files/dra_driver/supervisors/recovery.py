@@ -74,6 +74,7 @@ class Recovery:
         service, store = self._service, self._service.store
         with operation():
             files = await service.thread(service.hands.cdi_uids)
+            invalid = await service.thread(service.hands.invalid_cdi_uids)
             plan = plan_recovery(
                 store.claims,
                 files,
@@ -81,6 +82,7 @@ class Recovery:
                 store.meta,
                 dynamic=current.dynamic,
                 boot_id=self._boot_id,
+                invalid=invalid,
             )
             self._reached("recovery-planned")
             marks = {
