@@ -160,6 +160,8 @@ def main(program: str, words: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if verb == "start":
             return 0 if all(start(name) for name in names) else 1
+        if verb == "reload":
+            return 0 if all(Unit(name).active() and Unit(name).run("ExecReload") for name in names) else 1
         found = [name for pattern in names for name in known(pattern)]
         if verb == "stop":
             for name in found:

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,9 +25,9 @@ import pynvml
 from dra_driver.core.companions import Companion, SharedDevice
 from dra_driver.core.nvidia import mps
 from dra_driver.core.nvidia.configs import MULTI_USER
-from dra_driver.core.system import System
 
 SECONDS = 60
+SETTINGS = Path(__file__).resolve().parents[2] / "roles/dra_driver/files/mps-settings.sh"
 GIB = 1024**3
 MIB = 1024**2
 PERCENT = "defaultActiveThreadPercentage"
@@ -51,6 +52,14 @@ def control(environment: Mapping[str, str], commands: str) -> subprocess.Complet
     return subprocess.run(
         [mps.TOOL], input=commands, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
+
+
+def check(companion: Companion, environment: Mapping[str, str]) -> None:
+    """Verify that the daemon holds its settings, with the script that the daemon's unit runs."""
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as commands:
+        commands.write(companion.commands_text)
+        commands.flush()
+        subprocess.run(["/bin/sh", SETTINGS, "check", commands.name], env=environment, timeout=SECONDS, check=True)
 
 
 @contextlib.contextmanager
@@ -111,7 +120,7 @@ def main() -> None:
         (companion,) = mps.companions(f"real-{number}", [SharedDevice("", "gpu-0", "gpu", uuid, False, sharing)])
         limit = sharing.get(LIMIT) or sum(sharing.get("defaultPerDevicePinnedMemoryLimit", {}).values())
         with daemon(companion) as environment:
-            mps.check(System(), companion)
+            check(companion, environment)
             for seen in clients(companion, environment, count):
                 whole = whole or seen["multiprocessors"]
                 share = seen["multiprocessors"] / whole

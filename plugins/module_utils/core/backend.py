@@ -186,9 +186,6 @@ class Backend(Protocol):
     def refuse_without_companions(self) -> None:
         """Refuse where the programs for that are not on this machine. Raises AcceleratorError with what to install."""
 
-    def check_companion(self, companion: Companion) -> None:
-        """See that a companion answers and holds what it was told. Raises AcceleratorError."""
-
     def companion_edits(self, companion: Companion) -> ContainerEdits:
         """Return what a container needs to reach a companion. Pure."""
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which MPS daemons a claim has, what they are told, and how it is seen that they hold it."""
+"""The MPS daemons of a claim and their settings. tests/unit/roles/mps_settings_test.py checks that daemons hold them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from dra_driver.core.companions import SharedDevice, claim_of
 from dra_driver.core.configuration import ConfigRefused
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.nvidia import mps
-from dra_driver.core.system import Completed, System
+from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,58 +132,6 @@ def test_every_device_has_exactly_one_daemon(kinds: list[tuple[bool, int | None]
     for each in found:
         (percentage,) = {percentages[name] for name in each.devices}
         assert (f"set_default_active_thread_percentage {percentage}" in each.commands) == (percentage is not None)
-
-
-class Daemon(System):
-    """A machine whose MPS daemon gives these answers."""
-
-    def __init__(self, answers: Mapping[str, str], returncode: int = 0) -> None:
-        super().__init__("/nonexistent")
-        self.answers, self.returncode = answers, returncode
-
-    def run(
-        self,
-        argv: Any,
-        timeout: float,
-        input: str | None = None,  # noqa: A002
-        environment: Mapping[str, str] | None = None,
-    ) -> Completed:
-        assert (argv, (environment or {})["CUDA_VISIBLE_DEVICES"]) == (["nvidia-cuda-mps-control"], "GPU-a")
-        return Completed(self.returncode, self.answers.get((input or "").strip(), ""), "")
-
-
-PERCENTAGE, LIMIT = "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"
-
-
-@pytest.mark.parametrize("held", ["4G", "4500M"])
-def test_a_daemon_that_holds_what_it_was_told_is_good(held: str) -> None:
-    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4500 * 1024**2}
-    (companion,) = mps.companions(UID, [device("a", **settings)])
-    mps.check(Daemon({PERCENTAGE: "50.0\n", LIMIT: f"{held}\n"}), companion)
-
-
-@pytest.mark.parametrize(
-    ("answers", "returncode", "message"),
-    [
-        ({PERCENTAGE: "100.0", LIMIT: "4G"}, 0, "it gives 100.0 percent of the threads, and 50 was asked for"),
-        ({PERCENTAGE: "50.0", LIMIT: "5G"}, 0, "device 0 has the memory limit 5G, and 4096M was asked for"),
-        ({PERCENTAGE: "50.0"}, 0, "device 0 has the memory limit none"),
-        ({LIMIT: "Cannot find MPS control daemon process"}, 1, "it does not answer: Cannot find MPS control daemon"),
-    ],
-)
-def test_a_daemon_that_does_not_is_not_ready(answers: dict[str, str], returncode: int, message: str) -> None:
-    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4 * GIBIBYTE}
-    (companion,) = mps.companions(UID, [device("a", **settings)])
-    with pytest.raises(AcceleratorError, match=message) as found:
-        mps.check(Daemon(answers, returncode), companion)
-    assert found.value.code == "mps-not-ready"
-
-
-def test_a_daemon_without_settings_has_to_answer() -> None:
-    (companion,) = mps.companions(UID, [device("a")])
-    mps.check(Daemon({PERCENTAGE: "100.0"}), companion)
-    with pytest.raises(AcceleratorError, match="does not tell which part of the threads"):
-        mps.check(Daemon({}), companion)
 
 
 def test_a_node_without_mps_says_what_to_install() -> None:

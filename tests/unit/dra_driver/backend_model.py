@@ -385,9 +385,6 @@ class ModelBackend:
     def refuse_without_companions(self) -> None:
         self._call("refuse_without_companions")
 
-    def check_companion(self, companion: Companion) -> None:
-        self._call("check_companion", companion.name)
-
     def companion_edits(self, companion: Companion) -> ContainerEdits:
         return mps.edits(companion)
 

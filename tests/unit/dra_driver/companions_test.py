@@ -77,14 +77,9 @@ def test_a_partition_goes_although_its_daemon_used_it(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("at", ["start", "check"])
-def test_a_daemon_that_does_not_start_leaves_nothing(tmp_path: Path, at: str) -> None:
+def test_a_daemon_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
-        error = AcceleratorError("it does not want to")
-        if at == "start":
-            node.keeper.failures.append(error)
-        else:
-            node.backend.failures["check_companion"] = [error]
+        node.keeper.failures.append(AcceleratorError("it does not want to"))
         partition = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
         assert "it does not want to" in await prepare(node, partition)
         assert (node.partitions(), node.keeper.running(), node.store.claims, node.cdi_files()) == ([], {}, {}, ())
@@ -175,7 +170,7 @@ def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> No
         await node.service.upkeep.keep_companions("0uid-nobody")
         assert node.keeper.running() == before
         # A container may have told the daemon something else.
-        node.backend.failures["check_companion"] = [AcceleratorError("it gives 100 percent")]
+        node.keeper.check_failures.append(AcceleratorError("it gives 100 percent"))
         with pytest.raises(AcceleratorError, match="it gives 100 percent"):
             await node.service.upkeep.keep_companions(claim.uid)
 
@@ -299,6 +294,25 @@ def test_a_service_is_told_what_it_has_to_know_before_it_starts(tmp_path: Path) 
     ]
     assert (tmp_path / FOLDER / "0uid-a.0.environment").read_text() == 'A="1"\nB="2"\n'
     assert (tmp_path / FOLDER / "0uid-a.0.commands").read_text() == "one\ntwo\n"
+
+
+def test_start_creates_the_directory_of_companions_for_root_alone(tmp_path: Path) -> None:
+    ServiceManager(Systemd(tmp_path, is_active=DEAD)).start(COMPANION)
+    assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
+
+
+def test_check_reloads_the_unit_and_runs_no_tool_of_the_vendor(tmp_path: Path) -> None:
+    """Containers write to the pipe directory: only the unit's sandbox may open it."""
+    system = Systemd(tmp_path)
+    ServiceManager(system).check(COMPANION)
+    assert system.told == [["systemctl", "reload", "dra-accelerators-mps@0uid-a.0.service"]]
+    system.answers["reload"] = Completed(1, "", "Job failed")
+    system.answers["__output=cat"] = Completed(0, "the active thread percentage is '100.0', expected 50\n", "")
+    with pytest.raises(
+        AcceleratorError, match=r"mps@0uid-a\.0\.service failed: the active thread .*'100\.0', expected 50"
+    ):
+        ServiceManager(system).check(COMPANION)
+    assert {words[0] for words in system.told} == {"systemctl", "journalctl"}
 
 
 def test_nodes_that_are_not_there_are_made_and_go_with_the_companion(tmp_path: Path) -> None:

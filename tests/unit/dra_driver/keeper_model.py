@@ -23,6 +23,7 @@ class ModelKeeper:
         self.gpus = gpus
         self.path = gpus.path.with_name("companions.json")
         self.failures: list[AcceleratorError] = []
+        self.check_failures: list[AcceleratorError] = []
 
     def running(self) -> dict[str, dict[str, Any]]:
         """What each companion was told, by its name."""
@@ -42,6 +43,10 @@ class ModelKeeper:
                 users.append(pid)
         told = {"pid": pid, "devices": served, "commands": list(companion.commands), "claim": companion.claim}
         self.path.write_text(json.dumps({**running, companion.name: told}))
+
+    def check(self, companion: Companion) -> None:
+        if self.check_failures:
+            raise self.check_failures.pop(0)
 
     def stop(self, claim_uid: str) -> None:
         running = self.running()

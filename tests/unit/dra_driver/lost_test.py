@@ -217,7 +217,7 @@ def test_the_driver_that_is_killed_while_it_takes_up_a_claim_has_it_afterwards(t
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
-        node.backend.failures["check_companion"] = [ApiUnreachable("it does not answer")]
+        node.keeper.failures.append(ApiUnreachable("it does not answer"))
         assert "it does not answer" in await prepare(node, claim)
         assert traces(node) == meanwhile and node.store.claims[claim.uid].prepared
         again = Node(tmp_path, claims)

@@ -296,10 +296,6 @@ class AscendBackend:
     def refuse_without_companions(self) -> None:
         """Refuse nothing: no such programs are needed."""
 
-    def check_companion(self, companion: Companion) -> None:
-        """Refuse: there are no such programs."""
-        raise Unsupported(f"NPUs have no companions such as {companion.name}")
-
     def companion_edits(self, companion: Companion) -> ContainerEdits:
         """Return nothing. Pure."""
         return ContainerEdits()

@@ -394,10 +394,6 @@ class NvidiaBackend:
         """Refuse where MPS is not installed."""
         mps.refuse_without_tool(self._system)
 
-    def check_companion(self, companion: Companion) -> None:
-        """See that an MPS daemon answers and holds what it was told."""
-        mps.check(self._system, companion)
-
     def companion_edits(self, companion: Companion) -> ContainerEdits:
         """Return what a container needs to reach an MPS daemon. Pure."""
         return mps.edits(companion)

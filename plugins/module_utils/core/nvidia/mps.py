@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""MPS: the control daemons that a claim needs, what they are told, and what its containers need to reach them.
+"""MPS: the control daemons of a claim, their settings, and the container edits that reach them.
 
-Facts: the manual of nvidia-cuda-mps-control, seen with 535.261.03; CUDA's documentation of MPS. A wrong value is not refused
-by the daemon, which goes on with the former one, so what it holds is read back. A process reaches one daemon, by its pipe folder,
+Facts: the manual of nvidia-cuda-mps-control, seen with 535.261.03; CUDA's documentation of MPS. The daemon ignores a wrong value
+and keeps the previous one, so the daemon's unit reads the settings back (mps-settings.sh of the role dra_driver). The driver itself
+never opens the pipe directory, because containers write there. A process reaches one daemon, by its pipe folder,
 and a MIG device has a daemon of its own. The daemon's memory limit was reported not to hold for clients on MIG devices; the
 variable of the client does, so they get both. Several users: -M, as NVIDIA's own DRA driver has it (mps-control-daemon.tmpl.yaml); a
 program that does not know it (535.261.03) takes itself for the user interface, finds no daemon and ends.
@@ -11,9 +12,7 @@ program that does not know it (535.261.03) takes itself for the user interface, 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from ..cdi import ContainerEdits, Mount
 from ..companions import SHARED_MEMORY, Companion, SharedDevice, companion_name
@@ -29,11 +28,9 @@ TOOL = "nvidia-cuda-mps-control"
 OPTIONS = "DRA_ACCELERATORS_MPS_OPTIONS"
 PIPE_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 in the container, where CUDA looks first
 
-_ANSWER_SECONDS = 10.0
 _MEBIBYTE = 1024**2
 _MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
 _PERCENTAGE = "get_default_active_thread_percentage"
-_LIMIT = re.compile(r"(\d+)([MG])")
 
 
 def companions(claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
@@ -130,57 +127,3 @@ def refuse_without_tool(system: System) -> None:
             hint="Install it: Debian's package nvidia-cuda-mps, Ubuntu's nvidia-compute-utils, part of NVIDIA's own driver.",
             code="mps-missing",
         )
-
-
-def check(system: System, companion: Companion) -> None:
-    """See that a daemon answers and holds what it was told. Raises AcceleratorError, naming what it holds instead."""
-    for command in companion.commands:
-        what, *rest = command.split()
-        if what == "set_default_device_pinned_mem_limit":
-            index, wanted = rest
-            held = _ask(system, companion, f"get_default_device_pinned_mem_limit {index}")
-            if not _same_limit(wanted, held):
-                raise _refused(
-                    companion, f"device {index} has the memory limit {held or 'none'}, and {wanted} was asked for"
-                )
-        elif what == "set_default_active_thread_percentage":
-            held = _ask(system, companion, _PERCENTAGE)
-            if _number(held) != float(rest[0]):
-                raise _refused(
-                    companion, f"it gives {held or 'nothing'} percent of the threads, and {rest[0]} was asked for"
-                )
-    if _number(_ask(system, companion, _PERCENTAGE)) is None:
-        raise _refused(companion, "it does not tell which part of the threads it gives")
-
-
-def _ask(system: System, companion: Companion, command: str) -> str:
-    variables: Mapping[str, Any] = companion.environment
-    done = system.run([TOOL], timeout=_ANSWER_SECONDS, input=f"{command}\n", environment=variables)
-    if done.returncode != 0:
-        said = " ".join((done.stdout + " " + done.stderr).split())
-        raise _refused(companion, f"it does not answer: {said}")
-    return done.stdout.strip()
-
-
-def _refused(companion: Companion, found: str) -> AcceleratorError:
-    return AcceleratorError(
-        f"The MPS daemon {companion.name} is not as it was asked to be: {found}",
-        hint=f"Its own words: journalctl -u 'dra-accelerators-mps@{companion.name}.service'",
-        code="mps-not-ready",
-    )
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _same_limit(wanted: str, held: str) -> bool:
-    """Whether a daemon's answer (``4G`` for all from 4096M to 5119M, ``512M``) can be what it was told, whole MiB."""
-    told, found = _LIMIT.fullmatch(wanted), _LIMIT.fullmatch(held)
-    if told is None or found is None:
-        return False
-    mebibytes = int(told[1])
-    return int(found[1]) == (mebibytes // 1024 if found[2] == "G" else mebibytes)

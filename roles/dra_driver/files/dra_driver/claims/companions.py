@@ -33,6 +33,9 @@ class Keeper(Protocol):
     def start(self, companion: Companion) -> None:
         """Have a companion run; one that runs is left alone. Raises AcceleratorError, with its own last words."""
 
+    def check(self, companion: Companion) -> None:
+        """Verify that a running companion holds its settings. Raises AcceleratorError, with the companion's last log lines."""
+
     def stop(self, claim_uid: str) -> None:
         """End a claim's companions, and remove what they had; there need not be any. Raises AcceleratorError."""
 
@@ -66,6 +69,18 @@ class ServiceManager:
             raise AcceleratorError(
                 f"{unit} does not start: {said}",
                 hint=f"Its own last words: {self._last_words(unit) or 'none'}",
+                code="companion-failed",
+            )
+
+    def check(self, companion: Companion) -> None:
+        """Verify that a running companion holds its settings: a reload of its unit checks them in the unit's own sandbox."""
+        unit = f"{UNIT_PREFIX}{companion.kind}@{companion.name}.service"
+        self._refuse_apart(f"{unit} cannot be checked")
+        passed, _said = self._systemctl("reload", unit, timeout=START_SECONDS)
+        if not passed:
+            raise AcceleratorError(
+                f"The check of {unit} failed: {self._last_words(unit) or 'it wrote no message'}",
+                hint=f"Read its log: journalctl --unit='{unit}'",
                 code="companion-failed",
             )
 
@@ -156,7 +171,7 @@ class ServiceManager:
         """Write one of a companion's files. Raises AcceleratorError where the disk does not take it."""
         path = companion.folder + suffix
         try:
-            self._system.write_atomic(path, text.encode(), mode=0o600)
+            self._system.write_atomic(path, text.encode(), mode=0o600, directory_mode=0o700)
         except OSError as error:
             raise AcceleratorError(
                 f"{path}, which {companion.kind} needs for {companion.name}, cannot be written: {error.strerror}",

@@ -213,7 +213,6 @@ class Hands:
             record = replace(plan.record, devices=tuple(_with(device, partitions) for device in plan.record.devices))
             for companion in self.companions(record):
                 self.keeper.start(replace(companion, nodes=self._nodes(record, companion)))
-                self.backend.check_companion(companion)
                 self.reached("companion-started")
         except BaseException:
             self._take_back(plan.record, made, changed)

@@ -61,7 +61,7 @@ class Upkeep:
             if record is not None and record.prepared:
                 for companion in self._hands.companions(record):
                     await self._service.thread(self._hands.keeper.start, companion)
-                    await self._service.thread(self._hands.backend.check_companion, companion)
+                    await self._service.thread(self._hands.keeper.check, companion)
 
     async def orphans(self) -> tuple[str, ...]:
         """Return the UIDs that companions run for and no claim has. Raises AcceleratorError."""

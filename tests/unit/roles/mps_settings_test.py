@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The script that gives MPS daemons their settings and checks them, and the units that run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from dra_driver.core.companions import SharedDevice
+from dra_driver.core.nvidia import mps
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/dra_driver"
+TEMPLATES = ROLE / "templates"
+SCRIPT = ROLE / "files/mps-settings.sh"
+PERCENTAGE, LIMIT = "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"
+MEBIBYTE = 1024**2
+DAEMON = """#!/bin/sh
+while read -r line; do
+  printf '%s\\n' "$line" >> {folder}/asked
+  case $line in
+{cases}
+  esac
+done
+exit $(cat {folder}/code)
+"""
+
+
+def run(folder: Path, mode: str, answers: dict[str, str], code: int = 0, **sharing: int) -> tuple[int, str, list[str]]:
+    """The script's exit code and message, and what it sent to a daemon that gives these answers."""
+    cases = "\n".join(f"    '{asked}') printf '%b\\n' '{answer}' ;;" for asked, answer in answers.items())
+    control = folder / "nvidia-cuda-mps-control"
+    control.write_text(DAEMON.format(folder=folder, cases=cases), encoding="utf-8")
+    control.chmod(0o755)
+    (folder / "code").write_text(str(code), encoding="ascii")
+    (folder / "asked").write_text("", encoding="ascii")
+    device = SharedDevice("c", "gpu-0", "r", "GPU-a", False, {"strategy": "MPS", **sharing})
+    (companion,) = mps.companions("0uid", [device])
+    (folder / "commands").write_text(companion.commands_text, encoding="ascii")
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    words = ["sh", str(SCRIPT), mode, str(folder / "commands")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    return done.returncode, done.stderr.strip(), (folder / "asked").read_text("utf-8").splitlines()
+
+
+@pytest.mark.parametrize("held", ["4G", "4500M"])
+@pytest.mark.parametrize("percentage", ["50.0", "50", "50.000"])
+def test_apply_daemon_holds_its_settings_passes(tmp_path: Path, held: str, percentage: str) -> None:
+    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4500 * MEBIBYTE}
+    answers = {PERCENTAGE: percentage, LIMIT: held}
+    code, message, asked = run(tmp_path, "apply", answers, **settings)
+    assert (code, message) == (0, "")
+    assert asked[:2] == ["set_default_device_pinned_mem_limit 0 4500M", "set_default_active_thread_percentage 50"]
+    code, message, asked = run(tmp_path, "check", answers, **settings)
+    assert (code, message) == (0, "") and not any(line.startswith("set_") for line in asked)
+
+
+@pytest.mark.parametrize("mode", ["apply", "check"])
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({PERCENTAGE: "100.0", LIMIT: "4G"}, "the active thread percentage is '100.0', expected 50"),
+        ({PERCENTAGE: "50.0", LIMIT: "5G"}, "device 0 has the memory limit '5G', expected 4096M"),
+        ({PERCENTAGE: "50.0"}, "device 0 has the memory limit '', expected 4096M"),
+        ({PERCENTAGE: "", LIMIT: "4G"}, "the active thread percentage is '', expected 50"),
+        ({PERCENTAGE: "$(reboot)`x`;*", LIMIT: "4G"}, "the active thread percentage is '$(reboot)`x`;*', expected 50"),
+        ({PERCENTAGE: "50.0", LIMIT: "4G\\n4096M\\033[2J"}, "memory limit '4G4096M[2J', expected 4096M"),
+        ({PERCENTAGE: r"\\033[2J", LIMIT: "4G"}, r"the active thread percentage is '\033[2J', expected 50"),
+        ({PERCENTAGE: "1" * 5000, LIMIT: "4G"}, f"the active thread percentage is '{'1' * 200}', expected 50"),
+    ],
+)
+def test_check_daemon_holds_other_settings_fails(
+    tmp_path: Path, mode: str, answers: dict[str, str], message: str
+) -> None:
+    settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4096 * MEBIBYTE}
+    code, found, _asked = run(tmp_path, mode, answers, **settings)
+    assert code == 1 and message in found and found.isprintable()
+
+
+def test_check_daemon_without_settings_has_to_answer(tmp_path: Path) -> None:
+    assert run(tmp_path, "check", {PERCENTAGE: "100.0"})[:2] == (0, "")
+    code, message, _asked = run(tmp_path, "check", {})
+    assert code == 1 and "the active thread percentage is '', expected a number" in message
+
+
+def test_check_output_without_end_is_cut(tmp_path: Path) -> None:
+    """The daemon answers what its claim's containers make it answer."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text("#!/bin/sh\nexec yes 50.0\n", encoding="ascii")
+    control.chmod(0o755)
+    (tmp_path / "commands").write_text(f"{PERCENTAGE}\n", encoding="ascii")
+    words = ["sh", str(SCRIPT), "check", str(tmp_path / "commands")]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, timeout=30)
+    assert done.returncode == 1 and len(done.stderr) < 400
+
+
+def lines(unit: str) -> list[str]:
+    return (TEMPLATES / unit).read_text("utf-8").splitlines()
+
+
+def test_units_keep_local_users_out_of_the_directories_of_companions() -> None:
+    driver, memory = lines("dra-accelerators-driver.service.j2"), lines("dra-accelerators-memory@.service.j2")
+    assert "RuntimeDirectoryMode=0700" in driver
+    mounts = [line for line in memory if "mount " in line and line.startswith("ExecStart=")]
+    assert len(mounts) == 1 and "mode=0700" in mounts[0] and "nosymfollow" in mounts[0]
+    assert "d {{ __dra_driver_companions }} 0700 root root -" in lines("tmpfiles.conf.j2")
+    assert "ExecStart=/bin/chmod 0700 {{ __dra_driver_companions }}" in memory
+
+
+@pytest.mark.parametrize(("fails", "options"), [(False, 1), (True, 2)])
+def test_memory_unit_without_nosymfollow_mounts_with_a_warning(tmp_path: Path, fails: bool, options: int) -> None:
+    (line,) = [each for each in lines("dra-accelerators-memory@.service.j2") if "/bin/sh -c" in each]
+    found = re.fullmatch(r"ExecStart=/bin/sh -c '(.*)'", line)
+    assert found is not None
+    text = found[1].replace("$$", "$").replace("%%", "%")
+    program = tmp_path / "mount"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/called\ncase "$*" in *nosymfollow*) exit {int(fails)} ;; esac\n', "ascii"
+    )
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False, env=environment)
+    called = (tmp_path / "called").read_text("ascii").splitlines()
+    assert done.returncode == 0 and len(called) == options
+    assert all("nosuid,nodev,noexec,mode=0700,size=50%" in each for each in called)
+    assert ("without nosymfollow" in done.stderr) == fails
