@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 from ansible.plugins.filter.core import FilterModule
+from ansible_collections.dra.accelerators.plugins.filter.csp_hash import csp_hash
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "playbooks/templates"
 
@@ -22,4 +23,5 @@ def page(picture: dict[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update({name: FilterModule().filters()[name] for name in ("to_json", "extract")})
+    environment.filters["dra.accelerators.csp_hash"] = csp_hash
     return environment.get_template("report.html.j2").render(accelerator_report={"picture": picture})

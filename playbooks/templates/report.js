@@ -15,6 +15,7 @@
     const made = document.createElement(name);
     for (const [key, value] of Object.entries(options || {})) {
       if (key === "text") made.textContent = value;
+      else if (key === "style") made.style.cssText = value; // the page's policy forbids style attributes
       else made.setAttribute(key, value);
     }
     made.append(...children.filter((each) => each !== null));
@@ -22,7 +23,10 @@
   }
   function drawn(name, options) {
     const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(options || {})) made.setAttribute(key, value);
+    for (const [key, value] of Object.entries(options || {})) {
+      if (key === "style") made.style.cssText = value;
+      else made.setAttribute(key, value);
+    }
     return made;
   }
   const ago = (seconds) => (seconds >= 172800 ? `${Math.floor(seconds / 86400)} d ago` : seconds >= 7200 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 60)} min ago`);

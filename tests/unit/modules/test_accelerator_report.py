@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.filter.markdown_text import markdown_text
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
 from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
@@ -223,6 +224,7 @@ def rendered(found: Json) -> str:
     template = (ROOT / "playbooks/templates/report.md.j2").read_text()
     # As the module template has it.
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment.filters["dra.accelerators.markdown_text"] = markdown_text
     return environment.from_string(template).render(accelerator_report=found)
 
 
@@ -237,7 +239,7 @@ def test_a_report_says_all_of_it_in_words() -> None:
     assert f"| 0 | {first.product} | 3g.40gb | none | well |\n| 1 | {second.product} | whole | none | lost |\n" in text
     assert "Layout (test): devices that differ: 1.\n" in text
     assert "Published: 2, available: 1, held: 1.\n" in text
-    assert "* **node-2**: node-2 has not answered. See why it could not be asked. (`node-silent`)\n" in text
+    assert "* **node-2**: node-2 has not answered. See why it could not be asked. (node-silent)\n" in text
     assert "| driver of nvidia | 580.95.5 | node-1 |\n" in text
     alone = fleet_report({"node-1": report(gpu())}, None, [])
     assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
