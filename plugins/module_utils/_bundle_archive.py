@@ -22,6 +22,8 @@ from ._bundle_manifest import NAME, WHEEL, BundleError, Differences, Found, Mani
 _BLOCK = 1 << 20
 #: Below the folder of a bundle: for each Python the wheels that it needs, and no others.
 WHEELHOUSES = "wheelhouses"
+#: In bytes. A manifest has some 500 bytes for each file.
+_MAX_MANIFEST = 1 << 26
 
 
 def write(folder: Path, manifest: Manifest, archive: Path) -> None:
@@ -50,7 +52,7 @@ def read_manifest(archive: Path) -> tuple[str, Manifest]:
     """Return the manifest of an archive, as text and as data. Raises BundleError."""
     with _readable(archive):
         for member, content in _members(archive):
-            if member.name == NAME and content is not None:
+            if member.name == NAME and content is not None and member.size <= _MAX_MANIFEST:
                 text = content.read().decode("utf-8", "replace")
                 return text, _bundle_manifest.read(text, str(archive))
             break
@@ -88,9 +90,9 @@ def _readable(archive: Path) -> Iterator[None]:
 
 
 def verify(archive: Path, manifest: Manifest, target: Path | None = None) -> None:
-    """Compare all files of an archive with its manifest, and put them into a folder where one is given.
+    """Compare all files of an archive with its manifest, and write them below a directory if one is given.
 
-    Only what the manifest names, with the size that it says, is ever written. Raises BundleError, naming what differs.
+    Only files in the manifest are written, and only with the size in it. Raises BundleError, naming the files that differ.
     """
     sizes = {item.path: item.size for item in manifest.items}
     found: dict[str, Found] = {}
@@ -104,7 +106,7 @@ def verify(archive: Path, manifest: Manifest, target: Path | None = None) -> Non
             elif member.size != sizes[member.name]:
                 found[member.name] = Found(member.size, "")
             else:
-                found[member.name] = _copied(content, target / member.name if target else None)
+                found[member.name] = _copied(content, below(target, member.name) if target else None)
     differences = _bundle_manifest.compare(manifest, found)
     Differences(differences.missing, differences.changed, tuple(sorted(set(strange)))).refuse(str(archive))
 
@@ -113,8 +115,25 @@ def _copied(content: IO[bytes], target: Path | None) -> Found:
     if target is None:
         return _hashed(content)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
+    with target.open("xb") as file:
         return _hashed(content, file)
+
+
+def is_below(folder: Path, path: Path) -> bool:
+    """Return whether a path is below a directory, with symbolic links and ``..`` resolved."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def below(folder: Path, path: str | Path) -> Path:
+    """Return a path below a directory. Raises BundleError for one that leads out of it."""
+    target = folder / path
+    if not is_below(folder, target):
+        raise BundleError(
+            f"{str(path)!r} of the bundle leads out of {folder}",
+            hint="Nothing was written there. Do not use this bundle.",
+            code="manifest",
+        )
+    return target
 
 
 def look(folder: Path, manifest: Manifest) -> Differences:
@@ -122,7 +141,7 @@ def look(folder: Path, manifest: Manifest) -> Differences:
     found: dict[str, Found] = {}
     for item in manifest.items:
         path = folder / item.path
-        if path.is_file():
+        if path.is_file() and is_below(folder, path):
             with path.open("rb") as content:
                 found[item.path] = _hashed(content)
     differences = _bundle_manifest.compare(manifest, found)
@@ -148,7 +167,7 @@ def _hashed(content: IO[bytes], copy: IO[bytes] | None = None) -> Found:
 
 
 def wheel_links(folder: Path, manifest: Manifest) -> list[tuple[Path, str]]:
-    """Return the folders of wheels: each file there, and the item that it is."""
+    """Return the files in the directories of wheels, each with the path of its item."""
     return [
         (folder / WHEELHOUSES / place / item.path.rpartition("/")[2], item.path)
         for item in manifest.of(WHEEL)
@@ -170,7 +189,7 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
     try:
         verify(archive, manifest, aside)
         for link, item in wheel_links(aside, manifest):
-            link.parent.mkdir(parents=True, exist_ok=True)
+            below(aside, link).parent.mkdir(parents=True, exist_ok=True)
             os.link(aside / item, link)
         (aside / NAME).write_text(text, encoding="utf-8")
         if folder.exists():

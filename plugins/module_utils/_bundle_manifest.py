@@ -21,7 +21,24 @@ NAME = "manifest.json"
 PACKAGE, INDEX, WHEEL, IMAGE, FILE = "package", "index", "wheel", "image", "file"
 KINDS = (PACKAGE, INDEX, WHEEL, IMAGE, FILE)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~%:=@-]*(/[A-Za-z0-9][A-Za-z0-9._+~%:=@-]*)*")
+#: A platform (debian_13_x86_64) or a Python (cp313-x86_64): the name of a directory below the bundle's.
+_PLACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+_FILE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+~%:=@-]{0,254}"
+_PATHS = {
+    PACKAGE: re.compile(rf"packages/{_PLACE.pattern}/{_FILE_NAME}"),
+    INDEX: re.compile(rf"packages/{_PLACE.pattern}/(repodata/)?{_FILE_NAME}"),
+    WHEEL: re.compile(rf"wheels/{_FILE_NAME}\.whl"),
+    IMAGE: re.compile(rf"images/{_FILE_NAME}"),
+    FILE: re.compile(rf"files/{_FILE_NAME}"),
+}
+#: Names and versions are arguments of package managers: none starts like an option.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~%:=@/-]{0,254}")
+_VERSION = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+~^!:=@/-]{0,254})?")
+_SIGNER = re.compile(r"[0-9A-F]{8,64}")
+_LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{0,4096}")
+_MAX_SIZE = 1 << 50
+#: How many characters of a wrong value an error shows.
+_SHOWN = 400
 #: How many names an error gives before it only counts.
 _NAMED = 12
 
@@ -111,49 +128,85 @@ def digest_of_text(text: str) -> str:
 
 
 def read(text: str, where: str) -> Manifest:
-    """Read a manifest. Raises BundleError, naming what it cannot be."""
+    """Return the manifest in a text. Raises BundleError, which names the wrong value.
+
+    The text is untrusted: every value that becomes a path, a name, or an argument has to match a pattern.
+    """
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or "format" not in content:
             raise ValueError("it has no format")
         if content["format"] != FORMAT:
             raise ValueError(f"it has the format {content['format']!r}, and this collection reads {FORMAT}")
-        items = tuple(_item(each) for each in content["items"])
-        paths = [item.path for item in items]
-        twice = sorted({path for path in paths if paths.count(path) > 1}) if len(set(paths)) != len(paths) else []
-        if twice:
-            raise ValueError(f"it names {twice[0]} twice")
-        wheelhouses = {str(key): tuple(map(str, each)) for key, each in content["wheelhouses"].items()}
-        return Manifest(items, tuple(dict(need) for need in content["needs"]), wheelhouses, str(content["collection"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        wheelhouses = {
+            _matching(key, _PLACE, "key of wheelhouses"): tuple(
+                _matching(digest, _DIGEST, f"SHA-256 digest of the wheelhouse {key}") for digest in _list(each, key)
+            )
+            for key, each in content["wheelhouses"].items()
+        }
+        items = tuple(_item(each, wheelhouses) for each in _list(content["items"], "items"))
+        _check_paths([item.path for item in items])
+        needs = tuple(dict(need) for need in _list(content["needs"], "needs"))
+        return Manifest(items, needs, wheelhouses, _matching(content["collection"], _LINE, "collection"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise BundleError(
-            f"The manifest of {where} cannot be read: {reason}",
-            hint="Make the bundle once more, with this version of the collection.",
+            f"The manifest of {where} cannot be read: {reason[:_SHOWN]}",
+            hint="Nothing was written. Make the bundle again with this version of the collection.",
             code="manifest",
         ) from error
 
 
-def _item(content: Mapping[str, Any]) -> Item:
-    path, kind, sha256 = content["path"], content["kind"], content["sha256"]
-    if not isinstance(path, str) or not _PATH.fullmatch(path) or path == NAME:
-        raise ValueError(f"the path {path!r} is none of a bundle")
+def _check_paths(paths: Sequence[str]) -> None:
+    """Raise ValueError for a path that is listed twice, or that is also the directory of another one."""
+    seen = set(paths)
+    if len(seen) != len(paths):
+        raise ValueError(f"it names {next(path for path in paths if paths.count(path) > 1)} twice")
+    for path in paths:
+        parts = path.split("/")
+        parents = {"/".join(parts[:size]) for size in range(1, len(parts))}
+        if parents & seen:
+            raise ValueError(f"{min(parents & seen)} is a file and the directory of {path}")
+
+
+def _item(content: Mapping[str, Any], wheelhouses: Mapping[str, Any]) -> Item:
+    path, kind, size = content["path"], content["kind"], content["size"]
     if kind not in KINDS:
-        raise ValueError(f"{path} is of the kind {kind!r}, expected one of {', '.join(KINDS)}")
-    if not isinstance(sha256, str) or not _DIGEST.fullmatch(sha256):
-        raise ValueError(f"{path} has no SHA-256 digest")
+        raise ValueError(f"{str(path)[:_SHOWN]} is of the kind {kind!r}, expected one of {', '.join(KINDS)}")
+    places = tuple(_matching(each, _PLACE, f"entry of for of {path}") for each in _list(content["for"], "for"))
+    if not isinstance(path, str) or not _PATHS[kind].fullmatch(path):
+        raise ValueError(f"{path!r} is not a path for the kind {kind}, expected {_PATHS[kind].pattern}")
+    if kind in (PACKAGE, INDEX) and places != (path.split("/")[1],):
+        raise ValueError(f"{path} is for {places!r}, expected the platform in its path alone")
+    if kind == WHEEL and not set(places) <= set(wheelhouses):
+        raise ValueError(f"{path} is for {places!r}, expected keys of wheelhouses ({', '.join(wheelhouses)})")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < _MAX_SIZE:
+        raise ValueError(f"{path} has the size {size!r}, expected a number of bytes below {_MAX_SIZE}")
     return Item(
         path=path,
         kind=kind,
-        name=str(content["name"]),
-        version=str(content["version"]),
-        size=int(content["size"]),
-        sha256=sha256,
-        places=tuple(map(str, content["for"])),
-        source=str(content["from"]),
-        signed_by=tuple(map(str, content["signed_by"])),
-        verified=str(content["verified"]),
+        name=_matching(content["name"], _WORD, f"name of {path}"),
+        version=_matching(content["version"], _VERSION, f"version of {path}"),
+        size=size,
+        sha256=_matching(content["sha256"], _DIGEST, f"SHA-256 digest of {path}"),
+        places=places,
+        source=_matching(content["from"], _LINE, f"from of {path}"),
+        signed_by=tuple(_matching(each, _SIGNER, f"signed_by of {path}") for each in _list(content["signed_by"], path)),
+        verified=_matching(content["verified"], _LINE, f"verified of {path}"),
     )
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{what} has a {type(value).__name__}, expected a list")
+    return value
+
+
+def _matching(value: Any, pattern: re.Pattern[str], what: str) -> str:
+    """Return a string that matches a pattern. Raises ValueError, naming the value and the pattern."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{value!r} is not valid as {what}, expected {pattern.pattern}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -204,14 +257,22 @@ def compare(manifest: Manifest, found: Mapping[str, Found]) -> Differences:
     )
 
 
-def check_pin(text: str, expected: str, where: str) -> None:
-    """See that a manifest has the digest that was pinned; an empty one is not compared. Raises BundleError."""
-    wanted = expected.replace("sha256:", "").strip().lower()
+def check_pin(text: str, expected: str, where: str, *, is_required: bool = True) -> None:
+    """Compare a manifest with its pinned SHA-256 digest. Raises BundleError where they differ, or where a required one is missing."""
+    wanted = expected.strip().lower()
+    wanted = wanted.removeprefix("sha256:")
     found = digest_of_text(text)
+    if not wanted and is_required:
+        raise BundleError(
+            f"No checksum is given for {where}: a bundle is not signed, so nothing shows that it is the one that was made",
+            hint="Set accelerator_offline_checksum to the digest that the playbook bundle printed. To use this bundle without it, set "
+            "accelerator_offline_allow_unpinned: true (of the module: checksum, allow_unpinned).",
+            code="bundle-pin",
+        )
     if wanted and found != wanted:
         raise BundleError(
-            f"The manifest of {where} has the SHA-256 digest {found}, expected {wanted}",
-            hint="Nothing of it was used. It is another bundle than the one that the digest was written down of.",
+            f"The manifest of {where} has the SHA-256 digest {found}, expected {wanted[:_SHOWN]}",
+            hint="Nothing was written. This is not the bundle that the digest was recorded for.",
             code="bundle-pin",
         )
 

@@ -27,7 +27,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The archive is compared with its manifest and with the needs, and nothing is written.
+      - Compares the archive with its manifest and with the needs, and writes nothing.
   diff_mode:
     support: full
     details:
@@ -47,9 +47,15 @@ options:
     type: path
     required: true
   checksum:
-    description: The SHA-256 digest that the manifest has to have, as the module M(dra.accelerators.bundle) has returned it. Empty is not compared.
+    description:
+      - The SHA-256 digest of the manifest, which the module M(dra.accelerators.bundle) has returned as RV(dra.accelerators.bundle#module:manifest_checksum).
+      - A bundle is not signed, so a bundle without this digest is rejected, unless O(allow_unpinned=true).
     type: str
     default: ""
+  allow_unpinned:
+    description: Whether a bundle is accepted without O(checksum). Anyone who can write the archive then decides what is installed.
+    type: bool
+    default: false
   needs:
     description: What hosts need, as O(dra.accelerators.bundle#module:needs).
     type: list
@@ -170,6 +176,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "archive": {"type": "path", "required": True},
         "folder": {"type": "path", "required": True},
         "checksum": {"type": "str", "default": ""},
+        "allow_unpinned": {"type": "bool", "default": False},
         "needs": {"type": "list", "elements": "dict", "default": []},
         "whose": {"type": "str", "default": "the fleet"},
     }
@@ -208,7 +215,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
     archive, folder = Path(params["archive"]), Path(params["folder"])
     text, manifest = read_manifest(archive)
-    check_pin(text, params["checksum"], str(archive))
+    check_pin(text, params["checksum"], str(archive), is_required=not params["allow_unpinned"])
     refuse_missing(params["needs"], manifest, str(archive), params["whose"])
     before = former(folder)
     changed = not is_taken(folder, text, manifest)

@@ -10,6 +10,7 @@ gpu_host) and the distribution's. The server of the vendor's packages is gone wh
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import json
 import os
@@ -125,7 +126,11 @@ class Island:
 
     def site(self, *words: str, check: bool = True, **variables: Any) -> Recap:
         """Install from the bundle, on the other side."""
-        given = {"accelerator_offline": str(self.archive), **variables}
+        with tarfile.open(self.archive) as file:
+            manifest = file.extractfile("manifest.json")
+            assert manifest is not None
+            checksum = hashlib.sha256(manifest.read()).hexdigest()
+        given = {"accelerator_offline": str(self.archive), "accelerator_offline_checksum": checksum, **variables}
         return self.cluster.playbook(
             "site.yml", "-e", json.dumps(given), *words, check=check, tree=self.tree, programs=self.programs
         )

@@ -237,7 +237,12 @@ def host(request: pytest.FixtureRequest, maker: Maker, gathered: dict[str, Any],
     machine = RpmMachine(request.param, tmp_path)
     machine.has(parts.base(), machine.key("host@example.com"))
     shutil.copyfile(gathered["archive"], tmp_path / "fleet.bundle")
-    taken = machine.module("bundle_folder", archive=f"{tmp_path}/fleet.bundle", folder=f"{tmp_path}/fleet.bundle.d")
+    taken = machine.module(
+        "bundle_folder",
+        archive=f"{tmp_path}/fleet.bundle",
+        folder=f"{tmp_path}/fleet.bundle.d",
+        checksum=gathered["manifest_checksum"],
+    )
     packages = taken["packages"]["{distribution}_{release}_{machine}".format(**platform_of(request.param))]
     folder = "/etc/yum.repos.d" if request.param == "dnf" else "/etc/zypp/repos.d"
     machine.write(f"{folder}/own.repo", "[own]\nname=own\nbaseurl=http://127.0.0.1:9/\nenabled=1\ngpgcheck=1\n")

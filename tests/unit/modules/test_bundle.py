@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,29 +216,49 @@ def test_a_bundle_lacks_something_exactly_where_an_item_is_gone(gone: set[int]) 
 
 # The manifest
 
-PATHS = st.from_regex(r"[a-z0-9][a-z0-9._+~-]{0,8}(/[a-z0-9][a-z0-9.%=-]{0,8}){0,2}", fullmatch=True)
-TEXTS = st.text(max_size=12)
-ITEMS = st.builds(
-    Item,
-    PATHS.filter(lambda path: path != manifests.NAME),
-    st.sampled_from(manifests.KINDS),
-    TEXTS,
-    TEXTS,
-    st.integers(0, 1 << 40),
-    st.binary(max_size=8).map(lambda content: hashlib.sha256(content).hexdigest()),
-    st.lists(TEXTS, max_size=2).map(tuple),
-    TEXTS,
-    st.lists(TEXTS, max_size=2).map(tuple),
-    TEXTS,
-)
+FILE_NAMES = st.from_regex(r"[A-Za-z0-9][a-z0-9._+~%=@-]{0,8}", fullmatch=True)
+PLACES = st.sampled_from([PLACE, "ubuntu_24_aarch64"])
+HOUSES = st.sampled_from(["cp312-x86_64", "cp313-x86_64"])
+PATHS = st.builds("{}/{}".format, st.sampled_from(["files", "images", f"packages/{PLACE}"]), FILE_NAMES)
+VERSIONS = st.from_regex(r"([A-Za-z0-9][a-z0-9._+~^!:=@/-]{0,8})?", fullmatch=True)
+LINES = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=12)
+DIGESTS = st.binary(max_size=8).map(lambda content: hashlib.sha256(content).hexdigest())
+
+
+@st.composite
+def items(draw: st.DrawFn) -> Item:
+    """A valid item of any kind."""
+    kind, name = draw(st.sampled_from(manifests.KINDS)), draw(FILE_NAMES)
+    place = draw(PLACES)
+    path = {
+        "package": f"packages/{place}/{name}",
+        "index": draw(st.sampled_from([f"packages/{place}/{name}", f"packages/{place}/repodata/{name}"])),
+        "wheel": f"wheels/{name}.whl",
+        "image": f"images/{name}",
+        "file": f"files/{name}",
+    }[kind]
+    houses = tuple(draw(st.lists(HOUSES, max_size=2, unique=True)))
+    places = houses if kind == "wheel" else (place,) if kind in ("package", "index") else ()
+    signers = tuple(draw(st.lists(st.from_regex(r"[0-9A-F]{8,64}", fullmatch=True), max_size=2)))
+    texts = draw(FILE_NAMES), draw(VERSIONS), draw(st.integers(0, 1 << 40)), draw(DIGESTS)
+    return Item(path, kind, *texts, places, draw(LINES), signers, draw(LINES))
+
+
+def is_tree(found: list[Item]) -> bool:
+    """Whether no file is also a directory."""
+    return not any(one.path.startswith(f"{other.path}/") for one in found for other in found)
+
+
 MANIFESTS = st.builds(
     Manifest,
-    st.lists(ITEMS, max_size=5, unique_by=lambda each: each.path).map(
-        lambda each: tuple(sorted(each, key=lambda one: one.path))
+    st.lists(items(), max_size=5, unique_by=lambda each: each.path)
+    .filter(is_tree)
+    .map(lambda each: tuple(sorted(each, key=lambda one: one.path))),
+    st.lists(st.dictionaries(LINES, LINES, max_size=2), max_size=2).map(tuple),
+    st.fixed_dictionaries(
+        dict.fromkeys(["cp312-x86_64", "cp313-x86_64"], st.lists(DIGESTS, max_size=2).map(tuple)),
     ),
-    st.lists(st.dictionaries(TEXTS, TEXTS, max_size=2), max_size=2).map(tuple),
-    st.dictionaries(TEXTS, st.lists(TEXTS, max_size=2).map(tuple), max_size=2),
-    TEXTS,
+    LINES,
 )
 
 
@@ -254,12 +278,166 @@ def test_every_difference_is_found_and_nothing_else(manifest: Manifest, others: 
     assert named == {path for path in {*same, *others} if same.get(path) != others.get(path)}
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../b", "a//b", ".hidden", "manifest.json", "", "a\nb"])
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+OUTSIDE = [
+    "../x",
+    "/etc/passwd",
+    "files/../b",
+    "files//b",
+    "files/.hidden",
+    "manifest.json",
+    "",
+    "files/a\nb",
+    "wheelhouses/x/y",
+    "x",
+]
+
+
+@pytest.mark.parametrize("kind", manifests.KINDS)
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_manifest_path_outside_the_bundle_is_rejected(kind: str, path: str) -> None:
     content = json.loads(whole().to_text())
-    content["items"][0]["path"] = path
-    with pytest.raises(BundleError, match="is none of a bundle"):
+    content["items"][0].update(path=path, kind=kind)
+    with pytest.raises(BundleError, match="is not a path for the kind"):
         manifests.read(json.dumps(content), "/x")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"for": ["../../../tmp/evil"]}, "is not valid as entry of for"),
+        ({"for": ["/tmp/evil"]}, "is not valid as entry of for"),
+        ({"for": [".."]}, "is not valid as entry of for"),
+        ({"for": "cp313-x86_64"}, "expected a list"),
+        ({"for": ["cp399-x86_64"]}, "expected keys of wheelhouses"),
+        ({"name": "--config=/tmp/evil"}, "is not valid as name"),
+        ({"version": "-oDir=/tmp/evil"}, "is not valid as version"),
+        ({"from": "a\nb"}, "is not valid as from"),
+        ({"verified": "a\x1b[2J"}, "is not valid as verified"),
+        ({"signed_by": ["../x"]}, "is not valid as signed_by"),
+        ({"size": -1}, "has the size -1"),
+        ({"size": True}, "has the size True"),
+        ({"size": "1"}, "has the size '1'"),
+        ({"sha256": "X" * 64}, "is not valid as SHA-256 digest"),
+        ({"path": "wheels/a-1-py3-none-any.whl/b.whl"}, "is not a path"),
+    ],
+)
+def test_manifest_wheel_with_a_wrong_value_is_rejected(change: dict[str, Any], words: str) -> None:
+    content = json.loads(whole().to_text())
+    (wheel,) = (each for each in content["items"] if each["kind"] == "wheel")
+    wheel.update(change)
+    with pytest.raises(BundleError, match=words):
+        manifests.read(json.dumps(content), "/x")
+
+
+@pytest.mark.parametrize("key", ["../../tmp", "/tmp", "..", "", "A", "a/b"])
+def test_manifest_wheelhouse_outside_the_bundle_is_rejected(key: str) -> None:
+    content = json.loads(whole().to_text())
+    content["wheelhouses"][key] = []
+    with pytest.raises(BundleError, match="is not valid as key of wheelhouses"):
+        manifests.read(json.dumps(content), "/x")
+
+
+def test_manifest_package_of_another_platform_is_rejected() -> None:
+    content = json.loads(whole().to_text())
+    (package_,) = (each for each in content["items"] if each["name"] == "python3-venv")
+    package_["for"] = ["debian_12_x86_64"]
+    with pytest.raises(BundleError, match="expected the platform in its path alone"):
+        manifests.read(json.dumps(content), "/x")
+
+
+def test_manifest_file_that_is_a_directory_is_rejected() -> None:
+    top = f"packages/{PLACE}/repodata"
+    both = Manifest((item(top, "package", places=(PLACE,)), item(f"{top}/x", "index", places=(PLACE,))))
+    with pytest.raises(BundleError, match="is a file and the directory of"):
+        manifests.read(both.to_text(), "/x")
+
+
+EVIL = st.sampled_from(
+    [
+        "../evil", "../../evil", "/tmp/evil", "..", ".", "", "a/../../evil", "wheelhouses/../../evil", "cp313-x86_64", PLACE, "link",
+        f"packages/{PLACE}/a.deb", "wheels/a-1.whl", "files/x", "images/x", f"packages/{PLACE}/repodata/x", "manifest.json",
+        f"packages/{PLACE}/../../../evil", "wheels/../../evil.whl", "wheels//evil.whl", "files/..", "packages/../evil/x", "\\evil", "-evil",
+    ]
+)  # fmt: skip
+RANDOM = st.fixed_dictionaries(
+    {
+        "path": EVIL | st.text(max_size=20),
+        "kind": st.sampled_from(manifests.KINDS),
+        "name": EVIL,
+        "version": EVIL,
+        "size": st.just(1),
+        "sha256": st.just(hashlib.sha256(b"x").hexdigest()),
+        "for": st.lists(EVIL, max_size=3),
+        "from": EVIL,
+        "signed_by": st.just([]),
+        "verified": EVIL,
+    }
+)
+
+
+@given(st.lists(RANDOM, max_size=4), st.dictionaries(EVIL, st.just([]), max_size=3))
+def test_random_manifest_writes_only_below_its_folder(listed: list[dict[str, Any]], houses: dict[str, Any]) -> None:
+    """Any manifest is rejected, or its files are below the folder: nothing else is created, and nothing at all in check mode."""
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        archive, folder = top / "in/fleet.bundle", top / "a/b/c/folder"
+        archive.parent.mkdir()
+        folder.parent.mkdir(parents=True)
+        content = {"format": 1, "collection": "", "wheelhouses": houses, "items": listed, "needs": []}
+        with tarfile.open(archive, "w") as file:
+            for path, data in (
+                ("manifest.json", json.dumps(content).encode()),
+                *((each["path"], b"x") for each in listed),
+            ):
+                member = tarfile.TarInfo(path)
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+        before = {*top.rglob("*"), *Path("/tmp").glob("evil*")}
+        with contextlib.suppress(BundleError):
+            text, manifest = archives.read_manifest(archive)
+            archives.verify(archive, manifest)
+            assert {*top.rglob("*"), *Path("/tmp").glob("evil*")} == before
+            archives.take(archive, text, manifest, folder)
+        after = {*top.rglob("*"), *Path("/tmp").glob("evil*")}
+        assert all(path == folder or folder in path.parents for path in after - before), after - before
+
+
+@given(MANIFESTS)
+def test_random_valid_manifest_is_taken_whole(manifest: Manifest) -> None:
+    small = Manifest(
+        tuple(replace(each, size=1, sha256=hashlib.sha256(b"x").hexdigest()) for each in manifest.items),
+        manifest.needs,
+        manifest.wheelhouses,
+    )
+    with tempfile.TemporaryDirectory() as name:
+        top = Path(name)
+        for each in small.items:
+            (top / "parts" / each.path).parent.mkdir(parents=True, exist_ok=True)
+            (top / "parts" / each.path).write_bytes(b"x")
+        archives.write(top / "parts", small, top / "fleet.bundle")
+        text, found = archives.read_manifest(top / "fleet.bundle")
+        archives.take(top / "fleet.bundle", text, found, top / "folder")
+        assert archives.is_taken(top / "folder", text, found)
+
+
+def test_taken_folder_with_a_link_that_leads_out_is_made_again(run_here: Callable[..., Result], bundle: Path) -> None:
+    taken(run_here, bundle)
+    path = Path(f"{bundle}.d/files/driver.run")
+    path.unlink()
+    (bundle.parent / "other").write_bytes(b"driver")
+    path.symlink_to(bundle.parent / "other")
+    assert taken(run_here, bundle)["changed"] is True and not path.is_symlink()
+    assert (bundle.parent / "other").read_bytes() == b"driver"
+
+
+def test_bundle_without_a_checksum_is_rejected(run_here: Callable[..., Result], bundle: Path) -> None:
+    for check in (True, False):
+        refused = taken(run_here, bundle, check=check, allow_unpinned=False)
+        assert refused["error_code"] == "bundle-pin" and "allow_unpinned" in refused["msg"]
+        assert not Path(f"{bundle}.d").exists()
+    text, _manifest = archives.read_manifest(bundle)
+    pinned = taken(run_here, bundle, allow_unpinned=False, checksum=manifests.digest_of_text(text))
+    assert pinned["changed"] is True
 
 
 @pytest.mark.parametrize(
@@ -268,9 +446,10 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
         ("", "cannot be read"),
         ("[]", "no format"),
         ('{"format": 2}', "the format 2, and this collection reads 1"),
-        ('{"format": 1}', "no 'items'"),
-        ('{"format": 1, "items": [{"path": "a", "kind": "b", "sha256": ""}]}', "of the kind 'b'"),
-        ('{"format": 1, "items": [{"path": "a", "kind": "file", "sha256": "x"}]}', "no SHA-256 digest"),
+        ('{"format": 1}', "no 'wheelhouses'"),
+        ('{"format": 1, "wheelhouses": {}, "items": [{"path": "a", "kind": "b", "size": 1}]}', "of the kind 'b'"),
+        ('{"format": 1, "wheelhouses": {}, "items": {}}', "expected a list"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_what_is_no_manifest_is_refused(text: str, words: str) -> None:
@@ -280,7 +459,7 @@ def test_what_is_no_manifest_is_refused(text: str, words: str) -> None:
 
 def test_the_digest_that_was_written_down_is_compared() -> None:
     text = whole().to_text()
-    manifests.check_pin(text, "", "/x")
+    manifests.check_pin(text, "", "/x", is_required=False)
     manifests.check_pin(text, f"sha256:{manifests.digest_of_text(text).upper()} ", "/x")
     with pytest.raises(BundleError, match="expected " + "0" * 64):
         manifests.check_pin(text, "0" * 64, "/x")
@@ -320,9 +499,8 @@ def again(bundle: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]])
 
 def taken(run_here: Callable[..., Result], bundle: Path, **options: Any) -> Result:
     check = options.pop("check", False)
-    return run_here(
-        "bundle_folder", {"archive": str(bundle), "folder": f"{bundle}.d", **options}, check=check, diff=True
-    )
+    given_ = {"archive": str(bundle), "folder": f"{bundle}.d", "allow_unpinned": True, **options}
+    return run_here("bundle_folder", given_, check=check, diff=True)
 
 
 def test_a_bundle_is_taken_apart_once(run_here: Callable[..., Result], bundle: Path) -> None:

@@ -91,7 +91,10 @@ def test_a_driver_goes_from_a_signed_source_to_a_node(
         "nvidia-persistenced",
     }
     assert not any("570" in path for path in made["added"])
-    taken = run_here("bundle_folder", {"archive": made["archive"], "folder": str(tmp_path / "taken")})
+    taken = run_here(
+        "bundle_folder",
+        {"archive": made["archive"], "folder": str(tmp_path / "taken"), "checksum": made["manifest_checksum"]},
+    )
     manifest = yaml.safe_load((tmp_path / "taken/manifest.json").read_text())
     signed = {key for item in manifest["items"] if item["kind"] == "package" for key in item["signed_by"]}
     fingerprint = (repository / "FINGERPRINT").read_text()

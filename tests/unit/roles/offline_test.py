@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,14 @@ def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
     return archive
 
 
-def take(folder: Path, archive: Path, *arguments: str, **variables: Any) -> Played:
+def take(
+    folder: Path,
+    archive: Path,
+    *arguments: str,
+    more: Sequence[dict[str, Any]] = (),
+    hosts: Sequence[str] = ("node",),
+    **variables: Any,
+) -> Played:
     tell = {
         "ansible.builtin.debug": {
             "msg": "{{ [offline_content, python_environment_wheelhouse] | to_json | b64encode }}",
@@ -204,8 +212,17 @@ def take(folder: Path, archive: Path, *arguments: str, **variables: Any) -> Play
         "vars": {"python_environment_wheelhouse": defaults("python_environment")["python_environment_wheelhouse"]},
     }
     role = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline"}}
-    options = {"accelerator_offline": str(archive), "python_environment_interpreter": sys.executable, **variables}
-    return play(folder, [role, tell], {"node": options}, *arguments)
+    with tarfile.open(archive) as file:
+        manifest = file.extractfile("manifest.json")
+        assert manifest is not None
+        checksum = hashlib.sha256(manifest.read()).hexdigest()
+    options = {
+        "accelerator_offline": str(archive),
+        "accelerator_offline_checksum": checksum,
+        "python_environment_interpreter": sys.executable,
+        **variables,
+    }
+    return play(folder, [role, tell, *more], dict.fromkeys(hosts, options), *arguments)
 
 
 def defaults(role: str) -> dict[str, Any]:
@@ -223,12 +240,42 @@ def as_venv() -> None:
 @pytest.mark.usefixtures("as_venv")
 def test_a_host_is_told_where_its_wheels_are(tmp_path: Path) -> None:
     archive = bundle(tmp_path)
-    played = take(tmp_path, archive, "--check")
+    played = take(tmp_path, archive)
     assert played.status == 0 and "changed=0" in played.output, played.output
     content, wheelhouse = played.told["node"]
+    assert wheelhouse.startswith(f"{archive}.d/")
     assert wheelhouse == content["wheels"]
     assert [path.name for path in Path(wheelhouse).iterdir()] == ["a-1-py3-none-any.whl"]
     assert (content["packages"], content["environment"], content["files"]) == ({}, {}, "")
+
+
+@pytest.mark.usefixtures("as_venv")
+def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
+    """The directory of the bundle is not written. The temporary one is there until the last host of the batch is finished."""
+    archive = bundle(tmp_path)
+    before = {*tmp_path.iterdir()}
+    absent = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline", "tasks_from": "absent"}}
+    place = {"__offline_place": str(tmp_path / "place")}
+    look = {"ansible.builtin.command": {"argv": ["ls", "{{ offline_content.wheels }}"]}, "check_mode": False}
+    early = {**absent, "vars": place, "when": "inventory_hostname == 'node-1'"}
+    end = {"ansible.builtin.meta": "end_host", "when": "inventory_hostname == 'node-1'"}
+    more = [early, end, look, {**absent, "vars": place}]
+    played = take(tmp_path, archive, "--check", more=more, hosts=["node-1", "node-2"])
+    assert played.status == 0, played.output
+    wheelhouse = Path(played.told["node-2"][1])
+    assert wheelhouse.parents[2].name.startswith(".dra-accelerators-check-") and not wheelhouse.parents[2].exists()
+    assert not Path(f"{archive}.d").exists()
+    assert not [path for path in {*tmp_path.iterdir()} - before if path.name.startswith((".", "fleet"))]
+
+
+def test_bundle_without_a_checksum_is_rejected(tmp_path: Path) -> None:
+    archive = bundle(tmp_path)
+    refused = take(tmp_path, archive, accelerator_offline_checksum="")
+    assert "accelerator_offline_allow_unpinned" in refused.failed["node"]["msg"], refused.output
+    assert not Path(f"{archive}.d").exists()
+    assert (
+        take(tmp_path, archive, accelerator_offline_checksum="", accelerator_offline_allow_unpinned="true").status == 0
+    )
 
 
 @pytest.mark.usefixtures("as_venv")
