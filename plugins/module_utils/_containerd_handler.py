@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """A runtime handler of containerd that is like its default one but for few things. No side effects.
 
-It may have another program, or containers that may open character devices and are no privileged ones. Facts: a container that is not
+It may have another program, or containers that are not privileged and may open the devices of some vendors. Facts: a container that is not
 privileged is made from the handler's ``base_runtime_spec``, an OCI specification in a file, whose device rules stay; containerd adds to
 them what the kubelet asks for (containerd's internal/cri/server/container_create.go). Pods choose the handler by a RuntimeClass. Kubernetes
 itself has no way to let a pod open devices that come and go.
@@ -23,20 +23,23 @@ from ._containerd import MARK, Change, File, Settings, table_of
 from ._toml import look_up
 from .core.errors import AcceleratorError
 
-#: What is denied, and what is allowed after that, as ``devices`` of an OCI specification has it.
-DEVICE_RULES = ({"allow": False, "access": "rwm"}, {"allow": True, "type": "c", "access": "rwm"})
+#: The first device rule of an OCI specification: the rules after it are exceptions.
+DENY_ALL = {"allow": False, "access": "rwm"}
 _BEGIN, _END = "# BEGIN {name} of dra.accelerators", "# END {name} of dra.accelerators"
 
 
-def base_specification(text: str) -> str:
-    """Return the specification of the handler's containers, from what ``ctr oci spec`` says. Raises AcceleratorError."""
+def base_specification(text: str, allowed: Sequence[Mapping[str, Any]]) -> str:
+    """Return the OCI specification of the handler's containers as JSON, from the output of ``ctr oci spec``.
+
+    ``allowed`` are the device rules of the vendors (_vendors.device_rules). Raises AcceleratorError.
+    """
     try:
         document = json.loads(text)
         # Limits would be those of ctr, and not those of the kubelet's other containers.
         document["process"].pop("rlimits", None)
-        document["linux"]["resources"]["devices"] = list(DEVICE_RULES)
+        document["linux"]["resources"]["devices"] = [DENY_ALL, *allowed]
     except (ValueError, KeyError, TypeError) as error:
-        raise AcceleratorError(f"What `ctr oci spec` says is no specification: {error!r}") from error
+        raise AcceleratorError(f"The output of `ctr oci spec` is no OCI specification: {error!r}") from error
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 

@@ -9,6 +9,9 @@ Needs the standard library alone, because it also runs where nothing is installe
 
 from __future__ import annotations
 
+import fnmatch
+import posixpath
+from collections.abc import Iterable
 from typing import Any
 
 from .core.ascend import bus
@@ -35,6 +38,50 @@ def devices_by_vendor(system: System) -> dict[str, list[str]]:
         ASCEND.word: [chip.address for chip in bus.chips(system)],
     }
     return {vendor: addresses for vendor, addresses in found.items() if addresses}
+
+
+def device_rules(system: System, vendors: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rules of an OCI specification that allow the character devices of these vendors on this node, and no others.
+
+    A rule allows a whole major number if /proc/devices names it as the vendor's. A device node of the vendor whose major number
+    belongs to another name, such as ``misc``, gets a rule for its own number.
+    """
+    majors: set[int] = set()
+    nodes: set[tuple[int, int]] = set()
+    for facts in (each for each in (NVIDIA, ASCEND) if each.word in set(vendors)):
+        majors.update(
+            major
+            for major, name in _character_drivers(system)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in facts.character_drivers)
+        )
+        for path in (*facts.control_nodes, *_matching(system, facts.device_nodes)):
+            number = system.device_number(path)
+            if number is not None and number.type == "c":
+                nodes.add((number.major, number.minor))
+    allowed = [{"allow": True, "type": "c", "major": major, "access": "rwm"} for major in sorted(majors)]
+    return allowed + [
+        {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+        for major, minor in sorted(nodes)
+        if major not in majors
+    ]
+
+
+def _character_drivers(system: System) -> list[tuple[int, str]]:
+    try:
+        text = system.read_text("/proc/devices")
+    except OSError:
+        return []
+    lines = [line.split() for line in text.partition("Block devices:")[0].splitlines()]
+    return [(int(words[0]), words[1]) for words in lines if len(words) == 2 and words[0].isdecimal()]
+
+
+def _matching(system: System, patterns: Iterable[str]) -> list[str]:
+    return [
+        f"{posixpath.dirname(pattern)}/{name}"
+        for pattern in patterns
+        for name in system.list_directory(posixpath.dirname(pattern))
+        if fnmatch.fnmatchcase(name, posixpath.basename(pattern))
+    ]
 
 
 def ascend_facts(system: System) -> dict[str, Any]:

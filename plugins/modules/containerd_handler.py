@@ -11,8 +11,8 @@ module: containerd_handler
 version_added: 0.1.0
 short_description: Have containerd offer a further runtime handler
 description:
-  - Adds a runtime handler to containerd that is like its default one, but for what O(character_devices) and O(options) say. Pods use it
-    through a RuntimeClass.
+  - Adds a runtime handler to containerd that differs from its default one only by O(vendors) and O(options). Pods use it through a
+    RuntimeClass.
   - A drop-in file is written where containerd reads one; else a block of lines is added to its main file. The change is tried on
     copies first. containerd's own C(config dump) of them must show the handler and no other setting changed; else it is not made.
   - containerd is restarted where it does not know the handler yet. If it does not come back, the files are put back and it is
@@ -44,11 +44,15 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  character_devices:
+  vendors:
     description:
-      - Whether the handler's containers may open, and make nodes of, character devices. They are no privileged containers otherwise.
-    type: bool
-    default: true
+      - Vendors whose character devices the handler's containers may open and create nodes of. The containers are not privileged.
+      - The major numbers are read from C(/proc/devices) when the module runs. Run it again after a change of the vendor's driver.
+      - Every pod with a RuntimeClass of this handler has this right. Restrict the RuntimeClass with a ValidatingAdmissionPolicy.
+    type: list
+    elements: str
+    choices: [ascend, nvidia]
+    default: []
   options:
     description:
       - What the handler's program is told besides what the default one is told, by the names of containerd's configuration, such as
@@ -57,9 +61,9 @@ options:
     default: {}
   specification:
     description:
-      - With O(character_devices), file of the OCI specification that the handler's containers are made from; it is written from what
-        C(ctr oci spec) says.
-      - The default is named after the handler, beside O(config).
+      - With O(vendors), the file of the OCI specification of the handler's containers. The module writes it from the output of
+        C(ctr oci spec).
+      - The default is named after the handler, in the directory of O(config).
     type: path
   command:
     description: containerd's command.
@@ -98,11 +102,11 @@ EXAMPLES = r"""
 - name: Let the node driver's pods open the accelerators
   dra.accelerators.containerd_handler:
     name: dra-accelerators-driver
+    vendors: [nvidia]
 
 - name: Offer another program that starts containers
   dra.accelerators.containerd_handler:
     name: crun
-    character_devices: false
     options:
       BinaryName: /usr/bin/crun
 """
@@ -152,6 +156,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import changed_lines
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
+from ansible_collections.dra.accelerators.plugins.module_utils._vendors import device_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -165,7 +170,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         **INTERPRETER_OPTION,
         "name": {"type": "str", "required": True},
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        "character_devices": {"type": "bool", "default": True},
+        "vendors": {"type": "list", "elements": "str", "choices": ["ascend", "nvidia"], "default": []},
         "options": {"type": "dict", "default": {}},
         "specification": {"type": "path"},
         "command": {"type": "str", "default": "containerd"},
@@ -256,7 +261,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         timeout=params["timeout"],
     )
     specification = ""
-    if params["character_devices"]:
+    if params["vendors"]:
         beside = posixpath.join(posixpath.dirname(daemon.config), f"{params['name']}.json")
         specification = params["specification"] or beside
     settings = daemon.settings()
@@ -264,7 +269,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if params["state"] == "absent":
         changes = plan_absent(daemon, params, specification)
     else:
-        changes = specified(system, daemon, specification) if specification else []
+        changes = specified(system, daemon, specification, params["vendors"]) if specification else []
         changes += plan(daemon, settings, params, specification)
         behind = is_behind(daemon, system, specification)
     restarted = bool(changes or behind)
@@ -292,13 +297,13 @@ def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
     ]
 
 
-def specified(system: System, daemon: Daemon, specification: str) -> list[Change]:
-    """Return the change that writes the specification of the handler's containers, if it is not so already. Raises AcceleratorError."""
+def specified(system: System, daemon: Daemon, specification: str, vendors: Sequence[str]) -> list[Change]:
+    """Return the change that writes the OCI specification of the handler's containers, or nothing. Raises AcceleratorError."""
     program = shutil.which("ctr") or "ctr"
     done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
     if done.returncode:
         raise AcceleratorError(f"{program} oci spec ended with {done.returncode}: {done.stderr.strip()}")
-    text, found = base_specification(done.stdout), daemon.read(specification)
+    text, found = base_specification(done.stdout, device_rules(system, vendors)), daemon.read(specification)
     return [] if found and found.text == text else [Change(specification, found.text if found else None, text)]
 
 

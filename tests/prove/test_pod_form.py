@@ -17,12 +17,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, execute
 from tests.cluster.machines import drivers, listed
-from tests.cluster.manifests import claim, device_named, mps, pod
+from tests.cluster.manifests import claim, deployed, device_named, mps, pod
 from tests.cluster.test_28_mps import computing, daemons, modes, told
 from tests.debian import programs
 from tests.prove.pods import DYNAMIC, NAMESPACE, PodForm, bare_world, images, the_pod, variables
@@ -48,6 +49,61 @@ def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: P
     assert f"{form.node}: the driver was started and works, 8 devices" in first.output
     again = form.playbook("site.yml")
     assert (again.failed, again.changed) == (0, 0), again.output
+
+
+OPEN_DEVICE = """
+import errno, os, stat, sys
+path = "/host/dev/dra-accelerators-test"
+os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(int(sys.argv[1]), 0))
+try:
+    os.close(os.open(path, os.O_RDONLY))
+    print("opened")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+finally:
+    os.unlink(path)
+"""
+
+
+def test_runtime_class_is_reserved_for_the_driver(form: PodForm) -> None:
+    """A tenant's pod with the driver's RuntimeClass could open every device of the vendors."""
+    cluster = form.cluster
+
+    def with_class(namespace: str, account: str) -> dict[str, Any]:
+        document = pod("hostile", node=form.node)
+        document["metadata"]["namespace"] = namespace
+        document["spec"] |= {"runtimeClassName": "dra-accelerators-driver", "serviceAccountName": account}
+        return document
+
+    def dry_run(document: dict[str, Any]) -> str:
+        """Return the API server's answer to a server-side dry run."""
+        return cluster.kubectl(
+            "create", "--dry-run=server", "-f", "-", text=json.dumps(document), check=False, merge=True
+        )
+
+    refused = "RuntimeClass dra-accelerators-driver is reserved for the node driver"
+    assert refused in dry_run(with_class("default", "default"))
+    assert refused in dry_run(with_class("default", "driver"))
+    assert refused in dry_run(with_class(NAMESPACE, "default"))
+    assert refused not in dry_run(with_class(NAMESPACE, "driver"))
+    deployment = deployed("hostile", 1, with_class("default", "default")["spec"] | {"restartPolicy": "Always"})
+    cluster.apply(deployment)
+    try:
+        cluster.wait(
+            "the ReplicaSet reports the rejection", lambda: refused in json.dumps(cluster.get("events")["items"])
+        )
+        assert not [each for each in cluster.get("pods")["items"] if each["metadata"]["name"].startswith("hostile")]
+    finally:
+        cluster.delete(deployment)
+    # The driver's own container opens the devices of NVIDIA, and no others (21 is SCSI generic, 10 are miscellaneous devices).
+    name = the_pod(cluster)["metadata"]["name"]
+    opened = {
+        major: cluster.kubectl(
+            "exec", name, "-n", NAMESPACE, "-c", "driver", "--", "python3", "-c", OPEN_DEVICE, str(major)
+        ).strip()
+        for major in (195, 21, 10)
+    }
+    assert opened == {195: "ENXIO", 21: "EPERM", 10: "EPERM"}
 
 
 def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> None:

@@ -175,7 +175,7 @@ class ContainerEdits:
     def from_dict(edits: Mapping[str, Any]) -> ContainerEdits:
         """Read edits in the file's spelling, as another program wrote them.
 
-        A hook without an environment gets HOOK_ENVIRONMENT: nvidia-ctk before 1.17.8 writes such hooks.
+        A hook without an environment gets HOOK_ENVIRONMENT, because older vendor tools write such hooks.
         Raises ValueError for an unknown key or a value of the wrong type: edits are passed on whole or not at all.
         """
         _check_types(edits)

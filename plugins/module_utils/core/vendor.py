@@ -51,6 +51,7 @@ class VendorFacts:
     ``plugin_switches`` are labels of a Node by which the vendor's operator keeps its device plugin off when they say false;
     ``replica_labels`` say how many times the plugin offers each device.
 
+    ``character_drivers`` are shell patterns of the names that the vendor's kernel driver has in /proc/devices.
     ``kernel_module`` is the one by which the driver is known to be loaded, ``control_nodes`` are the device nodes that containers
     need besides those of their devices, ``device_nodes`` shell patterns of these.
     ``layout_unit`` is this collection's unit that applies a layout at boot. ``fabric`` is None where nodes are joined by the network
@@ -71,6 +72,7 @@ class VendorFacts:
     kernel_module: str
     control_nodes: tuple[str, ...]
     device_nodes: tuple[str, ...]
+    character_drivers: tuple[str, ...]
     layout_unit: str
     exporter: Exporter
     label_patterns: tuple[str, ...] = ()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import shown
 from ansible_collections.dra.accelerators.plugins.module_utils._toml import parse
+from ansible_collections.dra.accelerators.plugins.module_utils._vendors import device_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import DeviceNumber, System
 from ansible_collections.dra.accelerators.plugins.modules.containerd_handler import diff_of
 
 NAME, SPECIFICATION = "dra-accelerators-driver", "/etc/containerd/dra-accelerators-driver.json"
@@ -91,21 +94,89 @@ def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_ref
         wanted_handler(read_dump(text.replace("default_runtime_name = 'runc'", "default_runtime_name = 'crun'")), "/s")
 
 
-def test_containers_may_open_character_devices_and_nothing_else_is_given_to_them() -> None:
+RULES = [
+    {"allow": True, "type": "c", "major": 195, "access": "rwm"},
+    {"allow": True, "type": "c", "major": 10, "minor": 77, "access": "rwm"},
+]
+
+
+def test_base_specification_allows_the_given_devices_only() -> None:
     said = {
         "process": {"rlimits": [1], "noNewPrivileges": True, "capabilities": {"bounding": []}},
         "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}, "maskedPaths": ["/proc/kcore"]},
     }
-    found = json.loads(base_specification(json.dumps(said)))
-    assert found["linux"]["resources"]["devices"] == [
-        {"allow": False, "access": "rwm"},
-        {"allow": True, "type": "c", "access": "rwm"},
-    ]
+    found = json.loads(base_specification(json.dumps(said), RULES))
+    assert found["linux"]["resources"]["devices"] == [{"allow": False, "access": "rwm"}, *RULES]
     assert found["process"] == {"noNewPrivileges": True, "capabilities": {"bounding": []}}
     assert found["linux"]["maskedPaths"] == ["/proc/kcore"]
     for wrong in ("no JSON", "{}", "[]"):
-        with pytest.raises(AcceleratorError, match="no specification"):
-            base_specification(wrong)
+        with pytest.raises(AcceleratorError, match="no OCI specification"):
+            base_specification(wrong, RULES)
+
+
+class Host(System):
+    """A host with these lines in /proc/devices and these device nodes."""
+
+    def __init__(self, devices: str, nodes: dict[str, tuple[str, int, int]]) -> None:
+        super().__init__("/nonexistent")
+        self.devices, self.nodes = devices, nodes
+
+    def read_text(self, path: str) -> str:
+        if path != "/proc/devices" or not self.devices:
+            raise FileNotFoundError(path)
+        return self.devices
+
+    def list_directory(self, path: str) -> tuple[str, ...]:
+        return tuple(posixpath.basename(node) for node in self.nodes if posixpath.dirname(node) == path)
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        return DeviceNumber(*self.nodes[path]) if path in self.nodes else None
+
+
+PROC_DEVICES = """Character devices:
+  1 mem
+ 10 misc
+ 21 sg
+195 nvidia-frontend
+234 nvidia-caps
+239 devdrv-cdev
+241 vfio
+246 watchdog
+510 nvidia-uvm
+
+Block devices:
+  8 nvidia-not-a-character-device
+"""
+
+
+def majors(rules: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
+    assert all(rule["allow"] and rule["type"] == "c" for rule in rules)
+    return [(rule["major"], rule.get("minor")) for rule in rules]
+
+
+def test_device_rules_are_those_of_the_vendors() -> None:
+    nodes = {
+        "/dev/nvidia0": ("c", 195, 0),
+        "/dev/nvidiactl": ("c", 195, 255),
+        "/dev/davinci_manager": ("c", 10, 77),
+        "/dev/sg0": ("c", 21, 0),
+    }
+    host = Host(PROC_DEVICES, nodes)
+    assert majors(device_rules(host, ["nvidia"])) == [(195, None), (234, None), (510, None)]
+    assert majors(device_rules(host, ["ascend"])) == [(239, None), (10, 77)]
+    assert majors(device_rules(host, ["nvidia", "ascend"])) == [
+        (195, None),
+        (234, None),
+        (239, None),
+        (510, None),
+        (10, 77),
+    ]
+    assert device_rules(host, []) == []
+
+
+def test_device_rules_without_a_driver_allow_nothing() -> None:
+    assert device_rules(Host("", {}), ["nvidia", "ascend"]) == []
+    assert device_rules(Host("Character devices:\n  1 mem\n", {}), ["nvidia", "ascend"]) == []
 
 
 @pytest.mark.parametrize("made_by", ["containerd_handler", "containerd_config and runtime_cdi"])

@@ -80,6 +80,7 @@ def test_removal_with_diff_and_verbosity_shows_no_token(tmp_path: Path, role: st
     kubeconfig.parent.mkdir(parents=True)
     kubeconfig.write_text(f'{{"users": [{{"name": "driver-n1 controller", "user": {{"token": "{TOKEN}"}}}}]}}', "utf-8")
     variables = {
+        **yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text("utf-8")),
         **yaml.safe_load((ROOT / f"roles/{role}/vars/main.yml").read_text("utf-8")),
         "dra_driver_node_name": "n1",
         "dra_driver_namespace": "x",

@@ -28,6 +28,8 @@ FACTS = VendorFacts(
     kernel_module="nvidia",
     control_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"),
     device_nodes=("/dev/nvidia[0-9]*", "/dev/nvidia-caps/nvidia-cap[0-9]*"),
+    # nvidia-frontend or nvidia (195), nvidia-uvm, nvidia-caps, nvidia-caps-imex-channels, nvidia-nvswitch, nvidia-nvlink
+    character_drivers=("nvidia", "nvidia-*", "nvidiactl"),
     layout_unit="dra-accelerators-layout.service",
     exporter=Exporter("dcgm-exporter", 9400, ("DCGM_FI_",)),
     manager_units=("nvidia-mig-manager.service",),
