@@ -21,6 +21,7 @@ from ._kubernetes import Api, served_version
 from ._migration_inventory import Json, Problem
 from ._taint_rules import GROUP, MANAGED_BY, OURS, Rules, Wanted, is_ours, served_rules
 from .core.errors import AcceleratorError
+from .core.texts import join_problems
 from .core.times import now_text
 
 LOOK_SECONDS = 2.0
@@ -34,8 +35,8 @@ class Blocked(AcceleratorError):
     default_code = "blocked"
 
     def __init__(self, node: str, problems: Sequence[Problem]) -> None:
-        listed = " ".join(
-            f"({number}) {each.text.rstrip('.')}. {each.remedy}" for number, each in enumerate(problems, 1)
+        listed = join_problems(
+            (f"({number}) {each.text.rstrip('.')}. {each.remedy}" for number, each in enumerate(problems, 1)), " "
         )
         super().__init__(f"{node} cannot be drained yet, and nothing was changed. {listed}")
         self.problems = tuple(problems)

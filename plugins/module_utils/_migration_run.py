@@ -27,6 +27,7 @@ from ._migration_nodes import BACK, FORWARD, KEPT_OFF, OFF, RECORD, TAINT, Holde
 from ._resource_meanings import FACTS, meaning
 from .core.errors import AcceleratorError
 from .core.extended_resources import class_of
+from .core.texts import join_problems
 
 MANAGER = "dra-accelerators-migration"
 LOOK_SECONDS = 2.0
@@ -44,8 +45,9 @@ class Blocked(AcceleratorError):
     default_code = "blocked"
 
     def __init__(self, name: str, problems: Sequence[Problem]) -> None:
-        listed = " ".join(
-            f"({number}) {each.text.rstrip('.')}. {each.remedy}".strip() for number, each in enumerate(problems, 1)
+        listed = join_problems(
+            (f"({number}) {each.text.rstrip('.')}. {each.remedy}".strip() for number, each in enumerate(problems, 1)),
+            " ",
         )
         super().__init__(f"{name} cannot be moved yet, and nothing was changed. {listed}")
         self.problems = tuple(problems)

@@ -15,6 +15,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
 from .core.errors import AcceleratorError
+from .core.texts import join_problems
 
 INTERPRETER = "/opt/dra-accelerators/venv/bin/python"
 
@@ -71,7 +72,7 @@ def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: 
     end(
         module,
         msg=f"{len(errors)} problems were found and nothing was changed: "
-        + " ".join(f"({number}) {error}" for number, error in enumerate(errors, 1)),
+        + join_problems((f"({number}) {error}" for number, error in enumerate(errors, 1)), " "),
         error_code=codes[0] if len(codes) == 1 else "several",
         errors=[error.to_dict() for error in errors],
         **{**facts, **more},

@@ -14,6 +14,7 @@ from typing import Any
 from ._node import DRIVER_UNIT, RELIEF_UNIT
 from .core.companions import UNIT_PREFIX, units_listed
 from .core.device_locks import FOLDER as LOCKS
+from .core.texts import join_problems
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def missing(look: Look, *, fingerprint: str, running: str, steady: float, digest
         name = one.get("driver", "the driver")
         if one.get("pid") not in (None, look.pid):
             found.append(f"{name} answers from the process {one['pid']}, and the unit's process is {look.pid}")
-        words = "; ".join(str(problem) for problem in one.get("problems") or [])
+        words = join_problems(one.get("problems") or [])
         if not one.get("ready"):
             found.append(f"{name} is not ready" + (f": {words}" if words else ""))
         elif not one.get("published"):

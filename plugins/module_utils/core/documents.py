@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import quantity
+from .texts import MOST_PROBLEMS, join_problems
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Problem:
 
 
 class InvalidDocument(ValueError):
-    """A document is not what its fields allow. ``problems`` has all of it, in the order of the document."""
+    """A document is not what its fields allow. ``problems`` has what was found, in the order of the document."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(map(str, problems)))
+        super().__init__(join_problems(problems))
         self.problems = tuple(problems)
 
 
@@ -66,7 +67,7 @@ def shown(value: Any, longest: int = 40) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 39 digits"
-    text = repr(value)
+    text = repr(value[: longest + 1] if isinstance(value, str) else value)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -259,10 +260,11 @@ class Record:
             problems.append(Problem(path, shown(value), self.expected))
             return value
         before = len(problems)
-        for name in value:
-            if name not in self.fields:
-                known = any_of(tuple(self.fields), empty="no field at all")
-                problems.append(Problem(below(path, shown(name).strip("'")), "unknown", known))
+        unknown = [name for name in value if name not in self.fields]
+        known = any_of(tuple(self.fields), empty="no field at all") if unknown else ""
+        problems += [Problem(below(path, shown(name).strip("'")), "unknown", known) for name in unknown[:MOST_PROBLEMS]]
+        if len(unknown) > MOST_PROBLEMS:
+            problems.append(Problem(path, f"a mapping with {len(unknown)} unknown fields", known))
         decoded = {}
         for name, allowed in self.fields.items():
             given = value.get(name)

@@ -7,16 +7,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .texts import LONGEST_MESSAGE, shorten
+
 
 class AcceleratorError(Exception):
-    """Base of all errors of the core. ``hint`` says what to do, ``code`` is a stable word for programs."""
+    """Base of all errors of the core. ``hint`` says what to do, ``code`` is a stable word for programs.
+
+    A message has at most LONGEST_MESSAGE characters, because it can contain texts of others.
+    """
 
     default_code = "accelerator-error"
 
     def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = shorten(message, LONGEST_MESSAGE)
+        super().__init__(self.message)
+        self.hint = shorten(hint, LONGEST_MESSAGE)
         self.code = code or self.default_code
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from .errors import AcceleratorError, InUse, Unsupported
 from .layout_rules import DYNAMIC, STATIC, WHOLE, Match, Rule
 from .model import Device, Partition, Placement, Process
 from .prepared import PreparedPartition
+from .texts import join_problems
 
 
 @dataclass(frozen=True)
@@ -350,7 +351,7 @@ def _blockers(
 def _in_use(device: Device, rule: Rule, blockers: Sequence[Blocker]) -> InUse:
     return InUse(
         f"The layout {rule.describe()} on {device.describe()} cannot be reached without disturbing what is in use: "
-        + "; ".join(str(blocker) for blocker in blockers),
+        + join_problems(blockers),
         pids=sorted({process.pid for blocker in blockers for process in blocker.processes}),
         claims=tuple(dict.fromkeys(claim for blocker in blockers for claim in blocker.claims)),
         blockers=blockers,

@@ -31,6 +31,7 @@ from .settings import (
     fit_to_device,
 )
 from .settings_record import Noted, SettingsRecord
+from .texts import join_problems
 
 MATCH = "match"
 # The knobs by the names of a rule's keys.
@@ -251,7 +252,7 @@ def fitted(seen: Seen, values: Mapping[str, Any]) -> dict[str, Any]:
     there = {KEYS[name]: knob for name, knob in seen.knobs.items()}
     found, problems = fit_to_device({KEYS[name]: value for name, value in values.items()}, there)
     if problems:
-        raise NotTaken([seen.device.describe()], "; ".join(map(str, problems)))
+        raise NotTaken([seen.device.describe()], join_problems(problems))
     return {KNOBS[key]: value for key, value in found.items()}
 
 

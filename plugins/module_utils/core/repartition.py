@@ -31,6 +31,7 @@ from .node_settings import words
 from .packing import PODS
 from .prepared import PreparedPartition
 from .repartition_settings import Unrest, key_to_knob
+from .texts import join_problems
 
 Document = dict[str, Any]
 
@@ -386,7 +387,7 @@ def _held_by_nobody(operation: Operation, plan: LayoutPlan) -> InUse | None:
     if not loose:
         return None
     return InUse(
-        "; ".join(str(each) for each in loose),
+        join_problems(loose),
         pids=sorted({process.pid for each in loose for process in each.processes}),
         blockers=loose,
         hint="They have no claim, so that no pod can be asked to leave. End them, or choose a layout that keeps what they use.",

@@ -45,6 +45,7 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[ClaimReference]]] = []
         self.gate: asyncio.Event | None = None
+        self.error, self.unprepare_error = "no room", "in use"
 
     async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
         self.calls.append(("prepare", list(references)))
@@ -60,7 +61,7 @@ class Recorded:
             cdi_id="k8s.gpu.nvidia.com/claim=u1-gpu-0",
         )
         return {
-            reference.uid: Outcome(error="no room")
+            reference.uid: Outcome(error=self.error)
             if reference.uid == "bad"
             else Outcome(ClaimRecord(reference.uid, "default", "a", "prepared", "b", 0.0, (device,)))
             for reference in references
@@ -68,7 +69,10 @@ class Recorded:
 
     async def unprepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
         self.calls.append(("unprepare", list(references)))
-        return {reference.uid: Outcome(error="in use" if reference.uid == "bad" else "") for reference in references}
+        return {
+            reference.uid: Outcome(error=self.unprepare_error if reference.uid == "bad" else "")
+            for reference in references
+        }
 
 
 class Health:
@@ -197,6 +201,24 @@ def test_prepare_and_unprepare_in_v1(short: Path) -> None:
                 "prepare",
                 [ClaimReference("default", "a", "u1"), ClaimReference("default", "b", "bad")],
             )
+
+    run(short, scenario)
+
+
+def test_errors_to_the_kubelet_have_4_kib_at_most(short: Path) -> None:
+    """Unpaired surrogates can stand in no message: they would take the answers of the other claims along."""
+
+    async def scenario(plugin: PluginServer, claims: Recorded) -> None:
+        claims.error = claims.unprepare_error = "\ud800" + "ä" * 1_000_000
+        bad = {"namespace": "default", "name": "b", "uid": "bad"}
+        async with grpc.aio.insecure_channel(f"unix:{short}/plugins/gpu.nvidia.com/dra.sock") as channel:
+            stub = dra_v1_pb2_grpc.DRAPluginStub(channel)
+            answer = await stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(claims=[CLAIM, bad]))
+            gone = await stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[bad]))
+            assert answer.claims["u1"].devices
+            for each in (answer, gone):
+                error = each.claims["bad"].error
+                assert error.startswith("?ä") and 4000 < len(error.encode()) <= 4096
 
     run(short, scenario)
 

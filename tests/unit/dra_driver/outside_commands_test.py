@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,6 +241,48 @@ def test_a_known_secret_is_nowhere_in_what_is_left(secret: str, before: str, aft
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, left: str) -> None:
+    assert redact(text) == left
+
+
+BEGIN, END = (f"-----{word} RSA PRIVATE KEY-----" for word in ("BEGIN", "END"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "eyJ",
+        "eyJaaaaa.",
+        BEGIN,
+        BEGIN + "AAAA",
+        f"{BEGIN} {END}",
+        'token="',
+        "token='a\\",
+        "bearer ",
+        "://a:",
+        "LS0tLS1CRUdJTi",
+        ".-_",
+    ],
+)
+def test_redact_time_is_proportional_to_the_length(part: str) -> None:
+    """A container can write what it likes to the journal, which is redacted whole."""
+    text = part * (1_000_000 // len(part))
+    began = time.process_time()
+    redact(text)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"{BEGIN}\nx\n{END} {BEGIN}\ny\n{END}", f"{MARK} {MARK}"),
+        (f"{END} {BEGIN}\nx\n{END}", f"{END} {MARK}"),
+        (f"{BEGIN}{'.' * 30000}{END} {BEGIN}.{END}", f"{MARK}{'.' * 30000}{END} {MARK}"),
+        ("a.eyJhbGciOi.eyJzdWIi.c2ln.b", f"a.{MARK}.b"),
+        ("x-eyJhbGciOi.eyJzdWIi y", f"x-{MARK} y"),
+        ("eyJa.b eyJhbGciOi", "eyJa.b eyJhbGciOi"),
+    ],
+)
+def test_redact_blocks_and_web_tokens_between_others(text: str, left: str) -> None:
     assert redact(text) == left
 
 

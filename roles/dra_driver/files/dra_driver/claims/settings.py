@@ -23,6 +23,7 @@ from ..core.settings import (
     read_noting,
     setting_key,
 )
+from ..core.texts import join_problems
 from .allocation import ClaimError
 from .records import ClaimRecord
 
@@ -60,8 +61,7 @@ def fit_settings(record: ClaimRecord, knobs: Mapping[str, Mapping[str, Knob]]) -
             values, problems = fit_to_device(wanted, there)
             if problems:
                 raise ClaimError(
-                    f"Claim {record.describe()} cannot set device {held.name} ({uuid}): "
-                    + "; ".join(map(str, problems)),
+                    f"Claim {record.describe()} cannot set device {held.name} ({uuid}): " + join_problems(problems),
                     hint="Correct the configuration in the claim or its DeviceClass.",
                     code="config-refused",
                 )

@@ -11,11 +11,14 @@ from collections.abc import Iterable
 MARK = "[redacted]"
 # Shorter ones would take words out of the text.
 SHORTEST = 6
+#: The longest PEM block, from the end of its first line to its last line, in characters.
+_LONGEST_BLOCK = 20000
+_BEGIN, _END = (re.compile(rf"-----{word} [A-Z0-9 ]{{1,40}}-----") for word in ("BEGIN", "END"))
+_WEB_TOKEN_TEXT = re.compile(r"[A-Za-z0-9_.-]{12,}")
+# Each of them takes time in proportion to the length of the text: no place of it is read again for many others.
 _PATTERNS = (
-    re.compile(r"-----BEGIN [A-Z0-9 ]{1,40}-----.{0,20000}?-----END [A-Z0-9 ]{1,40}-----", re.DOTALL),
-    # One that was cut off: what is left of its lines.
+    # A PEM block without an end: the rest of its lines.
     re.compile(r"-----BEGIN [A-Z0-9 ]{1,40}-----(?:(?:\s|\\n){0,9}[A-Za-z0-9+/=]{16,80})*"),
-    re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"),  # a JSON web token
     re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s\\]{20,}"),  # PEM in base64
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{6,}"),
     re.compile(r"(?<=://)[^/\s:@\"']+:[^/\s@\"']+(?=@)"),  # who somebody is to a proxy
@@ -33,9 +36,44 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text without secrets: those that are given, also in base64, and all that look like one."""
     for secret in sorted({form for each in secrets for form in _forms(each)}, key=len, reverse=True):
         text = text.replace(secret, MARK)
+    text = _WEB_TOKEN_TEXT.sub(_without_web_tokens, _without_blocks(text))
     for pattern in _PATTERNS:
         text = pattern.sub(MARK, text)
     return _NAMED.sub(_named, text)
+
+
+def _without_blocks(text: str) -> str:
+    """Replace PEM blocks; the text is read once, whatever it contains."""
+    parts: list[str] = []
+    done = 0
+    end: re.Match[str] | None = None
+    for begin in _BEGIN.finditer(text):
+        if begin.start() < done:
+            continue
+        if end is None or end.start() < begin.end():
+            end = _END.search(text, begin.end())
+            if end is None:
+                break
+        if end.start() - begin.end() <= _LONGEST_BLOCK:
+            parts += (text[done : begin.start()], MARK)
+            done = end.end()
+    return "".join((*parts, text[done:]))
+
+
+def _without_web_tokens(found: re.Match[str]) -> str:
+    """Replace JSON web tokens in a run of their characters: two or three parts, the first of which begins with eyJ."""
+    parts = found[0].split(".")
+    left: list[str] = []
+    number = 0
+    while number < len(parts):
+        begin = parts[number].find("eyJ")
+        if begin >= 0 and len(parts[number]) - begin >= 8 and number + 1 < len(parts) and len(parts[number + 1]) >= 5:
+            left.append(parts[number][:begin] + MARK)
+            number += 3
+        else:
+            left.append(parts[number])
+            number += 1
+    return ".".join(left)
 
 
 def _named(found: re.Match[str]) -> str:

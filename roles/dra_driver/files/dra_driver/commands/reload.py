@@ -13,6 +13,7 @@ from .. import config
 from ..config import Configuration
 from ..core.backend import create
 from ..core.system import System
+from ..core.texts import join_problems
 from ..status_command import instance_of
 
 POLL_SECONDS = 0.2
@@ -57,4 +58,4 @@ def _problem(told: dict[str, Any], configuration: Configuration) -> str:
     """Return why a driver does not work by the configuration; "" where it does."""
     if told["configuration"] == configuration.digest and told["ready"]:
         return ""
-    return "; ".join(told["problems"]) or "it does not work by the file yet"
+    return join_problems(told["problems"]) or "it does not work by the file yet"

@@ -22,6 +22,7 @@ import grpc.aio
 
 from ..core.errors import AcceleratorError
 from ..core.plugin_devices import Given, PluginDevice, socket_name
+from ..core.texts import shorten_bytes
 from ..metrics import Metrics
 from ..protocol import device_plugin_pb2 as messages
 from ..protocol import device_plugin_pb2_grpc as stubs
@@ -105,7 +106,7 @@ class _Service:
                     each.allocation_size,
                 )
             except ValueError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, shorten_bytes(str(error)))
             response.container_responses.append(messages.ContainerPreferredAllocationResponse(deviceIDs=chosen))
         return response
 
@@ -122,7 +123,7 @@ class _Service:
         except AcceleratorError as error:
             self._metrics.request("Allocate", "failure", time.perf_counter() - began)
             LOG.warning("a container does not get its devices (%s): %s", self._resource, error)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, shorten_bytes(str(error)))
         self._metrics.request("Allocate", "success", time.perf_counter() - began)
         return response
 

@@ -21,6 +21,7 @@ import grpc.aio
 
 from ..claims.answers import Afterwards, Outcome, telling_afterwards
 from ..claims.records import ClaimReference, DeviceRecord
+from ..core.texts import shorten_bytes
 from ..logs import StateLog
 from ..metrics import Metrics, NoMetrics
 from ..protocol import (
@@ -76,7 +77,7 @@ class _Service:
         response = self._messages.NodePrepareResourcesResponse()
         for uid, outcome in outcomes.items():
             entry = response.claims[uid]
-            entry.error = outcome.error
+            entry.error = shorten_bytes(outcome.error)
             for device in outcome.record.devices if outcome.record else ():
                 entry.devices.append(self._device(device))
         return response
@@ -86,7 +87,7 @@ class _Service:
         outcomes = await self._asked("NodeUnprepareResources", self._claims.unprepare, request, context)
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, outcome in outcomes.items():
-            response.claims[uid].error = outcome.error
+            response.claims[uid].error = shorten_bytes(outcome.error)
         return response
 
     async def _asked(self, method: str, work: Work, request: Any, context: Any) -> Mapping[str, Outcome]:
@@ -134,7 +135,8 @@ class _Registration:
             self._state.report("the kubelet has registered the driver", driver=self._driver)
             return plugin_registration_pb2.RegistrationStatusResponse()
         self._state.report(f"the kubelet refuses the driver: {request.error}", level=logging.ERROR, driver=self._driver)
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"registration failed: {request.error}")
+        problem = shorten_bytes(f"registration failed: {request.error}")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         return None
 
 

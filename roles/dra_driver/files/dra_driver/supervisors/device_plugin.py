@@ -32,6 +32,7 @@ from ..core.plugin_devices import (
     specification,
 )
 from ..core.system import System
+from ..core.texts import join_problems
 from ..deadlines import within
 from ..kubelet import sockets
 from ..kubelet.device_plugin import REGISTRATION, ResourceServer
@@ -217,7 +218,8 @@ class PluginKeeper:
             self._edits = edits
             wanted = tuple(replace(each, barred=each.barred or lacking.get(each.id, "")) for each in wanted)
             self._lacking.report(
-                "; ".join(f"{name} is given to no pod: {why}" for name, why in lacking.items()) or "all can be given"
+                join_problems(f"{name} is given to no pod: {why}" for name, why in lacking.items())
+                or "all can be given"
             )
         self._levels = levels(survey.devices, self._backend.grouping)
         self._offer(wanted)
@@ -279,7 +281,7 @@ class PluginKeeper:
                     raise
                 except (OSError, AcceleratorError) as error:
                     problems.append(str(error))
-            self._report("kubelet", "; ".join(dict.fromkeys(problems)))
+            self._report("kubelet", join_problems(dict.fromkeys(problems)))
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(change.wait(), LOOK_SECONDS)
 
@@ -326,7 +328,7 @@ class PluginKeeper:
     def _report(self, what: str, problem: str) -> None:
         """Take note of what stands in the way; two loops report, each its own."""
         self._problems[what] = problem
-        found = "; ".join(each for each in self._problems.values() if each)
+        found = join_problems(each for each in self._problems.values() if each)
         self._conditions.report(PART, found)
         self._state.report(
             found or "devices are offered by the device plugin", level=logging.WARNING if found else logging.INFO

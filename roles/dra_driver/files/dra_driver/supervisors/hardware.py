@@ -20,6 +20,7 @@ from ..core.errors import AcceleratorError, BackendUnavailable, InUse
 from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings
 from ..core.repartition_record import Watch
+from ..core.texts import join_problems
 from ..inventory import survey, with_former
 from ..logs import StateLog, fields
 from . import shared
@@ -141,7 +142,7 @@ class HardwareWatch:
             self._conditions.report(PART)
             self._report_devices(findings)
             if found.left_out or self._left_out:
-                self._left_out = "; ".join(f"{name}: {why}" for name, why in found.left_out.items())
+                self._left_out = join_problems(f"{name}: {why}" for name, why in found.left_out.items())
                 self._groups.report(f"groups that are not published: {self._left_out or 'none'}", driver=self._driver)
             await self._look_at_edits()
 

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Limits for texts that contain values of claims, files, tools and servers: a small input must not become a large error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+#: The most problems that one text lists, and the most characters of each.
+MOST_PROBLEMS = 20
+LONGEST_PROBLEM = 300
+#: The most characters of the message of an error: a full list of problems fits.
+LONGEST_MESSAGE = 8192
+#: The most bytes of an error in an answer to the kubelet.
+LONGEST_ANSWER = 4096
+
+
+def shorten(text: str, longest: int) -> str:
+    """Return a text with at most ``longest`` characters; the end of a longer one becomes an ellipsis."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def shorten_bytes(text: str, longest: int = LONGEST_ANSWER) -> str:
+    """Return a text with at most ``longest`` bytes of UTF-8; unpaired surrogates are replaced."""
+    data = text[: longest + 1].encode("utf-8", "replace")
+    return data.decode() if len(data) <= longest else data[: longest - 3].decode("utf-8", "ignore") + "…"
+
+
+def join_problems(problems: Iterable[object], separator: str = "; ") -> str:
+    """Return the texts of problems as one text: MOST_PROBLEMS at most, each with at most LONGEST_PROBLEM characters."""
+    listed = list(problems)
+    texts = [shorten(str(each), LONGEST_PROBLEM) for each in listed[:MOST_PROBLEMS]]
+    if len(listed) > len(texts):
+        texts.append(f"and {len(listed) - len(texts)} more")
+    return separator.join(texts)
