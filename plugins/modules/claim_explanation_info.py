@@ -22,8 +22,11 @@ notes:
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src) it asks no cluster.
   - What else keeps a pod from a node, such as processors, memory or other pods, is not looked at, except for the node's name, labels and taints.
+  - Selectors with C(find) or C(findAll) need the Python package C(google-re2) as well. Without it they are not evaluated.
+  - Users write selectors, so each evaluation has 2 s and 512 MiB of memory. A selector that needs more is not evaluated.
 requirements:
   - cel-expr-python
+  - google-re2 (optional)
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:

@@ -21,7 +21,8 @@ description:
     C(dra.accelerators.site) and C(dra.accelerators.repartition) take.
 notes:
   - It runs where the inventory and the API server are, mostly on the controller. No accelerator's driver is asked.
-  - With O(src) and O(pending_for) it needs the Python package C(cel-expr-python), with Python 3.11 or newer.
+  - With O(src) and O(pending_for) it needs the Python package C(cel-expr-python), with Python 3.11 or newer. Selectors with C(find) or C(findAll)
+    need C(google-re2) as well.
   - The exact solver needs the Python package C(highspy), tested with 1.16. Without it the plan is found by a search that states its bound.
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), or O(cluster=false), it asks no cluster.

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Calls of a function in a process of its own, each with a time limit and a memory limit that no library can ignore."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from .core.errors import AcceleratorError
+
+#: The time that the process has to start.
+START_SECONDS = 30.0
+
+
+class CallEnded(AcceleratorError):
+    """A call was ended before it returned."""
+
+    default_code = "call-ended"
+
+
+class BoundedProcess:
+    """A process that calls a function. It is started at the first call, and again after a call that was ended.
+
+    ``make`` runs in the process and returns the function. ``seconds`` bounds each call, ``memory_bytes`` what the process adds to
+    the memory of this one. Arguments and results have to be picklable.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[Any], Any]], *, seconds: float, memory_bytes: int) -> None:
+        self._make = make
+        self.seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._process: Any = None
+        self._connection: Any = None
+
+    def call(self, argument: Any) -> Any:
+        """Return what the function returns. Raises CallEnded, and RuntimeError for an exception of the function."""
+        if self._process is None:
+            self._start()
+            self._receive(START_SECONDS)
+        with contextlib.suppress(OSError):  # of a process that has ended, as receiving shows
+            self._connection.send((self.seconds, argument))
+        return self._receive(self.seconds)
+
+    def _receive(self, seconds: float) -> Any:
+        try:
+            problem, answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            timed_out = self._process.exitcode == -signal.SIGALRM
+            self.close()
+            limit = f"{self._memory_bytes >> 20} MiB of memory at most"
+            raise CallEnded(
+                f"it took more than {seconds:g} s" if timed_out else f"its process ended, with {limit}"
+            ) from None
+        if problem:
+            self.close()
+            raise RuntimeError(problem)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.join()
+            self._connection.close()
+
+    def _start(self) -> None:
+        # A module's code is in an archive that a new interpreter would not find, and a module has no other threads here.
+        context = multiprocessing.get_context("fork")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=self._serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _serve(self, connection: multiprocessing.connection.Connection) -> None:
+        self._connection.close()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        # The kernel ends an overlong call, whatever library it is in, and also after this process' parent was killed.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        self._limit_memory()
+        signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+        try:
+            function = self._make()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send(("", None))
+            while True:
+                try:
+                    seconds, argument = connection.recv()
+                except EOFError:
+                    os._exit(0)
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                answer = function(argument)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                connection.send(("", answer))
+        except MemoryError:
+            os._exit(1)
+        except Exception:  # noqa: BLE001  the caller raises it
+            connection.send((traceback.format_exc(), None))
+            os._exit(1)
+
+    def _limit_memory(self) -> None:
+        """Limit the address space, on systems that say how large it is."""
+        with contextlib.suppress(OSError, ValueError):
+            with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  of this process
+                now = int(file.read().split()[0]) * resource.getpagesize()
+            _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            limit = now + self._memory_bytes
+            if hard == resource.RLIM_INFINITY or limit < hard:
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
