@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import posixpath
 import pwd
 import re
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,12 +34,12 @@ from ._ascend_packages import (
 )
 from ._driver_install import (
     InTheWay,
-    digest_of,
     in_the_way,
     keep_record,
     last_words,
     standing_still,
     text_or_none,
+    verified_copy,
     waits_for_restart,
 )
 from .core.ascend import bus
@@ -49,6 +49,7 @@ from .core.system import System
 
 FOLDER = "/var/lib/dra-accelerators/ascend"
 RECORD = f"{FOLDER}/record.json"
+_VERIFIED = "/var/lib/dra-accelerators/ascend-verified"
 _NODE = re.compile(r"v?davinci\d+")
 
 
@@ -61,6 +62,14 @@ class Installer:
         self.services = tuple(services)
         self.state_path = state_path
         self.keep = keep
+        self._stack = contextlib.ExitStack()
+        #: By the paths of packages, their verified copies, which exist until the installer is closed.
+        self._copies: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Delete the verified copies."""
+        self._copies.clear()
+        self._stack.close()
 
     # What is there
 
@@ -83,21 +92,18 @@ class Installer:
     # What stands in the way
 
     def verify(self, package: Package) -> None:
-        """See that a package is what it should be: there, with its digest, and whole by its own word. Raises PackageError."""
-        path = self.system.path(package.path)
-        if not path.is_file():
+        """Copy a package into a directory of root's, and verify the copy by its digest and its own check. The copy is what is run later.
+
+        Raises PackageError, ChecksumMismatch.
+        """
+        if not self.system.path(package.path).is_file():
             raise PackageError(
                 f"{package.path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
             )
-        if package.checksum:
-            found = digest_of(self.system, package.path)
-            if found != package.checksum:
-                raise PackageError(
-                    f"{package.path} has the SHA-256 digest {found}, expected {package.checksum}",
-                    hint="It is damaged or another file. Nothing was run.",
-                    code="checksum",
-                )
-        done = self.system.run(["bash", str(path), "--check"], self.timeout)
+        copied = verified_copy(self.system, package.path, package.checksum, f"{_VERIFIED}/{package.kind}")
+        copy = self._stack.enter_context(copied)
+        self._copies[package.path] = copy
+        done = self.system.run(["bash", str(self.system.path(copy)), "--check"], self.timeout)
         if done.returncode:
             raise PackageError(
                 f"{package.path} says of itself that it is not whole: {last_words(done.stdout + done.stderr)}",
@@ -207,7 +213,8 @@ class Installer:
             argv = ["bash", str(self.system.path(script))]
         else:
             argv = words(step, choices)
-            argv[1] = str(self.system.path(argv[1]))
+            # By the path of the package another user may have put another file since.
+            argv[1] = str(self.system.path(self._copies[step.package.path]))
         # It asks nothing with the words that it is run with; whatever it might ask gets no answer.
         finished = self.system.run(argv, self.timeout, input="")
         output = f"{finished.stdout}\n{finished.stderr}"
@@ -241,9 +248,8 @@ class Installer:
         target = f"{FOLDER}/{posixpath.basename(package.path)}"
         if target != package.path:
             self.system.path(FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-            partial = f"{target}.part"
-            shutil.copyfile(self.system.path(package.path), self.system.path(partial))
-            self.system.path(partial).replace(self.system.path(target))
+            # The copy goes after the step, so it is moved and not copied again.
+            self.system.path(self._copies.pop(package.path)).replace(self.system.path(target))
         moved = Package(package.kind, target, package.chip, package.version, package.machine, package.checksum)
         return Step(step.verb, step.kind, step.before, moved)
 

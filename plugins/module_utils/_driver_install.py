@@ -34,6 +34,46 @@ def digest_of(system: System, path: str) -> str:
     return digest.hexdigest()
 
 
+class ChecksumMismatch(AcceleratorError):
+    """A file has a SHA-256 digest other than the expected one."""
+
+    default_code = "checksum"
+
+
+@contextlib.contextmanager
+def verified_copy(system: System, source: str, checksum: str, folder: str) -> Iterator[str]:
+    """Yield the path of a copy of a file in a directory that only root can enter. The copy is deleted at the end.
+
+    A file that is verified and then run or installed by the same path can be replaced in between by a user who can write it, or its directory.
+    So the bytes are copied and hashed in one pass, and only the copy is used.
+
+    :param checksum: the expected SHA-256 digest; an empty one is not compared.
+    :param folder: the directory of the copy, which is deleted first. Its parent has to be writable by root only.
+    :raises ChecksumMismatch: if the digest is another one.
+    """
+    target = f"{folder}/{posixpath.basename(source)}"
+    missing = [path for path in system.path(folder).parents if not path.exists()]
+    system.remove_tree(folder)
+    system.path(folder).mkdir(mode=0o700, parents=True)
+    try:
+        digest = hashlib.sha256()
+        with system.path(source).open("rb") as file, system.path(target).open("xb") as copy:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                copy.write(block)
+        if checksum and digest.hexdigest() != checksum.lower():
+            raise ChecksumMismatch(
+                f"{source} has the SHA-256 digest {digest.hexdigest()}, expected {checksum.lower()}",
+                hint="The file is damaged, or it is another one. Nothing was run or installed from it.",
+            )
+        yield target
+    finally:
+        system.remove_tree(folder)
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
 def last_words(text: str) -> str:
     """Return the end of what a program has said, as one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ._driver_install import InTheWay
 from ._package_group import Group, Record
 from ._package_group_plan import Decision, Options, Planner, unit_states
 from ._package_group_tool import GroupInstaller
-from ._package_options import read_source, verify_files
+from ._package_options import read_source, verified_files
 from ._package_port import PackageProblem, PackageTool, Places
 from .core.system import System
 
@@ -44,11 +45,24 @@ def bring(
     proof: Callable[[], None] = lambda: None,
     devices: str = "devices",
 ) -> dict[str, Any]:
-    """Bring a group of packages to the wanted state; return the module's result. Raises AcceleratorError."""
+    """Install or remove a group of packages; return the module's result. Raises AcceleratorError."""
     installer = GroupInstaller(system, apt, group, keep=params["keep"], proof=proof)
+    with verified_files(system, params, is_check=check or params["state"] != "present") as verified:
+        own = replace(options, files=verified["files"])
+        return _bring(params, installer, own, users, check=check, devices=devices)
+
+
+def _bring(
+    params: Mapping[str, Any],
+    installer: GroupInstaller,
+    options: Options,
+    users: Callable[[], InTheWay],
+    *,
+    check: bool,
+    devices: str,
+) -> dict[str, Any]:
+    system, apt, group = installer.system, installer.apt, installer.group
     if not check:
-        if params["state"] == "present":
-            verify_files(system, params)
         installer.mend()
     planner = Planner(system, apt, group, options, users)
     decision = {"present": planner.present, "previous": planner.previous, "absent": planner.absent}[params["state"]]()

@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import _openpgp
-from ._driver_install import digest_of
+from ._driver_install import verified_copy
 from ._package_port import PackageProblem, Places, Source
 from .core.system import System
+
+_VERIFIED = "/var/lib/dra-accelerators/packages-verified"
 
 
 def source_spec() -> dict[str, dict[str, Any]]:
@@ -53,17 +56,19 @@ def read_source(given: Mapping[str, Any] | None, places: Places) -> tuple[Source
     return Source(uris, suites, components, places.key if key else "", places.source, given["packages_signed"]), key
 
 
-def verify_files(system: System, params: Mapping[str, Any]) -> None:
-    """See that packages that were brought are what they should be. Raises PackageProblem."""
-    for path in params["files"]:
-        expected = params["checksums"].get(path.rpartition("/")[2], "")
-        if not system.exists(path):
-            raise PackageProblem(
-                f"{path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
-            )
-        if expected and digest_of(system, path) != expected.lower():
-            raise PackageProblem(
-                f"{path} has another SHA-256 digest than the one that was given",
-                hint="Nothing was changed.",
-                code="checksum",
-            )
+@contextlib.contextmanager
+def verified_files(system: System, params: Mapping[str, Any], *, is_check: bool) -> Iterator[dict[str, Any]]:
+    """Yield the module's options with ``files`` replaced by verified copies that only root can write. In check mode they stay as they are.
+
+    The copies are deleted at the end. Raises PackageProblem for a missing file, ChecksumMismatch for one with another digest.
+    """
+    with contextlib.ExitStack() as stack:
+        copies = []
+        for number, path in enumerate([] if is_check else params["files"]):
+            if not system.path(path).is_file():
+                raise PackageProblem(
+                    f"{path} is not on the node", hint="Copy it there; the role does.", code="package-missing"
+                )
+            checksum = params["checksums"].get(path.rpartition("/")[2], "")
+            copies.append(stack.enter_context(verified_copy(system, path, checksum, f"{_VERIFIED}/{number}")))
+        yield {**params, "files": copies or params["files"]}

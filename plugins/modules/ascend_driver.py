@@ -252,6 +252,7 @@ error_code:
   sample: checksum
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -376,7 +377,7 @@ def foretold(before: Installed, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
-    """Bring driver and firmware to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Install or remove driver and firmware; returns the module's result. Raises AcceleratorError."""
     params = module.params
     installer = Installer(
         system or System(),
@@ -385,6 +386,13 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         state_path=params["state_path"],
         keep=params["keep"],
     )
+    with contextlib.closing(installer):
+        return work_with(installer, module)
+
+
+def work_with(installer: Installer, module: AnsibleModule) -> dict[str, Any]:
+    """Do the module's work while the installer has its verified copies."""
+    params = module.params
     record, before = installer.record(), installer.installed()
     lacking: list[str] = []
     choices = Choices(

@@ -139,7 +139,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime i
     unfit,
     words,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of, verified_copy
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.driver_files import RUNTIME_LISTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
@@ -147,6 +147,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.system impor
 
 CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["package"])]}
 ACCEPTED = "Y\n"
+#: Beside the record: the directory of the package's verified copy.
+VERIFIED = "ascend-runtime-verified"
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -204,7 +206,10 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
     target = target_of(params["folder"])
     beside = system.path(posixpath.dirname(params["record"]))
     beside.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ascend-runtime-", dir=beside) as folder:
+    verified = verified_copy(
+        system, package.path, package.checksum, f"{posixpath.dirname(params['record'])}/{VERIFIED}"
+    )
+    with tempfile.TemporaryDirectory(prefix="ascend-runtime-", dir=beside) as folder, verified as copy:
         scratch = Path(folder, "daemon.json")
         scratch.write_text("{}\n", encoding="utf-8")
         seen = str(scratch) if system.root == "/" else f"/{scratch.relative_to(system.path('/'))}"
@@ -216,7 +221,7 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
             mode=params["injection"],
             type=params["type"],
         )
-        argv[1] = str(system.path(argv[1]))
+        argv[1] = str(system.path(copy))
         done = system.run(argv, params["timeout"], input=ACCEPTED)
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     now = installed(system, target)

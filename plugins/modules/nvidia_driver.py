@@ -382,7 +382,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record im
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import (
     read_source,
     source_spec,
-    verify_files,
+    verified_files,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageTool, Places, upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
@@ -502,9 +502,14 @@ def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
 
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
     """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
-    params, check = module.params, module.check_mode
     system = system or System()
-    apt = apt or tool_of(system, timeout=float(params["timeout"]))
+    apt = apt or tool_of(system, timeout=float(module.params["timeout"]))
+    with verified_files(system, module.params, is_check=module.check_mode) as params:
+        return work_with(params, system, apt, check=module.check_mode)
+
+
+def work_with(params: dict[str, Any], system: System, apt: PackageTool, *, check: bool) -> dict[str, Any]:
+    """Do the module's work with verified files of packages; returns the module's result. Raises AcceleratorError."""
     options = options_of(params, apt.places(GROUP))
     installer = Installer(
         system,
@@ -517,7 +522,6 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
     )
     installer.kinds = kinds_here(installer, options)
     if not check:
-        verify_files(system, params)
         installer.mend()
         wait_for_claims(params["state_path"], params["claims_timeout"])
     planner = Planner(installer, options)

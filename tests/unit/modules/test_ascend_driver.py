@@ -9,8 +9,9 @@ import hashlib
 import itertools
 import json
 import platform
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,42 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, run_here, monkeypatch)
+
+
+REPLACE = 'test "$1" = --check && echo "touch \'{}\'" > "{}"\n'
+
+
+def test_package_replaced_after_its_check_is_not_run(node: Node, tmp_path: Path) -> None:
+    """A user who can write the package replaces it between its verification and its run: the verified copy runs."""
+    path = node.root / node.package("driver", BOTH["driver"]).lstrip("/")
+    evil = tmp_path / "evil"
+    text = path.read_text()
+    head, _newline, rest = text.partition("\n")
+    path.write_text(f"{head}\n{REPLACE.format(evil, path)}{rest}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    seen: list[str] = []
+    run = node.system.run
+
+    def spy(argv: Sequence[str], *words: Any, **options: Any) -> Any:
+        if argv[0] == "bash":
+            seen.append(argv[1])
+            assert stat.S_IMODE(Path(argv[1]).parent.stat().st_mode) == 0o700
+        return run(argv, *words, **options)
+
+    node.monkeypatch.setattr(node.system, "run", spy)
+    given = {"driver": f"/packages/{path.name}", "driver_checksum": digest}
+    done = node.run(**given)
+    assert done.get("changed") and node.versions() == {"driver": BOTH["driver"]}, done
+    assert path.read_text().startswith("touch") and not evil.exists()
+    assert seen and not any(each == str(path) for each in seen)
+    assert "ascend-verified" not in {each.name for each in (node.root / "var/lib/dra-accelerators").iterdir()}
+    kept = node.root / KEPT / path.name
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == digest
+
+
+def test_check_mode_leaves_no_copy_of_a_package(node: Node) -> None:
+    assert node.run(BOTH, check=True)["changed"]
+    assert not (node.root / "var/lib/dra-accelerators").exists()
 
 
 def test_a_first_installation_takes_the_driver_first_and_an_upgrade_the_firmware(node: Node) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,24 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, run_here, monkeypatch)
+
+
+def test_package_replaced_after_its_check_is_not_run(node: Node) -> None:
+    """A user who can write the package replaces it right before its run: the verified copy runs."""
+    path = node.root / node.package("6.0.0").lstrip("/")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    run = System.run
+
+    def replaced(system: System, argv: Sequence[str], *words: Any, **options: Any) -> Any:
+        path.write_text("exit 7\n")
+        assert argv[0] != "bash" or stat.S_IMODE(Path(argv[1]).parent.stat().st_mode) == 0o700
+        return run(system, argv, *words, **options)
+
+    node.monkeypatch.setattr(System, "run", replaced)
+    given = {"package": f"/packages/{path.name}", "checksum": digest, "accept_eula": True}
+    done = node._run("ascend_runtime", given, check=False, diff=True)
+    assert done.get("changed") and done["after"] == "6.0.0", done
+    assert not (node.root / "var/lib/dra-accelerators/ascend-runtime-verified").exists()
 
 
 def test_it_comes_is_replaced_and_goes_and_no_engine_notices(node: Node) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,32 @@ def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
     refused = node.run(files=files, checksums={files[0].rpartition("/")[2]: "0" * 64})
     assert refused["error_code"] == "checksum" and node.has("")
     assert node.run(files=files)["changed"] and node.has(NEWER) and node.apt.updates == []
+
+
+def test_files_are_installed_from_verified_copies(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who can write a package's file replaces it after its verification: the copy in a directory of root's is installed."""
+    node.apt.source.clear()
+    files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in FULL]
+    for path in files:
+        node.machine.put_file(path, path)
+    digests = {path.rpartition("/")[2]: hashlib.sha256(path.encode()).hexdigest() for path in files}
+    seen: list[str] = []
+    install = node.apt.install
+
+    def spy(words: Any, **options: Any) -> None:
+        for path in files:
+            node.machine.put_file(path, "evil")
+        for word in words:
+            copy = node.machine.path(word)
+            assert hashlib.sha256(copy.read_bytes()).hexdigest() == digests[copy.name]
+            assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+            seen.append(word)
+        install(words, **options)
+
+    monkeypatch.setattr(node.apt, "install", spy)
+    assert node.run(files=files, checksums=digests)["changed"]
+    assert len(seen) == len(files) and not set(seen) & set(files)
+    assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
 
 
 def test_a_key_with_another_fingerprint_is_refused(node: Node) -> None:
