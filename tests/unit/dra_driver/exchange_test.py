@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_driver.api import client
 from dra_driver.api import exchange as exchange_module
 from dra_driver.api.exchange import Answer, Exchange, NoHttp
 from dra_driver.controller.certificate_keeper import utc_now
@@ -217,6 +218,38 @@ def test_what_is_no_answer_is_refused(rubbish: bytes) -> None:
             await get(exchange)
 
     run(Server(answering(rubbish)), scenario)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED) + PACKED,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + (b"200\r\n" + b"x" * 512 + b"\r\n") * 4
+        + b"0\r\n\r\n",
+    ],
+    ids=["gzip", "length", "chunked"],
+)
+def test_answer_above_the_limit_is_refused(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 bytes, of which gzip makes a few: a server can have a small answer unpacked to gigabytes."""
+    monkeypatch.setattr("dra_driver.api.exchange.MOST_BYTES", 1999)
+
+    async def scenario(exchange: Exchange) -> None:
+        with pytest.raises(NoHttp, match="more than 1999 bytes"):
+            await get(exchange)
+
+    run(Server(answering(answer)), scenario)
+
+
+def test_answer_at_the_limit_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.api.exchange.MOST_BYTES", 2000)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED)
+
+    async def scenario(exchange: Exchange) -> None:
+        assert (await get(exchange)).payload == b"ok" * 1000
+
+    run(Server(answering(head + PACKED)), scenario)
 
 
 @pytest.mark.parametrize("more", [b"x", OK, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"])
@@ -427,5 +460,29 @@ def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(cuts: list[int], an
                 assert not found.done()
                 connection.data_received(whole[begin:end])
             assert found.result().payload == b"ok" and connection.is_reusable
+
+    asyncio.run(main())
+
+
+def test_watch_event_above_the_limit_ends_the_watch_and_nothing_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    packed = head + b"Content-Encoding: gzip\r\n\r\n" + b"%x\r\n" % len(PACKED) + PACKED + b"\r\n0\r\n\r\n"
+    long = head + b"\r\n" + (b"200\r\n" + b"x" * 512 + b"\r\n") * 4 + b"0\r\n\r\n"
+    monkeypatch.setattr(client, "LONGEST_EVENT", 1999)
+    server = Server(answering(long), answering(packed))
+
+    async def main() -> None:
+        address = await server.start()
+        session = client.ApiClient("/nowhere")._watching(None)
+        try:
+            async with session.get(address) as response:
+                with pytest.raises(NoHttp, match="more than 1999 bytes"):
+                    _found = [line async for line in client._lines(response.content)]
+            async with session.get(address) as response:
+                assert await response.read() == PACKED
+        finally:
+            await session.close()
+            server.stop()
+        assert all("accept-encoding: identity" in request.lower() for request in server.requests)
 
     asyncio.run(main())

@@ -244,6 +244,38 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, left: str) -> None:
     assert redact(text) == left
 
 
+def test_collect_partial_file_is_new_and_follows_no_link(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user of the directory knows the name that the partial file had before."""
+
+    async def scenario(scene: Scene) -> None:
+        options = configured(scene)
+        victim, target = home / "victim", home / "out" / "bundle.tar.gz"
+        victim.write_text("keep")
+        target.parent.mkdir()
+        (target.parent / ".bundle.tar.gz.part").symlink_to(victim)
+        target.symlink_to(victim)
+        opened: list[int] = []
+        real = os.open
+
+        def watched(path: Any, flags: int, *arguments: Any, **words: Any) -> int:
+            if ".bundle.tar.gz." in str(path):
+                opened.append(flags)
+            return real(path, flags, *arguments, **words)
+
+        monkeypatch.setattr(os, "open", watched)
+        status, _text = await said(capsys, "collect", "--file", str(target), *options)
+        monkeypatch.setattr(os, "open", real)
+        assert status == 0
+        assert opened and all(flags & os.O_EXCL for flags in opened)
+        assert victim.read_text() == "keep" and not target.is_symlink()
+        assert target.stat().st_mode & 0o777 == 0o600
+        assert sorted(each.name for each in target.parent.iterdir()) == [".bundle.tar.gz.part", "bundle.tar.gz"]
+
+    run(home, scenario)
+
+
 BEGIN, END = (f"-----{word} RSA PRIVATE KEY-----" for word in ("BEGIN", "END"))
 
 

@@ -28,7 +28,7 @@ import aiohttp
 from ..core.decoding import SkippedObject, UndecodableObject, decode, describe_skipped
 from ..core.errors import AcceleratorError
 from ..logs import StateLog
-from .exchange import Exchange
+from .exchange import Exchange, NoHttp
 from .kubeconfig import Access, InvalidKubeconfig, load_access
 from .token import refusal
 
@@ -36,6 +36,8 @@ LOG = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 15.0
+#: The most bytes of one event of a watch: the API server keeps no object above 1.5 MiB.
+LONGEST_EVENT = 16 * 1024 * 1024
 # A watch that says nothing for longer than its own time limit plus this has lost its connection.
 WATCH_GRACE_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
@@ -292,7 +294,11 @@ class ApiClient:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=120, ssl=context if context is not None else True)
         # No cookies, as Go's client: whoever is asked for is said by what authorises the request alone.
         cookies = aiohttp.DummyCookieJar()
-        return aiohttp.ClientSession(connector=connector, headers=self._headers, cookie_jar=cookies, trust_env=False)
+        # No compression: a small stream could be unpacked to any size.
+        headers = {**self._headers, "Accept-Encoding": "identity"}
+        return aiohttp.ClientSession(
+            connector=connector, headers=headers, cookie_jar=cookies, trust_env=False, auto_decompress=False
+        )
 
     async def reload_if_changed(self) -> bool:
         """Open new connections if the kubeconfig or a file that it names has changed; return whether it has."""
@@ -328,6 +334,8 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     buffer = bytearray()
     async for chunk in stream.iter_any():
         buffer += chunk
+        if len(buffer) > LONGEST_EVENT:
+            raise NoHttp(f"an event of the watch has more than {LONGEST_EVENT} bytes")
         while (end := buffer.find(b"\n")) >= 0:
             line = bytes(buffer[:end])
             del buffer[: end + 1]

@@ -32,6 +32,8 @@ _TARGET = re.compile(r"/[!-~]*")
 _VALUE = re.compile(r"[ -~]*")
 # What zlib calls a stream of gzip's own form.
 _GZIP = 16 + zlib.MAX_WBITS
+#: The most bytes of an answer, as it comes and unpacked. A page of 500 objects of the usual size has 5 MiB.
+MOST_BYTES = 256 * 1024 * 1024
 
 
 class NoHttp(OSError):
@@ -63,6 +65,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._size = 0
         self._lasts_until_end = False
 
     def ask(self, request: bytes, answer: asyncio.Future[Answer]) -> None:
@@ -110,7 +113,7 @@ class _Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ what the parser calls
 
     def on_message_begin(self) -> None:
-        self._headers, self._body = {}, []
+        self._headers, self._body, self._size = {}, [], 0
         if self._answer is None:  # something comes behind the answer, which is not for who asks next
             self.end()
 
@@ -122,6 +125,12 @@ class _Connection(asyncio.Protocol):
         self._lasts_until_end = not {"content-length", "transfer-encoding"} & self._headers.keys()
 
     def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > MOST_BYTES:
+            self._body = []
+            self._fail(NoHttp(f"the answer has more than {MOST_BYTES} bytes"))
+            self.end()
+            return
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -306,9 +315,11 @@ def _unpacked(encoding: str, payload: bytes) -> bytes:
         raise NoHttp(f"the answer comes as {encoding}, which was not asked for")
     unpacking = zlib.decompressobj(_GZIP)
     try:
-        content = unpacking.decompress(payload)
+        content = unpacking.decompress(payload, MOST_BYTES)
     except zlib.error as error:
         raise NoHttp(f"the answer cannot be unpacked: {error}") from error
+    if unpacking.unconsumed_tail:
+        raise NoHttp(f"the answer has more than {MOST_BYTES} bytes when it is unpacked")
     if not unpacking.eof:
         raise NoHttp("the answer cannot be unpacked: its end is missing")
     return content

@@ -12,6 +12,7 @@ import platform
 import stat
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -51,8 +52,9 @@ def collect(node: Node, config_path: str, target: Path) -> list[str]:
     secrets = list(secrets_of(node))
     root = f"dra-accelerators-{node.configuration.node_name}"
     stamp = int(time.time())
-    partial = target.with_name(f".{target.name}.part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # A new file with a random name (O_EXCL, 0600): in a directory that others can write to, a guessable name could be a link of theirs.
+    descriptor, created = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    partial_file = Path(created)
     try:
         with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
 
@@ -70,10 +72,10 @@ def collect(node: Node, config_path: str, target: Path) -> list[str]:
                 except (AcceleratorError, OSError, ValueError) as error:
                     missing.append(f"{name}: {error}")
             put("missing.txt", "".join(f"{redact(line, secrets)}\n" for line in missing) or "nothing\n")
-        partial.replace(target)
+        partial_file.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
-            partial.unlink()
+            partial_file.unlink()
         raise
     return missing
 
