@@ -26,7 +26,11 @@ from dra_driver.controller.fleet import FleetReport
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.webhook import PATH, application
 from dra_driver.core.published_form import PREPARED_CONDITION
+from dra_driver.publish.publisher import Pace
 from object_server import ObjectServer
+from publisher_test import Scene as PublisherScene
+from publisher_test import content
+from publisher_test import run as run_publisher
 from vendor_scene import Scene
 from vendor_scene import run as run_scene
 
@@ -249,3 +253,24 @@ def test_webhook_checks_a_claim_with_undecodable_parameters_of_another_driver() 
             assert status == 400 and "opaque.parameters" in text
 
     asyncio.run(main())
+
+
+def test_unexpected_exception_restarts_the_watch_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [RecursionError("first"), TypeError("second")]
+    watch = ResourceApi.watch_slices
+
+    def fails(self: ResourceApi, *arguments: Any) -> Any:
+        if failing:
+            raise failing.pop(0)
+        return watch(self, *arguments)
+
+    async def scenario(scene: PublisherScene) -> None:
+        monkeypatch.setattr(ResourceApi, "watch_slices", fails)
+        scene.publisher._pace = Pace(retry=0.01)
+        scene.publisher.set_content(content("l4"))
+        await scene.until(scene.publisher.published.is_set)
+        await scene.until(lambda: not failing and "WATCH" in [method for method, _path in scene.api.log])
+        scene.api.delete_slice(next(iter(scene.api.slices)))
+        await scene.until(lambda: scene.api.slices)
+
+    run_publisher(tmp_path, scenario)
