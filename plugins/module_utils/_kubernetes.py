@@ -112,7 +112,7 @@ class Api:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success."""

@@ -16,22 +16,17 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from controller_steps import candidate, going, run, until
+from controller_steps import going, run, until
 from dra_driver.api.client import ApiClient
-from dra_driver.controller import certificates
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
-from dra_driver.controller.certificate_keeper import (
-    LOOK_SECONDS,
-    SOON_SECONDS,
-    AuthorityKeeper,
-    AuthoritySecret,
-    CertificateKeeper,
-)
+from dra_driver.controller.certificate_keeper import SOON_SECONDS, CertificateKeeper, WebhookSecret
 from dra_driver.controller.daemon import Webhook
 from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.settings import WEBHOOK, parse
+from dra_driver.controller.settings import parse
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
+from dra_driver.core import certificates
 from dra_driver.core.backend import BACKENDS, create
+from dra_driver.core.certificates import Authorities
 from dra_driver.core.manifests import CLAIM, CLASS, TEMPLATE, VERSIONS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,7 +129,7 @@ def test_the_webhook_follows_the_clusters_classes(tmp_path: Path) -> None:
         server.put(f"{CLASSES}/small", of_type("small", "mig"))
         server.put(f"{CLASSES}/any", manifest(CLASS, "v1", device_class="any"))
         settings = parse({"name": "here", "webhook": {"address": "127.0.0.1:1"}})
-        webhook = Webhook(settings, client, candidate(client, "here"), Measurements())
+        webhook = Webhook(settings, client, Measurements())
         assert webhook.kinds() == {}, "nobody waits for it"
         async with going(webhook.classes.run()):
             await until(lambda: webhook.kinds() == {"small": "partition"} and server._watchers)
@@ -228,7 +223,6 @@ def test_over_http_bodies_are_bounded_and_outcomes_counted() -> None:
 
 
 SECRET = "/api/v1/namespaces/here/secrets/authority"
-CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/ours"
 LIFE = 3600.0
 
 
@@ -246,31 +240,35 @@ class Clock:
         return self.began + datetime.timedelta(seconds=self.seconds)
 
 
-def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path: Path) -> None:
-    """Real handshakes through two rotations; the client trusts what the webhook's configuration says at each moment."""
+def authorities_in(server: ObjectServer) -> Authorities:
+    data = server.objects.get(SECRET, {}).get("data", {})
+    return certificates.read_authorities(data)
+
+
+def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: Path) -> None:
+    """Real handshakes through two rotations of the CA, as the module webhook_authority makes them."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        clock, leads = Clock(), [True]
-        secret = AuthoritySecret(client, "here", "authority")
-        keeper = AuthorityKeeper(
-            client,
-            secret,
-            configuration="ours",
-            seconds=LIFE,
-            may_act=lambda: leads[0],
-            clock=clock,
-            now=clock.now,
+        clock, trusted_for = Clock(), 0.0
+        own = CertificateKeeper(
+            WebhookSecret(client, "here", "authority"), ["127.0.0.1"], seconds=LIFE / 4, now=clock.now
         )
-        own = CertificateKeeper(secret, ["127.0.0.1"], seconds=LIFE / 4, now=clock.now)
         await own.look()
         assert not own.ready.is_set()
-        server.put(CONFIGURATION, {"webhooks": [{"name": "a", "clientConfig": {}}, {"name": "b", "clientConfig": {}}]})
-        leads[0] = False
-        await keeper.look()
-        assert SECRET not in server.objects, "who may not act writes nothing"
-        leads[0] = True
-        while await keeper.look():
-            clock.seconds += 5
+
+        def rotate() -> bytes:
+            """Take the next step of the module and return the bundle that the API server trusts."""
+            nonlocal trusted_for
+            present = authorities_in(server)
+            what = certificates.decide(present, trusted_for=trusted_for, now=clock.now())
+            trusted_for = certificates.SETTLE_SECONDS
+            if what != certificates.NOTHING:
+                present = certificates.step(present, what, now=clock.now(), seconds=LIFE)
+                server.put(SECRET, {"data": present.to_data()})
+                trusted_for = 0.0
+            return present.bundle
+
+        bundle = rotate()
         await own.look()
         runner = web.AppRunner(application(RULES, Measurements()))
         await runner.setup()
@@ -278,8 +276,6 @@ def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path
         url = f"https://127.0.0.1:{runner.addresses[0][1]}{PATH}"
 
         async def ask() -> None:
-            bundle = base64.b64decode(server.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"])
-            assert server.objects[CONFIGURATION]["webhooks"][1]["clientConfig"]["caBundle"]
             trusting = ssl.create_default_context(cadata=bundle.decode())
             # The certificates of a test are of times to come.
             trusting.verify_flags |= NO_TIME
@@ -291,12 +287,11 @@ def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path
         signers = set()
         for _turn in range(110):
             clock.seconds += LIFE / 60
-            await ask()
-            await keeper.look()
+            bundle = rotate()
             await ask()
             await own.look()
             await ask()
-            active = certificates.read_authorities(server.objects[SECRET]["data"]).active
+            active = authorities_in(server).active
             assert active is not None and active.left(clock.now()) > 0
             assert own._own is not None and own._own.left(clock.now()) > 0
             signers.add(active.certificate)
@@ -306,40 +301,37 @@ def test_a_rotation_under_load_meets_no_certificate_that_is_not_trusted(tmp_path
     run(tmp_path, scenario)
 
 
-def test_the_shortest_lives_that_may_be_set_leave_no_moment_without_a_certificate(tmp_path: Path) -> None:
-    """Both keepers at the pace of their own looks, in a time that passes with them alone."""
+def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> None:
+    """cert-manager writes tls.crt and tls.key, and renews them."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
-        clock = Clock()
-        secret = AuthoritySecret(client, "here", "authority")
-        shortest = {name: WEBHOOK.fields[name].least for name in ("authority_seconds", "certificate_seconds")}
-        server.put(CONFIGURATION, {"webhooks": [{"name": "a", "clientConfig": {}}]})
-        keeper = AuthorityKeeper(
-            client,
-            secret,
-            configuration="ours",
-            seconds=shortest["authority_seconds"],
-            may_act=lambda: True,
-            clock=clock,
-            now=clock.now,
-        )
-        own = CertificateKeeper(secret, ["127.0.0.1"], seconds=shortest["certificate_seconds"], now=clock.now)
-        await keeper.look()
+        now = datetime.datetime.now(datetime.timezone.utc)
+        authority = certificates.make_authority(now, LIFE)
+        own = CertificateKeeper(WebhookSecret(client, "here", "authority"), ["unused"], seconds=LIFE)
+
+        def put(pair: certificates.Pair, key: bytes) -> None:
+            content = {"tls.crt": pair.certificate, "tls.key": key, "ca.crt": authority.certificate}
+            server.put(SECRET, {"data": {name: base64.b64encode(each).decode() for name, each in content.items()}})
+
+        first, second = (certificates.make_certificate(authority, ["a"], now=now, seconds=LIFE) for _each in range(2))
+        put(first, second.key)
         await own.look()
-        authority_looks, own_looks = 0.0, own.pause
-        signers = set()
-        while clock.seconds < 4 * shortest["authority_seconds"]:
-            clock.seconds = min(authority_looks, own_looks)
-            active = certificates.read_authorities(server.objects[SECRET]["data"]).active
-            assert active is not None and active.left(clock.now()) > 0
-            assert own._own is not None and own._own.left(clock.now()) > 0, f"at {clock.seconds} s"
-            if authority_looks <= own_looks:
-                authority_looks += SOON_SECONDS if await keeper.look() else LOOK_SECONDS
-            else:
-                await own.look()
-                own_looks += own.pause
-            signers.add(active.certificate)
-        assert len(signers) >= 4
+        assert not own.ready.is_set(), "the key of another certificate"
+        put(first, first.key)
+        await own.look()
+        assert own.ready.is_set() and own._own == first
+        put(second, second.key)
+        await own.look()
+        assert own._own == second
+
+    run(tmp_path, scenario)
+
+
+def test_controller_writes_neither_secrets_nor_webhook_configurations(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        own = CertificateKeeper(WebhookSecret(client, "here", "authority"), ["a"], seconds=LIFE)
+        await own.look()
+        assert not server.objects and own.pause == SOON_SECONDS
 
     run(tmp_path, scenario)
 

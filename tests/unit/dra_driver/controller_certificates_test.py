@@ -10,7 +10,7 @@ import ssl
 from typing import Any
 
 import pytest
-from dra_driver.controller.certificates import (
+from dra_driver.core.certificates import (
     BACKDATED,
     FORGET,
     MAKE,

@@ -16,7 +16,7 @@ from dra_driver.api import client
 from dra_driver.api import exchange as exchange_module
 from dra_driver.api.exchange import Answer, Exchange, NoHttp
 from dra_driver.controller.certificate_keeper import utc_now
-from dra_driver.controller.certificates import make_authority, make_certificate
+from dra_driver.core.certificates import make_authority, make_certificate
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import Peer, Script, Server, answering, silent

@@ -18,9 +18,9 @@ import yaml
 from cryptography.x509 import DNSName, SubjectAlternativeName
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.controller.certificate_keeper import utc_now
-from dra_driver.controller.certificates import make_authority, make_certificate
 from dra_driver.controller.readers import PATH
 from dra_driver.controller.settings import NAME_VARIABLE, load
+from dra_driver.core.certificates import make_authority, make_certificate
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_controller"
@@ -104,9 +104,17 @@ OTHER = {
     "dra_controller_webhook_failure_policy": "Fail",
     "dra_controller_replicas": 1,
     "dra_controller_pod_nodes": [],
+    "dra_controller_pod_control_plane": False,
     "dra_controller_pod_node_selector": {"site.example.com/zone": 3},
 }
-ANYWHERE = {"dra_controller_pod_nodes": [], "dra_controller_pod_node_selector": {}, "dra_controller_webhook": False}
+ANYWHERE = {
+    "dra_controller_pod_nodes": [],
+    "dra_controller_pod_control_plane": False,
+    "dra_controller_pod_node_selector": {},
+    "dra_controller_webhook": False,
+}
+ISSUER = {"dra_controller_certificate_issuer": {"name": "internal-ca", "kind": "ClusterIssuer"}}
+CERTIFICATE = {"certificate": "__dra_controller_certificate"}
 ASKED = {key: WANTED[key] for key in ("webhook", "elsewhere", "not_wanted")}
 #: What is asked of the role for each site: the variables, and the expressions.
 SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -114,6 +122,18 @@ SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "again": (deployment(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
     "other": (deployment(__dra_controller_configured={"resources": []}, **OTHER), WANTED),
     "anywhere": (deployment(**ANYWHERE), {key: WANTED[key] for key in ("objects", "rights")}),
+    "control plane": (deployment(dra_controller_pod_nodes=[]), {"objects": WANTED["objects"]}),
+    "cert-manager": (
+        deployment(__dra_controller_configured={"resources": []}, **ISSUER),
+        {**{key: WANTED[key] for key in ("webhook", "rights", "settings")}, **CERTIFICATE},
+    ),
+    "cert-manager for services": (services(**ISSUER), CERTIFICATE),
+    "authority": (
+        deployment(
+            __dra_controller_configured=asked("QUJD", BY_SERVICE), __dra_controller_authority={"ca_bundle": "TkVX"}
+        ),
+        {"webhook": WANTED["webhook"]},
+    ),
     "report": (deployment(dra_controller_report=True), {key: WANTED[key] for key in ("rights", "settings")}),
     "services": (services(__dra_controller_configured={"resources": []}), {**ASKED, "rights": WANTED["rights"]}),
     "to pods": (deployment(__dra_controller_configured=asked("QUJD", *BY_HOSTS)), ASKED),
@@ -282,7 +302,32 @@ def test_pods_run_on_the_nodes_of_the_group_or_where_they_are_told_to(sites: dic
     assert terms("pods") == [{"matchExpressions": [linux], "matchFields": fields} for fields in named]
     zone = {"key": "site.example.com/zone", "operator": "In", "values": ["3"]}
     assert terms("other") == [{"matchExpressions": [zone], "matchFields": []}]
-    assert terms("anywhere") is None, "null takes a former one away"
+    assert terms("anywhere") is None, "null removes a previous affinity"
+    control_plane = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}
+    assert terms("control plane") == [{"matchExpressions": [linux, control_plane], "matchFields": []}]
+
+
+def test_certificate_of_cert_manager_has_the_names_of_the_webhook(sites: dict[str, Written]) -> None:
+    """The objects only: cert-manager itself is not run."""
+    certificate = sites["cert-manager"]["certificate"]
+    assert certificate["metadata"]["namespace"] == NAMESPACE and certificate["spec"]["dnsNames"] == [SERVICE]
+    assert certificate["spec"]["issuerRef"] == {
+        "group": "cert-manager.io",
+        "kind": "ClusterIssuer",
+        "name": "internal-ca",
+    }
+    assert certificate["spec"]["secretName"] == sites["cert-manager"]["settings"]["webhook"]["secret"]
+    annotations = sites["cert-manager"]["webhook"]["metadata"]["annotations"]
+    assert annotations == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{NAME}"}
+    role = rules(sites["cert-manager"], "Role")
+    assert role["secrets"] == ["get"]
+    of_services = sites["cert-manager for services"]["certificate"]["spec"]
+    assert (of_services["dnsNames"], of_services["ipAddresses"]) == (["a", "node-b"], ["10.0.0.1", "fd00::2"])
+
+
+def test_ca_bundle_comes_from_the_module(sites: dict[str, Written]) -> None:
+    (webhook,) = sites["authority"]["webhook"]["webhooks"]
+    assert webhook["clientConfig"]["caBundle"] == "TkVX"
 
 
 def rules(written: Written, kind: str) -> dict[str, list[str]]:

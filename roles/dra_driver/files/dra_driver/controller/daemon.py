@@ -8,7 +8,7 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Callable, TypeVar
 
 from aiohttp import web
@@ -25,7 +25,7 @@ from ..service_manager import notify
 from ..supervisors.identity import IdentityKeeper
 from ..supervisors.shared import keep
 from .admission import rules_for
-from .certificate_keeper import AuthorityKeeper, AuthoritySecret, CertificateKeeper
+from .certificate_keeper import CertificateKeeper, WebhookSecret
 from .drift import begun, findings
 from .fleet import FleetReport
 from .keeping import Keeper
@@ -82,11 +82,9 @@ def make_keeper(
 class Webhook:
     """The parts of the admission webhook."""
 
-    def __init__(
-        self, settings: ControllerSettings, client: ApiClient, elector: Elector, measurements: Measurements
-    ) -> None:
+    def __init__(self, settings: ControllerSettings, client: ApiClient, measurements: Measurements) -> None:
         chosen = settings.webhook
-        secret = AuthoritySecret(client, settings.namespace, chosen.secret)
+        secret = WebhookSecret(client, settings.namespace, chosen.secret)
         self._address = chosen.address
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements
@@ -94,13 +92,6 @@ class Webhook:
         self._report = (FleetReport(client, settings.drivers), Readers(client)) if chosen.report else None
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
-        )
-        self.authority = AuthorityKeeper(
-            client,
-            secret,
-            configuration=chosen.configuration,
-            seconds=chosen.authority_seconds,
-            may_act=lambda: elector.holds,
         )
         self.certificate = CertificateKeeper(
             secret, chosen.names, seconds=chosen.certificate_seconds, told=measurements.certificate
@@ -131,17 +122,6 @@ class Webhook:
         return f"/apis/{GROUP}/{await self._resources.version()}/deviceclasses"
 
 
-async def together(parts: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Do several things at a time, and none of them any more when one fails or this is cancelled."""
-    tasks = [asyncio.ensure_future(part()) for part in parts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def run_controller(settings: ControllerSettings) -> int:
     """Run until SIGTERM or SIGINT and return the exit status."""
     LOG.info("starting", extra=fields(version=__version__, name=settings.name, drivers=list(settings.drivers)))
@@ -160,14 +140,12 @@ async def run_controller(settings: ControllerSettings) -> int:
     identity = IdentityKeeper(client, settings.kubeconfig, lifetime=settings.token_lifetime, system=System())
     measurements.token_ends(lambda: identity.expires)
 
-    webhook = Webhook(settings, client, elector, measurements) if settings.webhook.address else None
+    webhook = Webhook(settings, client, measurements) if settings.webhook.address else None
 
     async def work() -> None:
         measurements.leading(True)
         try:
-            parts = [make_keeper(settings, client, elector, measurements, events, reports).run]
-            parts += [webhook.authority.run] if webhook is not None else []
-            await together(parts)
+            await make_keeper(settings, client, elector, measurements, events, reports).run()
         finally:
             measurements.leading(False)
 

@@ -68,9 +68,7 @@ class WebhookSettings:
 
     address: str = ""
     names: tuple[str, ...] = ()
-    configuration: str = "dra-accelerators-controller"
     secret: str = "dra-accelerators-controller-authority"  # noqa: S105  the Secret's name
-    authority_seconds: int = 365 * 86400
     certificate_seconds: int = 30 * 86400
     device_classes: Mapping[str, str] = field(default_factory=dict)
     report: bool = False
@@ -122,9 +120,7 @@ WEBHOOK = Record(
     {
         "address": Text(address=True),
         "names": Texts(),
-        "configuration": Text(),
         "secret": Text(),
-        "authority_seconds": Whole(300, 3650 * 86400, "seconds"),
         "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
         "report": Truth(),

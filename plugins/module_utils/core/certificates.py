@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The webhook's own authority and its certificates: how they are made, and what is to be done about them at a moment.
+"""The CA of the admission webhook and the serving certificates below it: creation, and the steps of a rotation. No side effects.
 
-An authority is replaced long before it ends, and never in one step: the API server trusts the next one before anything is signed by
-it, and the former one for as long as anything may still be. So no request meets a certificate that is not trusted.
+The module ``webhook_authority`` keeps the CA, the controller issues its own serving certificate. The package ``cryptography`` is
+imported when a function needs it. A rotation has an overlap: the API server trusts the next CA before anything is signed with it, and
+the previous CA until it expires.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ import datetime
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-#: An authority and a certificate are replaced when this part of their life is left.
+#: A CA and a certificate are renewed when less than this part of their lifetime remains.
 RENEW_BELOW = 1 / 3
-#: They are valid from a little before they were made: clocks go apart.
+#: They are valid from shortly before their creation, because clocks differ.
 BACKDATED = datetime.timedelta(minutes=5)
-#: For so long the API server has to trust the next authority before something is signed by it.
+#: How long the API server has trusted the next CA before a certificate is signed with it, in seconds.
 SETTLE_SECONDS = 30.0
 
 MAKE, MAKE_NEXT, PROMOTE, FORGET, NOTHING = "make", "make-next", "promote", "forget", "nothing"
@@ -40,6 +40,8 @@ class Pair:
     @property
     def parsed(self) -> x509.Certificate:
         """The certificate. Raises ValueError."""
+        from cryptography import x509
+
         return x509.load_pem_x509_certificate(self.certificate)
 
     def left(self, now: datetime.datetime) -> float:
@@ -55,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authorities:
-    """What signs now, what will, and the certificate of what did. As a Secret keeps it."""
+    """The active CA, the next one during a rotation, and the certificate of the previous one. The content of a Secret."""
 
     active: Pair | None = None
     next: Pair | None = None
@@ -63,7 +65,7 @@ class Authorities:
 
     @property
     def bundle(self) -> bytes:
-        """All that is to be trusted."""
+        """The CA certificates that the API server has to trust, PEM."""
         pairs = [pair.certificate for pair in (self.active, self.next) if pair is not None]
         return b"".join(part.strip() + b"\n" for part in (*pairs, self.former) if part.strip())
 
@@ -77,7 +79,7 @@ class Authorities:
 
 
 def read_authorities(data: Mapping[str, str]) -> Authorities:
-    """Read the content of the Secret. What is no authority, or has another one's key, is as if it were not there."""
+    """Read the content of the Secret. A pair that cannot be parsed, or whose key does not match, is ignored."""
     parts = {name: base64.b64decode(content) for name, content in data.items()}
 
     def pair(name: str) -> Pair | None:
@@ -87,7 +89,15 @@ def read_authorities(data: Mapping[str, str]) -> Authorities:
     return Authorities(pair("active"), pair("next"), parts.get("former.crt", b""))
 
 
+def read_tls(data: Mapping[str, str]) -> Pair | None:
+    """Read the certificate of a Secret of type ``kubernetes.io/tls``; None if there is none or its key does not match."""
+    found = Pair(*(base64.b64decode(data.get(name, "")) for name in ("tls.crt", "tls.key")))
+    return found if found.certificate and _is_good(found) else None
+
+
 def _is_good(pair: Pair) -> bool:
+    from cryptography.hazmat.primitives import serialization
+
     try:
         key = serialization.load_pem_private_key(pair.key, None)
         return bool(key.public_key() == pair.parsed.public_key())
@@ -95,19 +105,22 @@ def _is_good(pair: Pair) -> bool:
         return False
 
 
-def decide(authorities: Authorities, *, trusted_for: float, now: datetime.datetime) -> str:
-    """The next step. ``trusted_for`` says for how many seconds the API server has been seen to trust the whole bundle."""
+def decide(authorities: Authorities, *, trusted_for: float, now: datetime.datetime, rotate: bool = False) -> str:
+    """Return the next step. ``trusted_for`` is the time in seconds for which the API server has trusted the whole bundle.
+
+    ``rotate`` requests a new CA although the active one has enough lifetime left.
+    """
     if authorities.active is None or authorities.active.left(now) <= 0:
         return PROMOTE if authorities.next is not None and trusted_for >= SETTLE_SECONDS else MAKE
     if authorities.next is not None:
         return PROMOTE if trusted_for >= SETTLE_SECONDS else NOTHING
     if authorities.former and _has_ended(authorities.former, now):
         return FORGET
-    return MAKE_NEXT if authorities.active.due(now) else NOTHING
+    return MAKE_NEXT if rotate or authorities.active.due(now) else NOTHING
 
 
 def step(authorities: Authorities, what: str, *, now: datetime.datetime, seconds: float) -> Authorities:
-    """Take a step; the result is to be stored before anything else is done."""
+    """Return the CAs after a step. Store them before the next step."""
     if what == MAKE:
         return Authorities(make_authority(now, seconds), None, b"")
     if what == MAKE_NEXT:
@@ -121,20 +134,29 @@ def step(authorities: Authorities, what: str, *, now: datetime.datetime, seconds
 
 
 def _has_ended(certificate: bytes, now: datetime.datetime) -> bool:
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc <= now
     except ValueError:
         return True
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def make_authority(now: datetime.datetime, seconds: float) -> Pair:
-    """Make an authority that signs certificates of servers and nothing else."""
+    """Create a CA that signs serving certificates and nothing else. ``seconds`` is its lifetime."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     number = x509.random_serial_number()
     # Each has a name of its own: of two with one name a client may try the wrong one alone.
@@ -167,7 +189,12 @@ def make_authority(now: datetime.datetime, seconds: float) -> Pair:
 
 
 def make_certificate(authority: Pair, names: Sequence[str], *, now: datetime.datetime, seconds: float) -> Pair:
-    """Make a server's certificate for host names and addresses; it ends with its authority at the latest."""
+    """Create a serving certificate for host names and addresses. It expires with its CA at the latest."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
     signer = serialization.load_pem_private_key(authority.key, None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise TypeError("The authority's key is not one of this program's")
@@ -191,6 +218,8 @@ def make_certificate(authority: Pair, names: Sequence[str], *, now: datetime.dat
 
 
 def _general_name(name: str) -> x509.GeneralName:
+    from cryptography import x509
+
     try:
         return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
@@ -198,7 +227,9 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def signed_by(certificate: Pair, authority: Pair) -> bool:
-    """Whether a certificate is that authority's."""
+    """Return whether the CA has signed the certificate."""
+    from cryptography.exceptions import InvalidSignature
+
     try:
         certificate.parsed.verify_directly_issued_by(authority.parsed)
     except (ValueError, TypeError, InvalidSignature):
