@@ -4,7 +4,7 @@
 #
 # Usage: mps-settings.sh apply|check FILE
 #
-# apply sends the commands in FILE to the MPS daemon of CUDA_MPS_PIPE_DIRECTORY, waits up to 10 s for it, and then checks it.
+# apply waits up to 10 s for the MPS daemon of CUDA_MPS_PIPE_DIRECTORY, sends it the commands in FILE, and then checks it.
 # check compares the settings that the daemon holds with the commands in FILE. The daemon ignores a wrong value without an error,
 # and containers of the claim can change its settings. Only the daemon's own unit runs this script: the pipe directory belongs to
 # containers, so nothing outside of the unit's sandbox opens it.
@@ -16,16 +16,26 @@ fail() {
   exit 1
 }
 
-# Set answer to the answer of the daemon: 200 printable characters at most.
-ask() {
-  answer=$(printf '%s\n' "$1" | timeout 5 nvidia-cuda-mps-control 2>&1 | head -c 200 | tr -cd '[:print:]')
+# Send the commands on standard input to the daemon, and print 200 printable characters of its answer at most.
+send() {
+  timeout 5 nvidia-cuda-mps-control 2>&1 | head -c 200 | tr -cd '[:print:]'
 }
 
+# Set answer to the answer of the daemon to one command.
+ask() {
+  answer=$(printf '%s\n' "$1" | send)
+}
+
+# Set answer to the active thread percentage. Return 1 if the daemon does not answer with a number.
 ask_percentage() {
   ask get_default_active_thread_percentage
   case $answer in
-    '' | . | *[!0-9.]* | *.*.*) fail "the active thread percentage is '$answer', expected ${1:-a number}" ;;
+    '' | . | *[!0-9.]* | *.*.*) return 1 ;;
   esac
+}
+
+require_percentage() {
+  ask_percentage || fail "the active thread percentage is '$answer', expected ${1:-a number}"
 }
 
 check() {
@@ -39,11 +49,11 @@ check() {
           fail "device $first has the memory limit '$answer', expected $second"
         ;;
       set_default_active_thread_percentage)
-        ask_percentage "$first"
+        require_percentage "$first"
         [ "$(printf %.3f "$answer")" = "$(printf %.3f "$first")" ] ||
           fail "the active thread percentage is '$answer', expected $first"
         ;;
-      get_default_active_thread_percentage) ask_percentage ;;
+      get_default_active_thread_percentage) require_percentage ;;
     esac
   done < "$1"
 }
@@ -51,11 +61,12 @@ check() {
 case $1 in
   apply)
     tries=0
-    until nvidia-cuda-mps-control < "$2" > /dev/null 2>&1; do
+    until ask_percentage; do
       tries=$((tries + 1))
-      [ "$tries" -lt 100 ] || fail "the daemon does not answer"
+      [ "$tries" -lt 100 ] || fail "the active thread percentage is '$answer', expected a number"
       sleep 0.1
     done
+    answer=$(send < "$2")
     check "$2"
     ;;
   check) check "$2" ;;

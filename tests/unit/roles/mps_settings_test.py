@@ -53,12 +53,14 @@ def test_apply_daemon_holds_its_settings_passes(tmp_path: Path, held: str, perce
     answers = {PERCENTAGE: percentage, LIMIT: held}
     code, message, asked = run(tmp_path, "apply", answers, **settings)
     assert (code, message) == (0, "")
-    assert asked[:2] == ["set_default_device_pinned_mem_limit 0 4500M", "set_default_active_thread_percentage 50"]
+    assert asked[0] == PERCENTAGE and asked[1:3] == [
+        "set_default_device_pinned_mem_limit 0 4500M",
+        "set_default_active_thread_percentage 50",
+    ]
     code, message, asked = run(tmp_path, "check", answers, **settings)
     assert (code, message) == (0, "") and not any(line.startswith("set_") for line in asked)
 
 
-@pytest.mark.parametrize("mode", ["apply", "check"])
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
@@ -72,12 +74,22 @@ def test_apply_daemon_holds_its_settings_passes(tmp_path: Path, held: str, perce
         ({PERCENTAGE: "1" * 5000, LIMIT: "4G"}, f"the active thread percentage is '{'1' * 200}', expected 50"),
     ],
 )
-def test_check_daemon_holds_other_settings_fails(
-    tmp_path: Path, mode: str, answers: dict[str, str], message: str
-) -> None:
+def test_check_daemon_holds_other_settings_fails(tmp_path: Path, answers: dict[str, str], message: str) -> None:
     settings = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": 4096 * MEBIBYTE}
-    code, found, _asked = run(tmp_path, mode, answers, **settings)
+    code, found, _asked = run(tmp_path, "check", answers, **settings)
     assert code == 1 and message in found and found.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("percentage", "message"),
+    [
+        ("100.0", "the active thread percentage is '100.0', expected 50"),
+        ("no daemon", "the active thread percentage is 'no daemon', expected a number"),
+    ],
+)
+def test_apply_daemon_holds_other_settings_fails(tmp_path: Path, percentage: str, message: str) -> None:
+    code, found, _asked = run(tmp_path, "apply", {PERCENTAGE: percentage}, defaultActiveThreadPercentage=50)
+    assert code == 1 and message in found
 
 
 def test_check_daemon_without_settings_has_to_answer(tmp_path: Path) -> None:
