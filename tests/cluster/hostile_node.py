@@ -14,10 +14,12 @@ from tests.cluster.cluster import Cluster
 
 INTERPRETER = "/usr/local/bin/hostile-python"
 #: Runs the module and merges CHANGES into its answer: mappings key by key, lists entry by entry, any other value replaced.
+#: TEXT is appended to each string with a space in it, but for what other programs read.
 PROGRAM = """#!/usr/bin/python3
 import json, subprocess, sys
 
-CHANGES = json.loads({changes!r})
+CHANGES, TEXT = json.loads({changes!r}), {text!r}
+READ = ("cluster", "content", "stdout")
 
 def merge(answer, change):
     if isinstance(answer, dict) and isinstance(change, dict):
@@ -25,6 +27,13 @@ def merge(answer, change):
     if isinstance(answer, list) and isinstance(change, dict):
         return [merge(each, change) for each in answer]
     return change
+
+def append(value, key=""):
+    if isinstance(value, dict):
+        return {{name: append(each, name) for name, each in value.items()}}
+    if isinstance(value, list):
+        return [append(each, key) for each in value]
+    return value + TEXT if isinstance(value, str) and " " in value and key not in READ else value
 
 done = subprocess.run(["/usr/bin/python3", *sys.argv[1:]], stdin=sys.stdin, stdout=subprocess.PIPE)
 output = done.stdout.decode()
@@ -37,15 +46,21 @@ else:
     for key, change in CHANGES.items():
         if key in answer:
             answer[key] = merge(answer[key], change)
-    sys.stdout.write(output[:start] + json.dumps(answer))
+    answer.pop("invocation", None)
+    sys.stdout.write(output[:start] + json.dumps(append(answer) if TEXT else answer))
 sys.exit(done.returncode)
 """
 
 
 @contextmanager
-def hostile_answers(cluster: Cluster, node: str, changes: dict[str, Any], folder: Path) -> Iterator[Path]:
-    """Merge ``changes`` into each module's answer that has these keys; yield an inventory file with the host's interpreter."""
-    program = PROGRAM.format(changes=json.dumps(changes))
+def hostile_answers(
+    cluster: Cluster, node: str, changes: dict[str, Any], folder: Path, text: str = ""
+) -> Iterator[Path]:
+    """Merge ``changes`` into each module's answer that has these keys, and append ``text`` to its sentences.
+
+    Yields an inventory file with the host's interpreter.
+    """
+    program = PROGRAM.format(changes=json.dumps(changes), text=text)
     cluster.shell(node, f"cat > {INTERPRETER} <<'END'\n{program}END\nchmod 0755 {INTERPRETER}")
     inventory = folder / "hostile.json"
     inventory.write_text(json.dumps({"all": {"hosts": {node: {"ansible_python_interpreter": INTERPRETER}}}}))
