@@ -22,6 +22,7 @@ import yaml
 
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
 from tests.cluster.ghosts import Ghost
+from tests.cluster.token_requests import check_limits, identity
 
 UNIT = "dra-accelerators-controller.service"
 NAMESPACE = "dra-accelerators-controller"
@@ -187,6 +188,24 @@ def test_drift_and_progress_are_told_on_the_node(installed: Installed) -> None:
         )
     finally:
         cluster.kubectl("label", "node", node, f"dra.accelerators/release={release}", "--overwrite")
+
+
+@pytest.mark.prove
+def test_controller_token_requests_and_secrets_are_limited(installed: Installed, tmp_path: Path) -> None:
+    """What a stolen token of the controller can be exchanged for."""
+    cluster = installed.cluster
+    first, second = cluster.nodes()
+    stolen = identity(cluster, first, "/etc/dra-accelerators/controller/kubeconfig", tmp_path)
+    check_limits(stolen, NAMESPACE, "controller", first, second)
+    for kind in ("kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"):
+        metadata = {
+            "name": "dra-accelerators-controller-stolen",
+            "namespace": NAMESPACE,
+            "annotations": {"kubernetes.io/service-account.name": "controller"},
+        }
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind}
+        answer = stolen("create", "--dry-run=server", "-f", "-", document=secret)
+        assert "forbidden" in answer, answer
 
 
 @pytest.mark.prove

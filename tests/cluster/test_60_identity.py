@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
+from tests.cluster.token_requests import check_limits, identity
 
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 
@@ -141,6 +142,13 @@ def test_a_driver_renews_its_own_token_bound_to_its_own_node_and_no_other(
         assert "ValidatingAdmissionPolicy" in answer and "bound to its own node only" in answer, answer
     answer = ask(other, "--bound-object-kind=Node", f"--bound-object-name={second}")
     assert "is forbidden" in answer and "cannot create resource" in answer, answer
+
+
+def test_driver_token_request_beyond_limits_is_denied(cluster: Cluster, tmp_path: Path) -> None:
+    """Binding, lifetime, and audience of a token that a stolen identity requests."""
+    first, second = cluster.nodes()
+    namespace, own = account(cluster, first)
+    check_limits(identity(cluster, first, KUBECONFIG, tmp_path), namespace, own, first, second)
 
 
 @pytest.mark.parametrize(

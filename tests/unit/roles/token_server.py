@@ -40,6 +40,7 @@ class TokenServer(JsonServer):
         self.requests: list[dict[str, Any]] = []
         self.binds = True
         self.longest = 1 << 40
+        self.audiences = ["https://kubernetes.default.svc.cluster.local"]
         self.refuse_callers = False
         server = self
 
@@ -61,7 +62,7 @@ class TokenServer(JsonServer):
                 if server.refuse_callers:
                     self.answer(401, {"reason": "Unauthorized", "message": "Unauthorized"})
                     return
-                words = self.path.split("/")
+                words = self.path.partition("?")[0].split("/")
                 if words[-2] not in server.accounts:
                     self.answer(404, {"reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'})
                     return
@@ -75,7 +76,7 @@ class TokenServer(JsonServer):
                     signature=f"issue{len(server.requests)}",
                 )
                 server.valid.add(token)
-                self.answer(201, {"status": {"token": token}})
+                self.answer(201, {"spec": {"audiences": server.audiences}, "status": {"token": token}})
 
         super().__init__(Handler)
 
