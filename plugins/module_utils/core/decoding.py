@@ -147,12 +147,12 @@ def _parsed(text: str, levels: int) -> tuple[Any, bool]:
 
 def _is_deeper(value: Any, levels: int) -> bool:
     """Return whether a value has more nested containers than this. Reads one level after the other, without recursion."""
-    found = [value] if type(value) in _CONTAINERS else []
+    found = [value] if isinstance(value, _CONTAINERS) else []
     for _level in range(levels):
         if not found:
             return False
-        inner = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in found)
-        found = [each for each in inner if type(each) in _CONTAINERS]
+        inner = itertools.chain.from_iterable(each.values() if isinstance(each, dict) else each for each in found)
+        found = [each for each in inner if isinstance(each, _CONTAINERS)]
     return bool(found)
 
 
