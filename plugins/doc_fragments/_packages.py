@@ -26,7 +26,10 @@ options:
     type: dict
     suboptions:
       uris:
-        description: Addresses. None takes the mirror that the node has for the same suite.
+        description:
+          - Addresses. None takes the mirror that the node has for the same suite.
+          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that root alone can read. All addresses
+            need the same ones.
         type: list
         elements: str
         default: []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ._package_port import INSTALL, MARK, OWN_FILES, PURGE, REMOVE, Change, PackageProblem, Source
 
@@ -145,7 +146,7 @@ def plan_source(wanted: Source, present: Iterable[Source]) -> Source | None:
                 hint="Set the repository's address.",
                 code="no-mirror",
             )
-        wanted = Source(uris, wanted.suites, wanted.components, wanted.signed_by, wanted.path)
+        wanted = replace(wanted, uris=uris)
     rivals = [source for source in same_suite if any(_same(a, b) for a in source.uris for b in wanted.uris)]
     has = {component for source in rivals for component in source.components}
     # What another role of this collection has defined has a key that is pinned as well.
@@ -159,7 +160,7 @@ def plan_source(wanted: Source, present: Iterable[Source]) -> Source | None:
             hint="Remove that definition, or have the source that is there be used, with `configured` as the source.",
             code="source-twice",
         )
-    return Source(wanted.uris, wanted.suites, wanted.components, wanted.signed_by or min(keys, default=""), wanted.path)
+    return replace(wanted, signed_by=wanted.signed_by or min(keys, default=""))
 
 
 def unneeded_lists(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import _apt
-from ._package_port import LOOK_SECONDS, OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
+from ._package_port import LOOK_SECONDS, MARK, OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from .core.system import Completed, System
 
 LISTS, SOURCES, PREFERENCES = "/var/lib/apt/lists", "/etc/apt/sources.list.d", "/etc/apt/preferences.d"
-KEYS = "/etc/apt/keyrings"
+KEYS, LOGINS = "/etc/apt/keyrings", "/etc/apt/auth.conf.d"
 SOURCES_FILE = "/etc/apt/sources.list"
 _STATUS = "${Package}\\t${Architecture}\\t${Version}\\t${db:Status-Status}\\n"
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive", "DEBCONF_NONINTERACTIVE_SEEN": "true", "NEEDRESTART_MODE": "l"}
@@ -56,7 +56,15 @@ class AptForm:
     def places(self, name: str) -> Places:
         """Return where apt has a source, its key and its pins."""
         own = f"{OWN_FILES}{name}"
-        return Places(f"{SOURCES}/{own}.sources", f"{KEYS}/{own}.asc", f"{PREFERENCES}/{own}")
+        return Places(f"{SOURCES}/{own}.sources", f"{KEYS}/{own}.asc", f"{PREFERENCES}/{own}", f"{LOGINS}/{own}.conf")
+
+    def login_text(self, source: Source | None) -> str:
+        """Return the text of a file for apt's auth.conf.d, which root alone can read (apt_auth.conf(5))."""
+        if source is None or source.login is None:
+            return ""
+        login = source.login
+        lines = [f"machine {uri} login {login.username} password {login.password}" for uri in source.uris]
+        return "".join(f"{line}\n" for line in [MARK, *lines])
 
     def plan_source(self, wanted: Source) -> Source | None:
         """Decide what is to be written so that apt has a source."""
@@ -196,7 +204,7 @@ class Apt(AptForm):
                     (folder / "key.asc").write_text(key)
                     source = replace(source, signed_by=str(folder / "key.asc"))
                 parts = self._copied(folder / "sources.d", SOURCES, leave_out=source.path)
-                (parts / posixpath.basename(source.path)).write_text(source.stanza())
+                (parts / posixpath.basename(source.path)).write_text(source.with_login_in_uris().stanza())
                 options.append(f"-o=Dir::Etc::SourceParts={parts}")
             if refresh:
                 lists = self._copied(folder / "lists", LISTS, leave_out=f"{LISTS}/lock")

@@ -232,6 +232,9 @@ class AptGatherer(PlatformGatherer):
 
     def _make_root(self) -> None:
         root, platform = Path(self.root), self.plan.platform
+        # Addresses of sources can have passwords.
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
         etc = root / "etc/apt"
         # What an earlier plan had of sources and keys goes.
         shutil.rmtree(etc, ignore_errors=True)

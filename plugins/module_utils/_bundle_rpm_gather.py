@@ -61,6 +61,9 @@ class RpmGatherer(PlatformGatherer):
 
     def _make_root(self) -> None:
         root = Path(self.root)
+        # Addresses of repositories can have passwords.
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.chmod(0o700)
         # What an earlier plan had of repositories and keys goes, and so do indexes that were trusted by those.
         for name in ("repositories", "keys", "rpm", "system", "cache", "state", "log"):
             shutil.rmtree(root / name, ignore_errors=True)

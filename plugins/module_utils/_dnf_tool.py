@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from . import _rpm
-from ._package_port import OWN_FILES, Change, PackageProblem, Packages, Source, View
+from ._package_port import OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from ._rpm_tool import RpmTool, wanted
 from .core.system import Completed, System
 
@@ -34,6 +35,7 @@ _EXACT = (
     "--setopt=clean_requirements_on_remove=False",
     "--setopt=best=True",
 )
+_CHECKS_PACKAGES = re.compile(r"(?m)^gpgcheck=1$")
 _MORE = {"skip_if_unavailable": "0", "module_hotfixes": "1"}
 
 
@@ -173,6 +175,19 @@ class Dnf(RpmTool):
         if self.system.exists(_LOCKS_CONFIG):
             return ""
         return f"dnf has no plugin here by which packages are held at their version: {_PLUGIN} brings it."
+
+    # Keys
+
+    def trust(self, places: Places) -> None:
+        """Import the repository's key into rpm only if packages have signatures of their own. Raises PackageProblem.
+
+        rpm accepts an imported key for packages of every repository. dnf verifies an index with a keyring of that repository alone.
+        """
+        text = self.system.read_text(places.source) if self.system.exists(places.source) else ""
+        if _CHECKS_PACKAGES.search(text):
+            super().trust(places)
+        else:
+            self.forget_key(places.key)
 
     # What is done
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
+from ._secret_texts import mask_secrets
 from .core.errors import AcceleratorError
 from .core.texts import join_problems
 
@@ -45,8 +46,8 @@ def find_binding(name: str, interpreter: str) -> str | None:
 
 
 def end(module: AnsibleModule, **result: Any) -> NoReturn:
-    """End the module with a failure."""
-    module.fail_json(**result)
+    """End the module with a failure. Tokens and passwords in its text are masked: it can quote a tool's output."""
+    module.fail_json(**{**result, "msg": mask_secrets(str(result.get("msg", "")))})
     raise SystemExit(1)  # fail_json has ended the process; a type checker cannot know
 
 

@@ -154,6 +154,7 @@ class Planner:
     def _source_files(self, source: Source | None) -> tuple[FileChange, ...]:
         wanted = {
             self.places.key: self.options.key if source else "",
+            **self.places.logins(self.apt.login_text(source)),
             self.places.source: self.apt.source_text(source) if source else "",
         }
         return file_changes(self.texts, wanted)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,13 @@ from typing import Any
 
 from ._driver_install import digest_of
 from ._package_port import PackageProblem, PackageTool
+from ._secret_texts import MASK, mask_secrets
 from .core.system import System
 
 #: How the names of the files end that hold a repository's key.
 _KEY = ".asc"
+#: A line of apt's auth.conf.d.
+_MACHINE = re.compile(r"(?m)^(machine \S+ login \S+ password )\S+$")
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,16 @@ class FileChange:
         return f"{'remove' if self.after is None else 'write'} {self.path}"
 
     def to_diff(self) -> dict[str, str]:
-        """Return it as Ansible shows it; keys are long and say nothing."""
+        """Return the change for Ansible's diff mode, without keys and passwords."""
         is_key = self.path.endswith(_KEY)
-        shown = ["(a key)\n" if text and is_key else text or "" for text in (self.before, self.after)]
+        shown = [
+            "(a key)\n" if text and is_key else _without_password(text or "") for text in (self.before, self.after)
+        ]
         return {"before_header": self.path, "after_header": self.path, "before": shown[0], "after": shown[1]}
+
+
+def _without_password(text: str) -> str:
+    return _MACHINE.sub(rf"\1{MASK}", mask_secrets(text))
 
 
 def file_changes(present: Mapping[str, str | None], wanted: Mapping[str, str]) -> tuple[FileChange, ...]:
@@ -88,7 +98,8 @@ def write_files(system: System, changes: Iterable[FileChange]) -> None:
         if change.after is None:
             system.remove(change.path)
         else:
-            system.write_atomic(change.path, change.after.encode())
+            mode = 0o644 if _without_password(change.after) == change.after else 0o600
+            system.write_atomic(change.path, change.after.encode(), mode=mode)
 
 
 class Keeper:

@@ -146,6 +146,7 @@ class Planner:
             choice, words, changes, local = self._pack(source)
         wanted = {
             self.places.key: options.key if source else "",
+            **self.places.logins(self.apt.login_text(source)),
             self.places.source: self.apt.source_text(source) if source else "",
             **self._pin(choice.version if options.hold else ""),
         }

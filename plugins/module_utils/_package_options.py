@@ -7,14 +7,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ansible.module_utils.basic import AnsibleModule
 
 from . import _openpgp
 from ._driver_install import verified_copy
-from ._package_port import PackageProblem, Places, Source
+from ._package_port import Login, PackageProblem, Places, Source
+from ._secret_texts import SHORTEST
 from .core.system import System
 
+#: What netrc-like and INI files can hold without quotes.
+_LOGIN = re.compile(r"[^\s\x00-\x1f\x7f\"'\\]{1,1000}")
+_ADDRESS_LOGIN = re.compile(r"://([^/\s:@\"]{0,200}:[^/\s@\"]{1,2000})@")
 _VERIFIED = "/var/lib/dra-accelerators/packages-verified"
 
 
@@ -52,8 +61,45 @@ def read_source(given: Mapping[str, Any] | None, places: Places) -> tuple[Source
     key = str(given["key"])
     if key:
         key = _openpgp.checked_key(key, given["fingerprints"], ", ".join(given["uris"]))
-    uris, suites, components = (tuple(given[name]) for name in ("uris", "suites", "components"))
-    return Source(uris, suites, components, places.key if key else "", places.source, given["packages_signed"]), key
+    suites, components = (tuple(given[name]) for name in ("suites", "components"))
+    uris, login = read_logins(given["uris"])
+    signed_by = places.key if key else ""
+    return Source(uris, suites, components, signed_by, places.source, given["packages_signed"], login), key
+
+
+def read_logins(given: Sequence[str]) -> tuple[tuple[str, ...], Login | None]:
+    """Return addresses without user names and passwords, and the login of all of them. Raises PackageProblem for several logins."""
+    uris: list[str] = []
+    logins: dict[Login | None, None] = {}
+    for uri in given:
+        parts = urlsplit(uri)
+        words, host = parts.netloc.rpartition("@")[::2]
+        username, _colon, password = words.partition(":")
+        uris.append(parts._replace(netloc=host).geturl() if words else uri)
+        logins[Login(unquote(username), unquote(password)) if words else None] = None
+    if len(logins) > 1:
+        raise PackageProblem(
+            f"The addresses {', '.join(uris)} have different user names or passwords, expected one for all",
+            hint="Write the same user name and password in each address of the source, or in none.",
+            code="source",
+        )
+    login = next(iter(logins), None)
+    if login is not None and not all(_LOGIN.fullmatch(each) for each in (login.username, login.password)):
+        raise PackageProblem(
+            f"The user name or password of {', '.join(uris)} is empty, or has blanks or control characters, which package managers cannot read",
+            hint="Expected https://USER:PASSWORD@HOST/PATH, with other special characters percent-encoded.",
+            code="source",
+        )
+    return tuple(uris), login
+
+
+def hide_passwords(module: AnsibleModule) -> None:
+    """Have Ansible mask the passwords of addresses in a module's result, its arguments included."""
+    texts = [json.dumps(module.params.get(name)) for name in ("source", "mirrors", "needs")]
+    for login in (found for text in texts for found in _ADDRESS_LOGIN.findall(text)):
+        password = login.partition(":")[2]
+        hidden = {password, unquote(password)} if len(password) >= SHORTEST else {f"{login}@"}
+        module.no_log_values.update(hidden - {""})
 
 
 @contextlib.contextmanager

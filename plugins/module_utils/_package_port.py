@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 from .core.errors import AcceleratorError
 from .core.system import System
@@ -63,11 +64,21 @@ class Packages:
 
 
 @dataclass(frozen=True)
+class Login:
+    """A user name and a password for a repository."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Source:
     """One package source; ``signed_by`` is the file of the key that signs it, and empty where all keys count that the package manager trusts.
 
     Suites and components are Debian's. ``packages_signed`` says whether each package has a signature of its own, besides that of the index,
     which is Red Hat's and SUSE's way; the index of a source with a key is signed in any case.
+
+    ``uris`` have no user names and passwords: ``login`` has them, for all addresses of the source.
     """
 
     uris: tuple[str, ...]
@@ -76,6 +87,14 @@ class Source:
     signed_by: str = ""
     path: str = ""
     packages_signed: bool = True
+    login: Login | None = None
+
+    def with_login_in_uris(self) -> Source:
+        """Return the source with user name and password in its addresses, for a file in a temporary directory of root's."""
+        if self.login is None:
+            return self
+        inserted = f"://{quote(self.login.username, safe='')}:{quote(self.login.password, safe='')}@"
+        return replace(self, uris=tuple(uri.replace("://", inserted, 1) for uri in self.uris), login=None)
 
     def stanza(self) -> str:
         """Return it as apt reads it."""
@@ -87,16 +106,24 @@ class Source:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a package manager keeps what this collection writes for one group of packages; ``pin`` is empty where there is no such file."""
+    """The files that this collection writes for one group of packages: repository, key, pins, and user name with password.
+
+    ``pin`` and ``login`` are empty if the package manager has no such file.
+    """
 
     source: str
     key: str
     pin: str = ""
+    login: str = ""
 
     @property
     def all(self) -> tuple[str, ...]:
         """All of them: what is trusted before what is to be trusted by it."""
-        return tuple(path for path in (self.key, self.source, self.pin) if path)
+        return tuple(path for path in (self.key, self.login, self.source, self.pin) if path)
+
+    def logins(self, text: str) -> dict[str, str]:
+        """Return the text of the file with user name and password, by its path. An empty text deletes the file."""
+        return {self.login: text} if self.login else {}
 
 
 @dataclass(frozen=True)
@@ -171,6 +198,9 @@ class PackageTool(Protocol):
 
     def source_text(self, source: Source) -> str:
         """Return a source as it reads it."""
+
+    def login_text(self, source: Source | None) -> str:
+        """Return the text of the file with user name and password of a source; empty if there is none, or no such file."""
 
     def pins(self, pattern: str, versions: Sequence[str]) -> str:
         """Return what has it take these versions alone of all packages whose names match a pattern; empty where it knows no such file."""

@@ -295,6 +295,8 @@ def repository_text(source: Source, *, more: Mapping[str, str]) -> str:
     name = repository_of(source.path)
     lines = [MARK, f"[{name}]", f"name={name}", f"baseurl={' '.join(source.uris)}", "enabled=1"]
     lines += [f"gpgcheck={int(source.packages_signed)}", "repo_gpgcheck=1", f"gpgkey=file://{source.signed_by}"]
+    if source.login is not None:
+        lines += [f"username={source.login.username}", f"password={source.login.password}"]
     return "".join(f"{line}\n" for line in [*lines, *(f"{key}={value}" for key, value in more.items())])
 
 

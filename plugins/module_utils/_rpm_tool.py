@@ -77,6 +77,10 @@ class RpmTool:
         """Return where a repository and its key are written; a version is held without a file of its own."""
         return Places(f"{self.repositories}/{OWN_FILES}{name}.repo", f"{self.keys}/{OWN_FILES}{name}.asc")
 
+    def login_text(self, source: Source | None) -> str:  # noqa: ARG002 (the port has it)
+        """dnf has user name and password in the repository's own file, which then root alone can read."""
+        return ""
+
     def pins(self, pattern: str, versions: Sequence[str]) -> str:  # noqa: ARG002 (the port has them)
         """Neither dnf nor zypper has such a file: packages are locked one by one."""
         return ""
@@ -126,10 +130,15 @@ class RpmTool:
                 self._remember(name, [*users, places.key])
 
     def distrust(self, places: Places) -> None:
-        """Have rpm no longer trust a key that it trusted because of this file, which has gone. Raises PackageProblem."""
+        """Remove the key of this file from rpm, if the file is gone and this collection had imported it. Raises PackageProblem."""
+        if not self.system.exists(places.key):
+            self.forget_key(places.key)
+
+    def forget_key(self, key: str) -> None:
+        """Remove the key of this file from rpm, if this collection imported it for that file and for no other one. Raises PackageProblem."""
         for name, users in self._remembered().items():
-            if places.key in users and not self.system.exists(places.key):
-                self._forget(name, places.key, users)
+            if key in users:
+                self._forget(name, key, users)
         if not self._remembered():
             self.system.remove_tree(_TRUSTED)
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import _rpm
-from ._package_port import Change, PackageProblem, Packages, Source, View
+from ._package_port import OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from ._rpm_tool import RpmTool, wanted
 from .core.system import Completed
 
-_CACHE = "/var/cache/zypp"
+_CACHE, _LOGINS = "/var/cache/zypp", "/etc/zypp/credentials.d"
 _CACHES = (f"{_CACHE}/raw", f"{_CACHE}/solv", f"{_CACHE}/packages")
 _CONFIG, _LOCKS, _AUTOMATIC = "/etc/zypp/zypp.conf", "/etc/zypp/locks", "/var/lib/zypp/AutoInstalled"
 _CALL = ("zypper", "--xmlout", "--non-interactive")
@@ -129,7 +129,9 @@ class Zypper(RpmTool):
                 if key:
                     (folder / "key.asc").write_text(key)
                     source = replace(source, signed_by=str(folder / "key.asc"))
-                (folder / "repos.d" / posixpath.basename(source.path)).write_text(self.source_text(source))
+                (folder / "repos.d" / posixpath.basename(source.path)).write_text(
+                    self.source_text(source.with_login_in_uris())
+                )
                 options = ["--reposd-dir", str(folder / "repos.d")]
             before = self.lists()
             try:
@@ -160,7 +162,22 @@ class Zypper(RpmTool):
 
     def source_text(self, source: Source) -> str:
         """Return a source as zypper reads it."""
+        if source.login is not None:
+            # zypper reads user name and password from a file of that name (zypper(8), credentials).
+            name = _rpm.repository_of(source.path)
+            uris = tuple(f"{uri}{'&' if '?' in uri else '?'}credentials={name}" for uri in source.uris)
+            source = replace(source, uris=uris, login=None)
         return _rpm.repository_text(source, more=_MORE)
+
+    def places(self, name: str) -> Places:
+        """Return where a repository, its key, and its user name with password are written."""
+        return replace(super().places(name), login=f"{_LOGINS}/{OWN_FILES}{name}")
+
+    def login_text(self, source: Source | None) -> str:
+        """Return the text of a file for zypper's credentials.d, which root alone can read."""
+        if source is None or source.login is None:
+            return ""
+        return f"username={source.login.username}\npassword={source.login.password}\n"
 
     def lists(self) -> dict[str, str]:
         """Return what zypper's cache has of this collection's repositories."""

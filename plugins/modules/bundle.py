@@ -244,6 +244,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._bundle_platform 
 from ansible_collections.dra.accelerators.plugins.module_utils._bundle_rpm import check_mirrors
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 KEY_SECONDS = 60
@@ -327,6 +328,7 @@ def there(system: System, archive: Path, wanted: Plan) -> tuple[Manifest | None,
 
 def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     """Gather what is needed; returns the module's result. Raises BundleError, KeyProblem, OSError."""
+    hide_passwords(module)
     params = module.params
     system = system or System()
     archive, folder = Path(params["archive"]), Path(params["folder"])

@@ -186,7 +186,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import group_of, prove
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords, package_spec
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
@@ -204,6 +204,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Bring the toolkit to the wanted state; returns the module's result. Raises AcceleratorError."""
+    hide_passwords(module)
     params = module.params
     system = System()
     apt = tool_of(system, timeout=float(params["timeout"]))

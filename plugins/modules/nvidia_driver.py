@@ -128,7 +128,10 @@ options:
     type: dict
     suboptions:
       uris:
-        description: Addresses. None takes the mirror that the node has for the same suite.
+        description:
+          - Addresses. None takes the mirror that the node has for the same suite.
+          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that root alone can read. All addresses
+            need the same ones.
         type: list
         elements: str
         default: []
@@ -380,6 +383,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan impo
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record
 from ansible_collections.dra.accelerators.plugins.module_utils._package_options import (
+    hide_passwords,
     read_source,
     source_spec,
     verified_files,
@@ -502,6 +506,7 @@ def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
 
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
     """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
+    hide_passwords(module)
     system = system or System()
     apt = apt or tool_of(system, timeout=float(module.params["timeout"]))
     with verified_files(system, module.params, is_check=module.check_mode) as params:

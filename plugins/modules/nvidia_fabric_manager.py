@@ -252,7 +252,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     wait_ready,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords, package_spec
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
@@ -318,6 +318,7 @@ def lacking(system: System, needs: Needs, version: str, *, binding: bool, loaded
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     """Bring the fabric manager to the wanted state; returns the module's result. Raises AcceleratorError."""
+    hide_passwords(module)
     params, check = module.params, module.check_mode
     system = System()
     is_wanted = params["state"] == "present"
