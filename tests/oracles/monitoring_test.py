@@ -334,6 +334,11 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
     config["scrape_configs"] = [{**of_pods, **interval, "file_sd_configs": [{"files": [f"{tmp_path}/pods.json"]}]}]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     text = 'dra_accelerators_container_device_info{namespace="default",pod="user",uuid="G"} 1\n'
+    # A hostile driver: labels of another target, and metrics of another program.
+    text += 'dra_accelerators_part_ready{instance="node-9:9817",job="kubelet",driver_pod="other"} 1\n'
+    text += (
+        'kube_daemonset_status_number_ready{daemonset="dra-accelerators-driver-1"} 9\nup{instance="node-9:9817"} 1\n'
+    )
     with serving(port, text):
         server.start()
         try:
@@ -341,6 +346,8 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
                 "the device of a pod", lambda: server.query("dra_accelerators_container_device_info")
             )
             up = server.query("up")
+            (ready,) = server.query("dra_accelerators_part_ready")
+            assert server.query("kube_daemonset_status_number_ready") == []
         finally:
             server.stop()
     assert [each["metric"] | {"value": each["value"][1]} for each in up] == [
@@ -353,6 +360,9 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
         }
     ]
     assert (found["metric"]["pod"], found["metric"]["namespace"]) == ("user", "default")
+    own = {"instance": "node-2:9817", "job": "dra-accelerators", "driver_pod": "driver-node-2"}
+    assert ready["metric"].items() >= own.items(), "a driver's metrics are stored as its own"
+    assert ready["metric"]["exported_instance"] == "node-9:9817"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,5 +47,72 @@ def test_a_pod_monitor_is_written_where_a_driver_is_a_pod_and_the_kind_is_known(
     assert monitor["metadata"]["labels"]["release"] == "site"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["dra-accelerators-driver"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True)
-    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"instance", "driver_pod", "job"}
+    assert endpoint["port"] == "metrics"
+    assert {each["targetLabel"] for each in endpoint["relabelings"][:-1]} == {"instance", "driver_pod", "job"}
+
+
+#: Samples of a driver that a thief controls: labels of another target, names of other programs, and its own.
+HOSTILE = [
+    {"__name__": "dra_accelerators_part_ready", "instance": "n2:9817", "job": "kubelet", "driver_pod": "other"},
+    {"__name__": "kube_daemonset_status_number_ready", "daemonset": "dra-accelerators-driver-1"},
+    {"__name__": "up", "instance": "n2:9817"},
+    {"__name__": "dra_accelerators_claim_consumed_capacity_bytes", "namespace": "team-a", "pod": "training-0"},
+]
+TARGET = {"instance": "n1:9817", "job": "dra-accelerators", "driver_pod": "driver-1"}
+
+
+def scraped(
+    honored: bool, rules: list[dict[str, Any]], target: dict[str, str], sample: dict[str, str]
+) -> dict[str, str]:
+    """Return the labels that Prometheus stores for a sample; empty if it drops the sample."""
+    labels = dict(sample)
+    for name, value in target.items():
+        if name in labels and honored:
+            continue
+        if name in labels:
+            labels[f"exported_{name}"] = labels[name]
+        labels[name] = value
+    for rule in rules:
+        (source,) = rule.get("source_labels") or rule["sourceLabels"]
+        assert rule["action"] == "keep"
+        if not re.fullmatch(rule["regex"], labels[source]):
+            return {}
+    return labels
+
+
+def check_no_impersonation(honored: bool, rules: list[dict[str, Any]], target: dict[str, str]) -> None:
+    """Check that samples of a hostile driver are stored as its own or not at all."""
+    stored = [scraped(honored, rules, target, sample) for sample in HOSTILE]
+    assert [bool(each) for each in stored] == [True, False, False, True]
+    for each in filter(None, stored):
+        assert each.items() >= TARGET.items()
+    assert (stored[-1]["namespace"], stored[-1]["pod"]) == ("team-a", "training-0"), "pods that use devices"
+    for name in ("process_start_time_seconds", "python_info", "dra_accelerators_controller_leader"):
+        assert scraped(honored, rules, target, {"__name__": name})
+
+
+def test_scrape_jobs_do_not_let_a_driver_impersonate_targets(tmp_path: Path) -> None:
+    for name in ("templates", "files"):
+        (tmp_path / name).symlink_to(ROLE / name)
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    text = "lookup('ansible.builtin.template', 'scrape.yml.j2') | from_yaml"
+    tasks = [
+        {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
+        {"ansible.builtin.debug": {"msg": "{{ " + text + " | to_json | b64encode }}"}},
+    ]
+    host = {**defaults, **POD, "monitoring_controller_pods": True, "ansible_managed": "Ansible"}
+    jobs = play(tmp_path, tasks, {"host": host}).told["host"]["scrape_configs"]
+    assert [each["job_name"].removeprefix("dra-accelerators") for each in jobs] == ["", "-pods", "-controller"]
+    for each in jobs:
+        check_no_impersonation(each.get("honor_labels", False), each["metric_relabel_configs"], TARGET)
+
+
+def test_pod_monitors_do_not_let_a_driver_impersonate_targets(tmp_path: Path) -> None:
+    """The operator of Prometheus adds labels of the pod to a target, which the last relabeling removes."""
+    monitor = kinds(tmp_path, known={**POD, **KNOWN})["known"]["PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    dropped = endpoint["relabelings"][-1]
+    assert dropped["action"] == "labeldrop"
+    added = {"namespace": "dra-accelerators-driver", "pod": "driver-1", "container": "driver", "endpoint": "metrics"}
+    target = {name: value for name, value in added.items() if not re.fullmatch(dropped["regex"], name)} | TARGET
+    check_no_impersonation(endpoint["honorLabels"], endpoint["metricRelabelings"], target)
