@@ -49,7 +49,8 @@ class Configuration:
     """Everything the node driver is told.
 
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
-    ``metrics_address`` is "host:port" or "" for no listener. In seconds are ``inventory_interval`` between looks at what
+    ``metrics_address`` is "host:port" or "" for no listener. ``metrics_certificate`` and ``metrics_key`` are PEM files for TLS, "" for
+    none. With ``metrics_authorization`` callers need a token that the API server authorizes. In seconds are ``inventory_interval`` between looks at what
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
@@ -72,6 +73,9 @@ class Configuration:
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
     metrics_address: str = ""
+    metrics_certificate: str = ""
+    metrics_key: str = ""
+    metrics_authorization: bool = False
     inventory_interval: float = 30.0
     full_inventory_interval: float = 300.0
     token_lifetime: int = 2592000
@@ -121,7 +125,7 @@ RELOADABLE = (
     "log",
     "digest",
 )
-_PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory")
+_PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory", "metrics_certificate", "metrics_key")
 _TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address")
 _INTERVALS = ("inventory_interval", "full_inventory_interval")
 
@@ -174,6 +178,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
             "token_lifetime",
             "health_effects",
             "health_reset",
+            "metrics_authorization",
             "log",
         }
     )
@@ -213,10 +218,22 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         values["token_lifetime"] = _lifetime(document["token_lifetime"], source)
     if "health_reset" in document:
         values["health_reset"] = _truth(document, "health_reset", source)
+    if "metrics_authorization" in document:
+        values["metrics_authorization"] = _truth(document, "metrics_authorization", source)
     if "health_effects" in document:
         values["health_effects"] = _effects(document["health_effects"], source)
     values["log"] = _log(document.get("log"), source)
     _check_address(values.get("metrics_address", ""), source)
+    if bool(values.get("metrics_certificate")) != bool(values.get("metrics_key")):
+        raise InvalidConfiguration(
+            f"{source} has one of metrics_certificate and metrics_key",
+            hint="Set both for TLS, or none.",
+        )
+    if values.get("metrics_authorization") and not values.get("metrics_certificate"):
+        raise InvalidConfiguration(
+            f"metrics_authorization in {source} is true without metrics_certificate, so that tokens would cross the network in clear text",
+            hint="Set metrics_certificate and metrics_key as well.",
+        )
     return Configuration(**values)
 
 

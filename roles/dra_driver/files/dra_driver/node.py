@@ -99,7 +99,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
                 expires=lambda: identity.expires,
             )
         )
-        helpers.append(loop.create_task(registry.keep_serving(configuration.metrics_address)))
+        helpers.append(loop.create_task(_serve_metrics(configuration, registry, client)))
     waiter = loop.create_task(stop.wait())
     status = 0
     try:
@@ -148,6 +148,22 @@ async def _watch_configuration(keeper: ConfigurationKeeper, path: str, stop: asy
             keeper.ask()
     LOG.info("the configuration has changed: starting again")
     stop.set()
+
+
+async def _serve_metrics(configuration: Configuration, registry: MetricsRegistry, client: ApiClient) -> None:
+    """Serve the metrics until cancelled, with TLS and authorization where these are configured."""
+    if not configuration.metrics_certificate:
+        await registry.keep_serving(configuration.metrics_address)
+        return
+    from .scrapes import keep_serving_metrics, metrics_readers
+
+    await keep_serving_metrics(
+        registry.text,
+        configuration.metrics_address,
+        readers=metrics_readers(client) if configuration.metrics_authorization else None,
+        certificate=configuration.metrics_certificate,
+        key=configuration.metrics_key,
+    )
 
 
 async def _announce(started: list[asyncio.Event]) -> None:

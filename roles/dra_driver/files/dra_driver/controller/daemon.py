@@ -21,6 +21,7 @@ from ..api.watching import Watched
 from ..core.device_classes import kind_of_class
 from ..core.system import System
 from ..logs import fields
+from ..scrapes import add_metrics, metrics_readers
 from ..service_manager import notify
 from ..supervisors.identity import IdentityKeeper
 from ..supervisors.shared import keep
@@ -90,6 +91,7 @@ class Webhook:
         self._measurements = measurements
         self._resources = ResourceApi(client)
         self._report = (FleetReport(client, settings.drivers), Readers(client)) if chosen.report else None
+        self._metrics = metrics_readers(client) if chosen.metrics else None
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
         )
@@ -107,10 +109,17 @@ class Webhook:
             self.certificate.context,
         )
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the metrics are served here."""
+        return self._metrics is not None
+
     def _application(self) -> web.Application:
         made = application(self._rules, self._measurements, self.kinds)
         if self._report is not None:
             add_report(made, *self._report, self._measurements)
+        if self._metrics is not None:
+            add_metrics(made, self._measurements.text, self._metrics)
         return made
 
     def kinds(self) -> dict[str, str]:
@@ -165,10 +174,11 @@ async def run_controller(settings: ControllerSettings) -> int:
         loop.create_task(keep("lead", lambda: elector.lead(work))),
         loop.create_task(keep("identity", identity.run)),
     ]
+    metrics = None if webhook is not None and webhook.has_metrics else measurements.text
     if settings.address:
         parts.append(
             loop.create_task(
-                keep_serving(lambda: status_application(measurements.text, problems), settings.address, "the status")
+                keep_serving(lambda: status_application(metrics, problems), settings.address, "the status")
             )
         )
     if webhook is not None:

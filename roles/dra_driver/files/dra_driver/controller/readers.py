@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who may read the report: the API server says whose a token is and what that one may.
+"""Who may read the report, or metrics: the API server says whose a token is and what that one may.
 
 Facts: k8s.io/api/authentication/v1 (TokenReview), k8s.io/api/authorization/v1 (SubjectAccessReview). A token has to be made for AUDIENCE:
 what the controller is shown opens nothing else in the cluster. The right is ``get`` of the path, which is no resource's.
@@ -19,6 +19,8 @@ from ..core.errors import AcceleratorError
 
 PATH = "/dra-accelerators/report"
 AUDIENCE = "dra-accelerators-report"
+METRICS_PATH = "/metrics"
+METRICS_AUDIENCE = "dra-accelerators-metrics"
 #: For how long nobody asks again about who may read; and, while the API server does not answer, about who was allowed before.
 KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
 #: Whoever reaches the port can have tokens judged: so many at a time, and so many readers are remembered. Headers end at 8 KiB anyway.
@@ -33,21 +35,35 @@ class Verdict(NamedTuple):
 
 
 class Readers:
-    """Judges tokens. ``clock`` is in seconds and never goes back."""
+    """Judges tokens for one path. ``clock`` is in seconds and never goes back.
 
-    def __init__(self, client: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
+    A token has to be for ``audience``, and its user needs the right to get ``path``. ``right`` names what gives that right.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        path: str = PATH,
+        audience: str = AUDIENCE,
+        right: str = "the ClusterRole dra-accelerators-report",
+    ) -> None:
         self._client = client
         self._clock = clock
+        self._path = path
+        self._audience = audience
+        self._right = right
         self._gate = asyncio.Semaphore(AT_ONCE)
         #: By a token's hash, when it was allowed.
         self._allowed: dict[bytes, float] = {}
 
     async def judge(self, authorization: str) -> Verdict:
-        """Say whether the sender of this header may read the report."""
+        """Say whether the sender of this header may read the path."""
         kind, _space, token = authorization.partition(" ")
         token = token.strip()
         if kind.lower() != "bearer" or not token:
-            return Verdict(401, f"A bearer token is needed, made for the audience {AUDIENCE}")
+            return Verdict(401, f"A bearer token is needed, made for the audience {self._audience}")
         known, now = hashlib.sha256(token.encode()).digest(), self._clock()
         self._allowed = {each: at for each, at in self._allowed.items() if now - at < OUTAGE_SECONDS}
         since = self._allowed.get(known)
@@ -67,22 +83,22 @@ class Readers:
 
     async def _ask(self, token: str) -> Verdict:
         review = await self._create(
-            "authentication.k8s.io/v1", "TokenReview", {"token": token, "audiences": [AUDIENCE]}
+            "authentication.k8s.io/v1", "TokenReview", {"token": token, "audiences": [self._audience]}
         )
-        if review.get("authenticated") is not True or AUDIENCE not in (review.get("audiences") or ()):
+        if review.get("authenticated") is not True or self._audience not in (review.get("audiences") or ()):
             return Verdict(
-                401, f"The API server does not know this token, or it was not made for the audience {AUDIENCE}"
+                401, f"The API server does not know this token, or it was not made for the audience {self._audience}"
             )
         user = review.get("user") or {}
         name = str(user.get("username") or "")
         asked = {
             **{key: user[key] for key in ("uid", "groups", "extra") if user.get(key)},
             "user": name,
-            "nonResourceAttributes": {"path": PATH, "verb": "get"},
+            "nonResourceAttributes": {"path": self._path, "verb": "get"},
         }
         answer = await self._create("authorization.k8s.io/v1", "SubjectAccessReview", asked)
         if answer.get("allowed") is not True or answer.get("denied") is True:
-            return Verdict(403, f"{name} may not get {PATH}; the ClusterRole dra-accelerators-report gives that right")
+            return Verdict(403, f"{name} may not get {self._path}; {self._right} gives that right")
         return Verdict(200)
 
     async def _create(self, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -26,13 +26,13 @@ def add_report(application: web.Application, report: FleetReport, readers: Reade
         verdict = await readers.judge(request.headers.get("Authorization", ""))
         if verdict.status != 200:
             measurements.reported(UNAVAILABLE if verdict.status == 503 else REFUSED)
-            return _refusal(verdict.status, verdict.why)
+            return refusal(verdict.status, verdict.why)
         try:
             made = await report.current()
         except AcceleratorError as error:
             if report.last is None:
                 measurements.reported(UNAVAILABLE)
-                return _refusal(503, f"The report cannot be made: {error}")
+                return refusal(503, f"The report cannot be made: {error}")
             LOG.warning("the report is the last one: %s", error)
             measurements.reported(STALE)
             return _json(report.last.body, {"Warning": '110 - "the API server does not answer; see generated"'})
@@ -47,6 +47,7 @@ def _json(body: bytes, more: dict[str, str]) -> web.Response:
     return web.Response(body=body, headers=headers)
 
 
-def _refusal(status: int, why: str) -> web.Response:
+def refusal(status: int, why: str) -> web.Response:
+    """Return the answer to a caller that may not read, or cannot be judged now."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_SECONDS)}}.get(status, {})
     return web.Response(text=f"{why}\n", status=status, headers={"Cache-Control": "no-store", **headers})

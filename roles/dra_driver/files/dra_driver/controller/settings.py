@@ -63,7 +63,8 @@ def _is_address(value: str) -> bool:
 class WebhookSettings:
     """The admission webhook. ``address`` is "" for none; ``names`` are the host names and addresses in its certificate.
 
-    ``report`` says whether it gives the report of the fleet as well, to those who may read it.
+    ``report`` says whether it gives the report of the fleet as well, to those who may read it. With ``metrics`` the metrics are
+    served here, to those who may read them, and no longer at the address of the status.
     """
 
     address: str = ""
@@ -72,6 +73,7 @@ class WebhookSettings:
     certificate_seconds: int = 30 * 86400
     device_classes: Mapping[str, str] = field(default_factory=dict)
     report: bool = False
+    metrics: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ WEBHOOK = Record(
         "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
         "report": Truth(),
+        "metrics": Truth(),
     }
 )
 SETTINGS = Record(

@@ -41,8 +41,8 @@ async def keep_serving(
         await asyncio.sleep(RETRY_SECONDS)
 
 
-def status_application(metrics: Callable[[], bytes], problems: Callable[[], tuple[str, ...]]) -> web.Application:
-    """/healthz says that the process turns, /readyz that it can do its work or why not, /metrics what it has counted."""
+def status_application(metrics: Callable[[], bytes] | None, problems: Callable[[], tuple[str, ...]]) -> web.Application:
+    """Serve /healthz (the process runs), /readyz (it can work, or why not), and /metrics where ``metrics`` is given."""
 
     async def alive(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -52,10 +52,12 @@ def status_application(metrics: Callable[[], bytes], problems: Callable[[], tupl
         return web.Response(text="\n".join(found or ("ok",)) + "\n", status=503 if found else 200)
 
     async def counted(_request: web.Request) -> web.Response:
-        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        text = metrics() if metrics is not None else b""
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     application = web.Application()
     application.router.add_get("/healthz", alive)
     application.router.add_get("/readyz", ready)
-    application.router.add_get("/metrics", counted)
+    if metrics is not None:
+        application.router.add_get("/metrics", counted)
     return application

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Serve /metrics over TLS, to callers that the API server authorizes: shared by the node driver and the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from .api.client import ApiClient
+from .controller.readers import METRICS_AUDIENCE, METRICS_PATH, Readers
+from .controller.report_page import refusal
+from .controller.web import keep_serving
+from .logs import StateLog
+
+LOG = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: How often the files of the certificate are checked for changes, in seconds.
+CHECK_SECONDS = 60.0
+Stamp = tuple[tuple[int, int], ...]
+
+
+def metrics_readers(client: ApiClient) -> Readers:
+    """Return the judge of callers that may read the metrics: tokens for METRICS_AUDIENCE with the right to get METRICS_PATH."""
+    return Readers(client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=f"the nonResourceURL {METRICS_PATH}")
+
+
+def add_metrics(application: web.Application, text: Callable[[], bytes], readers: Readers | None) -> None:
+    """Serve the metrics at METRICS_PATH, to everyone where ``readers`` is None. ``text`` runs on a thread."""
+
+    async def get(request: web.Request) -> web.Response:
+        if readers is not None:
+            verdict = await readers.judge(request.headers.get("Authorization", ""))
+            if verdict.status != 200:
+                return refusal(verdict.status, verdict.why)
+        return web.Response(body=await asyncio.to_thread(text), headers={"Content-Type": CONTENT_TYPE})
+
+    application.router.add_get(METRICS_PATH, get)
+
+
+async def keep_serving_metrics(
+    text: Callable[[], bytes], address: str, *, readers: Readers | None, certificate: str = "", key: str = ""
+) -> None:
+    """Serve the metrics at host:port until cancelled; with ``certificate`` and ``key`` (paths of PEM files) over TLS.
+
+    New files are loaded while the server runs. Without readable files nothing is served.
+    """
+
+    def application() -> web.Application:
+        made = web.Application()
+        add_metrics(made, text, readers)
+        return made
+
+    if not certificate:
+        await keep_serving(application, address, "the metrics endpoint")
+        return
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    loaded = asyncio.Event()
+    reloading = asyncio.create_task(_keep_loading(context, certificate, key, loaded))
+    try:
+        await loaded.wait()
+        await keep_serving(application, address, "the metrics endpoint", context)
+    finally:
+        reloading.cancel()
+
+
+async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loaded: asyncio.Event) -> None:
+    """Load the certificate whenever its files change. The previous one stays in use while the new files cannot be loaded."""
+    state = StateLog(LOG)
+    last: Stamp = ()
+    while True:
+        try:
+            stamp = tuple((seen.st_ino, seen.st_mtime_ns) for seen in (Path(certificate).stat(), Path(key).stat()))
+            if stamp != last:
+                await asyncio.to_thread(context.load_cert_chain, certificate, key)
+                last = stamp
+                loaded.set()
+                state.report("the certificate of the metrics endpoint is loaded", certificate=certificate)
+        except OSError as error:  # SSLError is one
+            problem = f"cannot load the certificate of the metrics endpoint: {error.strerror or error}"
+            state.report(problem, level=logging.WARNING, certificate=certificate, key=key)
+        await asyncio.sleep(CHECK_SECONDS)
