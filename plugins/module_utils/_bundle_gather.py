@@ -136,7 +136,16 @@ class Gatherer:
         return wheels
 
     def _pip(self, verb: Sequence[str], words: Sequence[str]) -> Completed:
-        argv = [self.means.interpreter, "-m", "pip", *verb, "--quiet", "--disable-pip-version-check", "--no-input"]
+        argv = [
+            self.means.interpreter,
+            "-I",
+            "-m",
+            "pip",
+            *verb,
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ]
         return self.system.run([*argv, *words], self.means.timeout, environment=self.means.pip_environment)
 
     # What comes as a file

@@ -271,8 +271,9 @@ class Service:
         """Return what the driver's own status says, or None and why there is no answer; that of who serves, or of an instance."""
         root = self.params["root"]
         words = ["status", "--json", "--config", self.params["configuration"]]
-        named = [f"DRA_DRIVER_INSTANCE={instance}"] if instance else []
-        argv = ["env", f"PYTHONPATH={root}/current", *named, f"{root}/venv/bin/python", "-m", "dra_driver.cli", *words]
+        named = ["env", f"DRA_DRIVER_INSTANCE={instance}"] if instance else []
+        program = f"{root}/current/dra_driver/run.py"
+        argv = [*named, f"{root}/venv/bin/python", "-IB", program, "dra_driver.cli", *words]
         try:
             answer = self.system.run(argv, STATUS_SECONDS)
         except AcceleratorError as error:

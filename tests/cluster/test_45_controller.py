@@ -218,7 +218,7 @@ def test_its_token_is_renewed_also_while_it_is_stopped(installed: Installed) -> 
     former = json.loads(cluster.run(node, "cat", file))["users"][0]["user"]["token"]
     service = TOKEN_TIMER.replace(".timer", ".service")
     folder = f"/run/systemd/system/{service}.d"
-    due = "/opt/dra-accelerators/venv/bin/python -m dra_driver.renew_token --renew-below 1 --kubeconfig"
+    due = "/opt/dra-accelerators/venv/bin/python -IBu /opt/dra-accelerators/current/dra_driver/run.py dra_driver.renew_token --renew-below 1 --kubeconfig"
     cluster.run(node, "systemctl", "stop", UNIT)
     try:
         cluster.run(node, "systemctl", "start", service)

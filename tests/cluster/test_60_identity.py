@@ -174,7 +174,7 @@ def test_the_kubeconfig_is_for_root_alone(cluster: Cluster) -> None:
 
 
 RENEW = (
-    "PYTHONPATH=/opt/dra-accelerators/current /opt/dra-accelerators/venv/bin/python -m dra_driver.renew_token "
+    "/opt/dra-accelerators/venv/bin/python -IB /opt/dra-accelerators/current/dra_driver/run.py dra_driver.renew_token "
     f"--kubeconfig {KUBECONFIG} --lifetime 2592000 --renew-below 1"
 )
 API_SERVER = "/etc/systemd/system/kube-apiserver.service"

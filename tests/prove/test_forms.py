@@ -44,7 +44,13 @@ def beside(clean: Cluster) -> Iterator[tuple[Cluster, str]]:
         node,
         *("systemd-run", "--collect", f"--unit={UNIT}", "--property=KillMode=mixed"),
         *(f"--setenv={each}" for each in environment),
-        *("/opt/dra-accelerators/venv/bin/python", "-m", "dra_driver.cli", "node"),
+        *(
+            "/opt/dra-accelerators/venv/bin/python",
+            "-IB",
+            "/opt/dra-accelerators/current/dra_driver/run.py",
+            "dra_driver.cli",
+            "node",
+        ),
         *("--config", "/etc/dra-accelerators/driver.yaml"),
     )
     yield clean, node

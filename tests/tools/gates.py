@@ -13,6 +13,7 @@ CHECKS = {
     "links": "every link inside README and docs leads somewhere",
     "role_arguments": "defaults, argument specs and README of each role name the same variables",
     "role_readmes": "the generated part of each role's README is what its argument specs say; `--write` makes it so",
+    "security_rules": "no line has one of the classes of vulnerabilities that ruff's S rules do not find",
     "silicon": "nothing but the simulator knows that silicon can be simulated",
 }
 

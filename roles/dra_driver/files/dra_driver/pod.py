@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs a command of the driver in a pod: ``python -m dra_driver.pod node``.
+"""Run a command of the driver in a pod: ``python -I run.py dra_driver.pod node``.
 
 The pod has the node's root file system mounted at the folder that DRA_DRIVER_HOST names, and the process moves into it
 (chroot) before it does anything. So the driver finds the vendor's library and programs, device nodes, sysfs and the folders of

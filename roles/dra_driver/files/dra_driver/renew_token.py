@@ -6,7 +6,7 @@ Their service accounts may request tokens for themselves alone. Both do this by 
 runs this program once a day beside each, so that a node keeps its identity also while they are stopped. One that
 was off for longer than a token's life gets a new token from the next run of the playbook.
 
-    python -m dra_driver.renew_token --kubeconfig /etc/dra-accelerators/kubeconfig
+    python -I run.py dra_driver.renew_token --kubeconfig /etc/dra-accelerators/kubeconfig
 """
 
 from __future__ import annotations

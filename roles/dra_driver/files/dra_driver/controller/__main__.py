@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs the command line: ``python -m dra_driver.controller``."""
+"""Run the command line of the controller: ``python -I run.py dra_driver.controller``."""
 
 from __future__ import annotations
 

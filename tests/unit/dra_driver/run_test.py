@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The programs of a release import nothing from the working directory or from PYTHONPATH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dra_driver
+import pytest
+
+RUN = Path(dra_driver.__path__[0]) / "run.py"
+PLANTED = "import sys\nsys.stderr.write('PLANTED CODE RAN')\nraise SystemExit(3)\n"
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A directory with modules that Python's standard library and the driver import."""
+    for name in ("argparse", "json", "asyncio", "logging", "yaml", "sitecustomize", "usercustomize", "dra_driver"):
+        (tmp_path / f"{name}.py").write_text(PLANTED)
+    return tmp_path
+
+
+def run(planted: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-IB", str(RUN), *arguments],
+        cwd=planted,
+        env={"PATH": "/usr/bin:/bin", **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("module", ["dra_driver.cli", "dra_driver.controller"])
+def test_planted_modules_in_the_working_directory_are_not_imported(planted: Path, module: str) -> None:
+    done = run(planted, module, "--help")
+    assert done.returncode == 0 and "usage" in done.stdout, done.stderr
+    assert "PLANTED" not in done.stderr
+
+
+def test_planted_modules_on_pythonpath_are_not_imported(planted: Path) -> None:
+    done = run(planted, "dra_driver.cli", "--help", environment={"PYTHONPATH": str(planted)})
+    assert done.returncode == 0 and "PLANTED" not in done.stderr, done.stderr
+
+
+def test_run_without_a_module_explains_its_use(planted: Path) -> None:
+    done = run(planted)
+    assert done.returncode == 1 and "usage: python -I run.py MODULE" in done.stderr
