@@ -103,6 +103,8 @@ OTHER = {
     "dra_controller_image_pull_secrets": ["one"],
     "dra_controller_webhook_failure_policy": "Fail",
     "dra_controller_replicas": 1,
+    "dra_controller_pod_metrics_peers": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}],
+    "__dra_controller_api_endpoints": {"resources": [{"ports": [{"name": "https", "port": 6443}]}]},
     "dra_controller_pod_nodes": [],
     "dra_controller_pod_control_plane": False,
     "dra_controller_pod_node_selector": {"site.example.com/zone": 3},
@@ -278,7 +280,7 @@ def test_another_configuration_makes_other_pods(sites: dict[str, Written]) -> No
 
 def test_a_budget_is_there_for_several_pods_alone(sites: dict[str, Written]) -> None:
     several, one = sites["pods"], sites["other"]
-    kinds = {"ConfigMap", "Service", "Deployment"}
+    kinds = {"ConfigMap", "Service", "NetworkPolicy", "Deployment"}
     assert {each["kind"] for each in several["objects"]} == kinds | {"PodDisruptionBudget"}
     assert {each["kind"] for each in one["objects"]} == kinds
     assert (several["not_wanted"], one["not_wanted"]) == ([], ["PodDisruptionBudget"])
@@ -330,6 +332,21 @@ def test_ca_bundle_comes_from_the_module(sites: dict[str, Written]) -> None:
     assert webhook["clientConfig"]["caBundle"] == "TkVX"
 
 
+def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(sites: dict[str, Written]) -> None:
+    assert template_of(sites["pods"])["spec"]["containers"][0]["resources"]["limits"] == {"memory": "4Gi"}
+    policy = of_kind(sites["other"], "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= template_of(sites["other"])["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ports = [{"port": port, "protocol": "TCP"} for port in (443, 6443)]
+    assert policy["egress"] == [{"ports": ports}]
+    webhook, metrics = policy["ingress"]
+    assert webhook == {"ports": [{"port": "webhook", "protocol": "TCP"}]}
+    assert metrics["from"] == OTHER["dra_controller_pod_metrics_peers"]
+    assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    (metrics,) = of_kind(sites["anywhere"], "NetworkPolicy")["spec"]["ingress"]
+    assert metrics == {"from": [], "ports": [{"port": "metrics", "protocol": "TCP"}]}
+
+
 def rules(written: Written, kind: str) -> dict[str, list[str]]:
     """What a role of the controller may do, by resource."""
     (role,) = (each for each in written["rights"] if each["kind"] == kind)
@@ -372,7 +389,13 @@ def test_who_is_asked_changes_over_with_what_is_trusted(sites: dict[str, Written
 
     hosts = [client for _name, client in BY_HOSTS]
     assert clients("services") == hosts and not sites["services"]["elsewhere"]
-    assert sites["services"]["not_wanted"] == ["Deployment", "PodDisruptionBudget", "Service", "ConfigMap"]
+    assert sites["services"]["not_wanted"] == [
+        "Deployment",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+        "Service",
+        "ConfigMap",
+    ]
     assert sites["to pods"]["elsewhere"], "the API servers have to learn of it before the services go"
     (client,) = clients("to pods")
     assert client["caBundle"] == "QUJD", "the Service is trusted from the first moment"

@@ -265,3 +265,30 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
     assert {each["path"]: each["marker"] for each in claims["absent"] if "marker" in each} == wanted
     assert [each["path"] for each in claims["absent"] if "marker" not in each] == folders, "if they are empty"
     assert {each["state"] for each in plugin["absent"]} == {"absent"}
+
+
+POLICY = "{{ {'objects': __dra_driver_pod_objects, 'resources': dra_driver_pod_resources} | to_json | b64encode }}"
+NETWORKS = {
+    "read": host(__dra_driver_api_endpoints={"resources": [{"ports": [{"port": 6443}]}, {"ports": [{"port": 6443}]}]}),
+    "named": host(dra_driver_pod_api_ports=[16443], dra_driver_pod_metrics_peers=[{"podSelector": {}}]),
+}
+
+
+def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(tmp_path: Path) -> None:
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    hosts = {name: {**defaults, **variables} for name, variables in NETWORKS.items()}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    assert told["read"]["resources"]["limits"] == {"memory": "1Gi"}
+    specs = {
+        name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
+        for name, one in told.items()
+    }
+    for spec in specs.values():
+        assert (spec["podSelector"], spec["policyTypes"]) == ({}, ["Ingress", "Egress"])
+        (ingress,) = spec["ingress"]
+        assert ingress["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert [each["port"] for each in specs["read"]["egress"][0]["ports"]] == [443, 6443]
+    assert [each["port"] for each in specs["named"]["egress"][0]["ports"]] == [16443]
+    assert (specs["read"]["ingress"][0]["from"], specs["named"]["ingress"][0]["from"]) == ([], [{"podSelector": {}}])
