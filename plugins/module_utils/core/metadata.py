@@ -9,6 +9,7 @@ for all drivers. One file for each request, mounted with the request's first dev
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ FOLDER = "/var/run/kubernetes.io/dra-device-attributes"
 #: A claim that was made from a template bears the name that the pod gives it.
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 MOST_ATTRIBUTES = 32
+# The names of requests and of a pod's claims (DNS labels), and those of claims and drivers (DNS subdomains).
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -78,16 +82,38 @@ def content(claim: ClaimName, devices: Sequence[DeviceMetadata]) -> bytes:
     return "".join(f'{{"apiVersion": "{version}", {text}\n' for version in VERSIONS).encode()
 
 
+def check_pod_claim(name: str) -> None:
+    """Raise ValueError for a value of the annotation that is not "" or a DNS label: the name becomes a part of a path."""
+    if name and not _LABEL.fullmatch(name):
+        raise ValueError(
+            f"The annotation {POD_CLAIM_ANNOTATION} is {name[:100]!r}; expected the name of a claim in the pod: at most 63 "
+            "lower-case letters, digits, and hyphens"
+        )
+
+
 def pod_claim_in(data: bytes) -> str | None:
-    """Return the name that the pod gives the claim, as a file says it; "" for none, None where it is no such file."""
+    """Return the name that the pod gives the claim, as a file says it.
+
+    Returns "" for none, and None for a file of another kind or with a name that ``check_pod_claim`` rejects.
+    """
     try:
         read = json.loads(data.partition(b"\n")[0])
-        return str(read.get("podClaimName", "")) if read["kind"] == KIND else None
+        name = str(read.get("podClaimName", ""))
+        check_pod_claim(name)
+        return name if read["kind"] == KIND else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
 def mount(driver: str, claim: ClaimName, base_request: str, host_path: str) -> Mount:
-    """Return where a container finds the file of one request."""
+    """Return where a container finds the file of one request. Raises ValueError for a name that cannot be a part of a path."""
+    check_pod_claim(claim.pod_claim)
+    for what, name, form in (
+        ("claim", claim.name, _NAME),
+        ("driver", driver, _NAME),
+        ("request", base_request, _LABEL),
+    ):
+        if not form.fullmatch(name):
+            raise ValueError(f"The {what} name {name[:100]!r} cannot be a part of a path; expected a DNS name")
     place = f"resourceclaimtemplates/{claim.pod_claim}" if claim.pod_claim else f"resourceclaims/{claim.name}"
     return Mount(host_path, f"{FOLDER}/{place}/{base_request}/{driver}-metadata.json", options=("ro", "bind"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from board_model import device
 from dra_driver.core import metadata
 from dra_driver.core.metadata import ClaimName, DeviceMetadata
@@ -63,6 +64,26 @@ def test_what_was_written_tells_the_pod_s_name_again() -> None:
     assert metadata.pod_claim_in(metadata.content(CLAIM, [])) == "gpu"
     assert metadata.pod_claim_in(metadata.content(ClaimName("team", "mine", "0uid"), [])) == ""
     assert [metadata.pod_claim_in(data) for data in (b"", b"{", b"[]", b'{"kind": "Other"}')] == [None] * 4
+
+
+@pytest.mark.parametrize("name", ["../../../etc", "a/b", "..", ".", "/etc", "A", "a\n", "a" * 64, "-a", "a.b"])
+def test_pod_claim_name_that_is_no_label_is_rejected(name: str) -> None:
+    """Users can set the annotation on their claims; its value becomes a part of a path."""
+    claim = ClaimName("team", "mine", "0uid", name)
+    with pytest.raises(ValueError, match="pod-claim-name"):
+        metadata.check_pod_claim(name)
+    with pytest.raises(ValueError, match="pod-claim-name"):
+        metadata.mount("gpu.example.com", claim, "r", "/host/r.json")
+    assert metadata.pod_claim_in(metadata.content(claim, [])) is None, "also as an earlier release has written it"
+
+
+@pytest.mark.parametrize(
+    ("driver", "claim", "request_name"),
+    [("../gpu", "mine", "r"), ("gpu.example.com", "../mine", "r"), ("gpu.example.com", "mine", "../r")],
+)
+def test_mount_name_that_leads_out_is_rejected(driver: str, claim: str, request_name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a part of a path"):
+        metadata.mount(driver, ClaimName("team", claim, "0uid"), request_name, "/host/r.json")
 
 
 def test_attributes_are_what_is_published_and_a_partition_has_its_uuid() -> None:

@@ -240,6 +240,32 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_events_of_a_namespace_leave_the_node_and_other_namespaces_theirs(tmp_path: Path) -> None:
+    """A user who creates failing claims does not keep the driver from reporting a fault of the node, or other users' claims."""
+
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        recorder = EventRecorder(client, component="driver", node_name="node-1", clock=lambda: 1000.0)
+        claim = Subject("ResourceClaim", "resource.k8s.io/v1", "a", "uid-a", "team")
+        node = Subject("Node", "v1", "node-1", "node-1")
+        assert recorder.warning(node, "StoreUnusable", "the disk is full", action="Watch")
+        await recorder.close()
+        for namespace, most in (("team", 150), ("second", 150), ("third", 0)):
+            written = [
+                recorder.warning(
+                    replace(claim, uid=f"{namespace}-{number}", namespace=namespace), "Failed", "no", action="Prepare"
+                )
+                for number in range(700)
+            ]
+            assert written.count(True) == most
+        assert recorder.warning(node, "DeviceUnhealthy", "it is lost", action="Watch")
+        assert recorder.warning(node, "StoreUnusable", "the disk is full", action="Watch")
+        await recorder.close()
+        of_node = [event["message"] for event in api.events if event["involvedObject"]["kind"] == "Node"]
+        assert sorted(of_node) == ["it is lost", "the disk is full"], "the node's Events are not forgotten"
+
+    run(tmp_path, scenario)
+
+
 def write(tmp_path: Path, document: Any) -> str:
     file = tmp_path / "kubeconfig"
     file.write_text(document if isinstance(document, str) else json.dumps(document))

@@ -311,6 +311,19 @@ def test_replaced_and_unallocated_claims(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_pod_claim_annotation_with_a_path_is_rejected(tmp_path: Path) -> None:
+    """Users can set the annotation on their claims; its value becomes a part of a path."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("a", WHOLE)
+        claims.claims["default", "a"]["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: "../../../../etc"}
+        (error,) = await prepare_all(node, claim)
+        assert POD_CLAIM_ANNOTATION in error and "'../../../../etc'" in error
+        assert not node.service.store.claims
+
+    run(tmp_path, scenario)
+
+
 def test_results_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         mixed = claims.allocate("mixed", WHOLE, {"device": "nic-0", "driver": "dra.net", "pool": "elsewhere"})

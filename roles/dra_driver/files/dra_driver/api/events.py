@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Callable
+from typing import Callable, TypeVar
 
 from ..core.errors import AcceleratorError
 from ..core.times import now_text
@@ -17,15 +18,20 @@ from ..logs import current_operation
 from .client import ApiClient, ApiError, Json
 
 LOG = logging.getLogger(__name__)
+Value = TypeVar("Value")
 
 # The same Event of the same object is repeated (as a raised count) at most this often, unless the opposite was told of it meanwhile.
 REPEAT_SECONDS = 300.0
 # Of one object so many Events are written at once, and then one per REFILL_SECONDS.
 BURST = 25
 REFILL_SECONDS = 5.0
-# The same for all of them together: one fault of a full node is told to the pods of all of its devices.
+# The limit of all cluster-scoped objects together, and the same again for all objects in namespaces: a fault of a full node
+# is reported to the pods of all of its devices. Users of namespaces cannot use up the Events of the node.
 TOTAL_BURST = 300
 TOTAL_REFILL_SECONDS = 1.0
+# The limit of one namespace, so that its users cannot use up the Events of the other namespaces.
+NAMESPACE_BURST = 150
+NAMESPACE_REFILL_SECONDS = 2.0
 REMEMBERED = 512
 MESSAGE_LIMIT = 1024
 # The id that the log has on every line of what led to the Event.
@@ -85,10 +91,46 @@ class _Told:
         return any(last > order for each, last in self.last.items() if each != kind)
 
 
+class _Budget:
+    """The limits of a group of objects, and which of their Events were written.
+
+    Cluster-scoped objects have one of their own, objects in namespaces share another: neither group can use up the limits of
+    the other, or have its Events forgotten.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
+        self._all = _Allowance(TOTAL_BURST, TOTAL_REFILL_SECONDS, now)
+        self._namespaces: OrderedDict[str, _Allowance] = OrderedDict()
+        self._told: OrderedDict[str, _Told] = OrderedDict()
+
+    def told_of(self, subject: Subject, now: float) -> _Told:
+        """Return the limit of one object, and which of its Events were the last."""
+        return _recent(self._told, subject.uid or subject.name, lambda: _Told(now))
+
+    def take(self, subject: Subject, now: float) -> bool:
+        """Take one Event of an object. Return False if the object, its namespace, or the group has none left."""
+        limits = [self.told_of(subject, now).allowance]
+        if subject.namespace:
+            new = functools.partial(_Allowance, NAMESPACE_BURST, NAMESPACE_REFILL_SECONDS, now)
+            limits.append(_recent(self._namespaces, subject.namespace, new))
+        return all(limit.take(now) for limit in (*limits, self._all))
+
+
+def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) -> Value:
+    """Return the value of a key, a new one if it has none, and forget the keys that were not used for longest."""
+    found = known[key] if key in known else known.setdefault(key, new())
+    known.move_to_end(key)
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)
+    return found
+
+
 class EventRecorder:
     """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of.
 
-    One is not written where too many of its object, or of all, were in a short time; whoever has to say it all the same is told, and tries again later.
+    An Event is not written if its object, the namespace, or the group (cluster-scoped objects, objects in namespaces) had too many
+    in a short time. The methods then return False, and the caller can try again later.
     """
 
     def __init__(
@@ -98,9 +140,7 @@ class EventRecorder:
         self._component = component
         self._node_name = node_name
         self._clock = clock
-        self._written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
-        self._all = _Allowance(TOTAL_BURST, TOTAL_REFILL_SECONDS, clock())
-        self._each: OrderedDict[str, _Told] = OrderedDict()
+        self._of_cluster, self._of_namespaces = _Budget(clock()), _Budget(clock())
         self._order = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -126,20 +166,21 @@ class EventRecorder:
         message = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 3] + "..."
         key = (subject.uid or subject.name, kind, reason, name or message)
         now = self._clock()
-        told = self._told_of(subject, now)
-        former = self._written.get(key)
+        budget = self._of_namespaces if subject.namespace else self._of_cluster
+        told = budget.told_of(subject, now)
+        former = budget.written.get(key)
         if (
             former is not None
             and now - former.at < REPEAT_SECONDS
             and (name or not told.has_turned(kind, former.order))
         ):
             return True
-        if not (told.allowance.take(now) and self._all.take(now)):
+        if not budget.take(subject, now):
             return False
         if former is None:
-            former = self._written[key] = _Written("", subject.namespace or "default", 0, now)
-            while len(self._written) > REMEMBERED:
-                self._written.popitem(last=False)
+            former = budget.written[key] = _Written("", subject.namespace or "default", 0, now)
+            while len(budget.written) > REMEMBERED:
+                budget.written.popitem(last=False)
         self._order += 1
         former.at, former.order = now, self._order
         former.count += 1
@@ -149,13 +190,6 @@ class EventRecorder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True
-
-    def _told_of(self, subject: Subject, now: float) -> _Told:
-        told = self._each.setdefault(subject.uid or subject.name, _Told(now))
-        self._each.move_to_end(subject.uid or subject.name)
-        while len(self._each) > REMEMBERED:
-            self._each.popitem(last=False)
-        return told
 
     async def _write(
         self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str

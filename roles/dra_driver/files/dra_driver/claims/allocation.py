@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import AcceleratorError
-from ..core.metadata import POD_CLAIM_ANNOTATION
+from ..core.metadata import POD_CLAIM_ANNOTATION, check_pod_claim
 from ..core.shares import consumed
 from .records import ClaimReference
 
@@ -141,8 +141,16 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ClaimError(f"The allocation of claim {reference.describe()} cannot be read: {error!r}") from error
-    annotations = claim.get("metadata", {}).get("annotations") or {}
-    return Allocation(claim=reference, devices=devices, pod_claim=str(annotations.get(POD_CLAIM_ANNOTATION, "")))
+    pod_claim = str((claim.get("metadata", {}).get("annotations") or {}).get(POD_CLAIM_ANNOTATION, ""))
+    try:
+        check_pod_claim(pod_claim)
+    except ValueError as error:
+        raise ClaimError(
+            f"Claim {reference.describe()} cannot be prepared: {error}",
+            hint="Remove the annotation. Kubernetes sets it on claims that it creates from a template.",
+            code="claim-annotation",
+        ) from error
+    return Allocation(claim=reference, devices=devices, pod_claim=pod_claim)
 
 
 def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], Told]:

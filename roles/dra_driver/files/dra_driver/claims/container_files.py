@@ -51,6 +51,7 @@ class ContainerFiles:
         found: dict[str, ContainerEdits] = {}
         for request, devices in requests.items():
             path = f"{self.path(record.uid)}/{request}.json"
+            mount = metadata.mount(self.driver, claim, request, path)  # checks the names before a file is written
             described = [
                 metadata.DeviceMetadata(
                     each.request,
@@ -65,7 +66,6 @@ class ContainerFiles:
             if not self.system.make_file(path, data, in_new_folder=not found):
                 self.system.remove_temporaries(path)
                 self.system.write_atomic(path, data, durable=False)
-            mount = metadata.mount(self.driver, claim, request, path)
             found[devices[0].cdi_name] = ContainerEdits(mounts=(mount,))
         return found
 

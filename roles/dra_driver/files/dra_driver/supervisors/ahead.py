@@ -32,6 +32,7 @@ RETRY_FIRST, RETRY_LIMIT = 0.5, 8.0
 VISIT_SECONDS = 30.0
 # Errors that no waiting mends.
 FINAL = (
+    "claim-annotation",
     "claim-refused",
     "config-refused",
     "device-gone",
