@@ -216,6 +216,43 @@ def test_a_daemon_is_there_again_after_a_reboot(clean: Cluster) -> None:
     assert (clean.companions(node), clean.instances(node)) == ([], [])
 
 
+#: What a process of another user gets from each way to a daemon of the directory, and root as well to see that the way is right.
+REACH = """
+import errno, json, os, socket, sys
+folder = sys.argv[1]
+def connect():
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    found.connect(folder + "/pipe/control")
+ways = {"list": lambda: os.listdir(folder), "connect": connect, "write": lambda: open(folder + "/shm/planted", "w").close()}
+def tried(way):
+    try:
+        way()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "possible"
+print(json.dumps({name: tried(way) for name, way in ways.items()}))
+"""
+
+
+def test_local_users_reach_no_daemon(clean: Cluster) -> None:
+    node = clean.nodes()[1]
+    wanted = claim("closed", device_class="gpu.nvidia.com")
+    wanted["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=50)]
+    documents = [wanted, computing("closed", "closed", node)]
+    clean.apply(*documents)
+    clean.wait_running("closed")
+    folder = f"/run/dra-accelerators/companions/{clean.uid('closed')}.0"
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    reached = json.loads(clean.run(node, *nobody, "python3", "-c", REACH, folder))
+    assert reached == {"list": "EACCES", "connect": "EACCES", "write": "EACCES"}
+    assert json.loads(clean.run(node, "python3", "-c", REACH, folder))["list"] == "possible"
+    clean.run(node, "rm", "-f", f"{folder}/shm/planted")
+    # A link of a container leads no program of the node anywhere.
+    assert "nosymfollow" in clean.shell(node, f"grep ' {folder} ' /proc/mounts")
+    clean.delete(*reversed(documents))
+    assert clean.companions(node) == []
+
+
 def test_a_daemon_that_nobody_has_a_claim_for_is_ended_when_the_driver_starts(clean: Cluster) -> None:
     node = clean.nodes()[1]
     uid = "00000000-0000-4000-8000-00000000dead"
