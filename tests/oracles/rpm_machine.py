@@ -7,6 +7,7 @@ What is written there is written nowhere else. What stands in is its os-release,
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.server
 import json
@@ -244,14 +245,28 @@ class RpmMachine:
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    login = ""
+
+    def do_GET(self) -> None:
+        """Serve a file, if the request has the user name and password."""
+        expected = f"Basic {base64.b64encode(self.login.encode()).decode()}"
+        if not self.login or self.headers.get("Authorization") == expected:
+            super().do_GET()
+            return
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", 'Basic realm="repository"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
         """Say nothing."""
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Yield the address at which a folder is served."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
+def served(folder: Path, login: str = "") -> Iterator[str]:
+    """Yield the address at which a folder is served, to anyone or to the holder of ``user:password``."""
+    handler = type("Handler", (_Quiet,), {"login": login})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -7,6 +7,7 @@ The catalogs are the roles' own. The machine is none of these distributions: see
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,6 +131,28 @@ def test_the_toolkit_comes_is_replaced_and_goes_without_a_rest(node: Node) -> No
     assert machine.packages() == before
     assert not machine.run("sh", "-c", OURS).stdout
     assert not machine.read(parts.CTK_CONFIG)
+
+
+def test_repository_with_a_password_is_used_and_leaves_no_password(node: Node) -> None:
+    """dnf and zypper read user name and password from files of root's. rpm has the key only where the tool needs it there."""
+    machine, before = node.machine, node.machine.packages()
+    with served(machine.web, "me:s3cr3t/W0rd") as address:
+        refused = node.toolkit(version=OLDER, source={**node.source("toolkit"), "uris": [f"{address}/toolkit"]})
+        assert refused.get("failed"), refused
+        uri = f"{address}/toolkit".replace("://", "://me:s3cr3t%2FW0rd@")
+        source = {**node.source("toolkit"), "uris": [uri], "packages_signed": False}
+        for check in (True, False):
+            done = node.toolkit(version=OLDER, source=source, check=check)
+            assert done.get("changed") and "s3cr3t" not in json.dumps(done), done
+        newer = node.toolkit(version=NEWER, source=source)
+        assert newer.get("after", {}).get("version") == NEWER and newer["way_back"], newer
+    found = machine.run("sh", "-c", "grep -rl s3cr3t /etc /var/cache /var/lib/dra-accelerators").stdout.split()
+    assert len(found) == 1, found
+    assert machine.did("stat", "-c", "%a", found[0]).strip() == "600"
+    keys = {line for line in machine.packages() if line.startswith("gpg-pubkey")} - {*before}
+    assert bool(keys) is (machine.tool == "zypper"), keys
+    assert node.toolkit(state="absent").get("changed")
+    assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
 def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(node: Node) -> None:
