@@ -22,6 +22,16 @@ from .core.errors import AcceleratorError
 START_SECONDS = 30.0
 
 
+#: What a call may take by the clock on a busy machine, in its seconds of processor time, and besides.
+CLOCK_FACTOR, CLOCK_SECONDS = 10, 5.0
+
+
+def _limit_time(seconds: float) -> None:
+    """Have the kernel end this process after that time; 0 ends the limit."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, CLOCK_FACTOR * seconds + CLOCK_SECONDS if seconds else 0)
+
+
 class CallEnded(AcceleratorError):
     """A call was ended before it returned."""
 
@@ -31,7 +41,7 @@ class CallEnded(AcceleratorError):
 class BoundedProcess:
     """A process that calls a function. It is started at the first call, and again after a call that was ended.
 
-    ``make`` runs in the process and returns the function. ``seconds`` bounds each call, ``memory_bytes`` what the process adds to
+    ``make`` runs in the process and returns the function. ``seconds`` of processor time bound each call, ``memory_bytes`` what the process adds to
     the memory of this one. Arguments and results have to be picklable.
     """
 
@@ -46,6 +56,9 @@ class BoundedProcess:
         """Return what the function returns. Raises CallEnded, and RuntimeError for an exception of the function."""
         if self._process is None:
             self._start()
+            if not self._connection.poll(START_SECONDS):
+                self.close()
+                raise CallEnded(f"its process did not start within {START_SECONDS:g} s")
             self._receive(START_SECONDS)
         with contextlib.suppress(OSError):  # of a process that has ended, as receiving shows
             self._connection.send((self.seconds, argument))
@@ -56,7 +69,7 @@ class BoundedProcess:
             problem, answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            timed_out = self._process.exitcode == -signal.SIGALRM
+            timed_out = self._process.exitcode in (-signal.SIGPROF, -signal.SIGALRM)
             self.close()
             limit = f"{self._memory_bytes >> 20} MiB of memory at most"
             raise CallEnded(
@@ -89,22 +102,23 @@ class BoundedProcess:
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         # The kernel ends an overlong call, whatever library it is in, and also after this process' parent was killed.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        for number in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF, signal.SIGALRM})
         self._limit_memory()
-        signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
+        _limit_time(START_SECONDS)
         try:
             function = self._make()
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _limit_time(0)
             connection.send(("", None))
             while True:
                 try:
                     seconds, argument = connection.recv()
                 except EOFError:
                     os._exit(0)
-                signal.setitimer(signal.ITIMER_REAL, seconds)
+                _limit_time(seconds)
                 answer = function(argument)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                _limit_time(0)
                 connection.send(("", answer))
         except MemoryError:
             os._exit(1)

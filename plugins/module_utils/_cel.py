@@ -125,7 +125,7 @@ class CelJudge:
             answer: _Answer = self._process.call((expression, view, versions))
         except CallEnded as error:
             self._ended_seconds += self._process.seconds
-            ended = self._ended[expression] = NotJudged(f"selector {expression!r} was not evaluated: {error.message}")
+            ended = self._ended[expression] = NotJudged(f"{_named(expression)} was not evaluated: {error.message}")
             return ended
         if answer.failed:
             return SelectorFailed(answer.failed, hint=answer.hint, reason=answer.reason)
@@ -177,7 +177,7 @@ class _Evaluator:
                 said = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ERROR: <input>:")
                 # Kubernetes accepts deeper expressions than this library.
                 known = (
-                    _Answer(not_judged=f"selector {expression!r} was not evaluated: {said}")
+                    _Answer(not_judged=f"{_named(expression)} was not evaluated: {said}")
                     if "recursion limit" in said
                     else _Answer(
                         failed=f"selector {expression!r} is not valid CEL, at {said}", reason=f"no valid CEL, at {said}"
@@ -187,19 +187,25 @@ class _Evaluator:
         return known
 
 
+def _named(expression: str) -> str:
+    """Return words for an expression that leave room for the reason in an error."""
+    shown = expression[:119] + "…" if len(expression) > 120 else expression
+    return f"selector {shown!r}"
+
+
 def _evaluation(program: Any, expression: str, view: dict[str, Any]) -> _Answer:
     try:
         found = program.eval(data={"device": _with_domains(expression, view)})
     except RuntimeError as error:
         # The library's own limit of iterations, which is not the scheduler's.
-        return _Answer(not_judged=f"selector {expression!r} was not evaluated: {_said(str(error))}")
+        return _Answer(not_judged=f"{_named(expression)} was not evaluated: {_said(str(error))}")
     if found.type() in (cel.Type.ERROR, cel.Type.UNKNOWN):
         text = str(found.value())
         said = _said(text)
         if not said:  # of a MemoryError the library keeps nothing
-            return _Answer(not_judged=f"selector {expression!r} was not evaluated: it needs too much memory")
+            return _Answer(not_judged=f"{_named(expression)} was not evaluated: it needs too much memory")
         if NO_RE2 in text:
-            return _Answer(not_judged=f"selector {expression!r} was not evaluated: {NO_RE2}")
+            return _Answer(not_judged=f"{_named(expression)} was not evaluated: {NO_RE2}")
         if re.search("No matching overload|No value with name", text) and _UNKNOWN_HERE.search(expression):
             return _Answer(not_judged=f"selector {expression!r} uses what cannot be evaluated here ({said})")
         return _Answer(failed=f"selector {expression!r}: {said}", hint=_hint(said), reason=said)

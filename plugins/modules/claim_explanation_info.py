@@ -23,7 +23,7 @@ notes:
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src) it asks no cluster.
   - What else keeps a pod from a node, such as processors, memory or other pods, is not looked at, except for the node's name, labels and taints.
   - Selectors with C(find) or C(findAll) need the Python package C(google-re2) as well. Without it they are not evaluated.
-  - Users write selectors, so each evaluation has 2 s and 512 MiB of memory. A selector that needs more is not evaluated.
+  - Users write selectors, so each evaluation has 2 s of processor time and 512 MiB of memory. A selector that needs more is not evaluated.
 requirements:
   - cel-expr-python
   - google-re2 (optional)

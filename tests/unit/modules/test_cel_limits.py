@@ -144,12 +144,12 @@ def test_bounded_process_is_started_again_after_its_end() -> None:
 
 
 PARENT = """
-import sys, time
+import time
 from ansible_collections.dra.accelerators.plugins.module_utils._bounded_process import BoundedProcess
-process = BoundedProcess(lambda: lambda seconds: time.sleep(seconds), seconds=1, memory_bytes=1 << 28)
+process = BoundedProcess(lambda: lambda numbers: sum(range(numbers)), seconds=1, memory_bytes=1 << 28)
 process.call(0)
 print(process._process.pid, flush=True)
-process._connection.send((1, 1000))
+process._connection.send((1, 10**15))
 time.sleep(1000)
 """
 
