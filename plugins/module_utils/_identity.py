@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from .core.api_connection import find_insecurity
+
 SECONDS = 10.0
 REVIEW = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
@@ -111,6 +113,9 @@ def connect(cluster: Mapping[str, Any]) -> http.client.HTTPConnection:
     address = urlsplit(str(cluster["server"]) if cluster.get("server") else "")
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ValueError("there is no address in the kubeconfig")
+    insecurity = find_insecurity(cluster)
+    if insecurity:
+        raise ValueError(f"the kubeconfig is rejected: {insecurity}")
     port = address.port or (443 if address.scheme == "https" else 80)
     connection = http.client.HTTPConnection(address.hostname, port, timeout=SECONDS)
     plain = socket.create_connection((address.hostname, port), timeout=SECONDS)

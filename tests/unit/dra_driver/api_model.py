@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+from dra_driver.core.api_connection import INSECURE_EXTENSION
 
 from tests.unit.undecodable import dumps
 
@@ -268,6 +269,6 @@ def kubeconfig(url: str, **user: str) -> Json:
     return {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "clusters": [{"name": "k", "cluster": {"server": url, "extensions": [INSECURE_EXTENSION]}}],
         "users": [{"name": "u", "user": user or {"token": "secret"}}],
     }

@@ -18,6 +18,7 @@ from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
 from dra_driver.api.events import EventRecorder, Subject
 from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
 from dra_driver.api.resources import ResourceApi, ResourceApiMissing, slice_from_version, slice_to_version
+from dra_driver.core.api_connection import INSECURE_EXTENSION
 
 
 def run(tmp_path: Path, scenario: Any, **user: str) -> None:
@@ -340,6 +341,26 @@ def test_kubeconfigs_that_cannot_be_used(tmp_path: Path, change: Any, message: s
     change(document)
     with pytest.raises(InvalidKubeconfig, match=message):
         load_access(write(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ({"server": "http://api:8080"}, "without TLS"),
+        ({"server": "https://api:6443", "insecure-skip-tls-verify": True}, "is not verified"),
+    ],
+)
+def test_kubeconfig_insecure_connection_needs_the_option(tmp_path: Path, cluster: Any, message: str) -> None:
+    document = kubeconfig("")
+    document["clusters"][0]["cluster"] = cluster
+    with pytest.raises(InvalidKubeconfig, match=message) as raised:
+        load_access(write(tmp_path, document))
+    assert "dra_driver_api_insecure" in str(raised.value)
+    cluster["extensions"] = [{"name": INSECURE_EXTENSION["name"], "extension": {"allowed": False}}]
+    with pytest.raises(InvalidKubeconfig, match=message):
+        load_access(write(tmp_path, document))
+    cluster["extensions"] = [INSECURE_EXTENSION]
+    assert load_access(write(tmp_path, document)).server == cluster["server"]
 
 
 def test_kubeconfigs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

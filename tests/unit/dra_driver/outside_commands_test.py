@@ -474,7 +474,7 @@ def test_an_identity_that_has_ended_is_a_reason_not_to_be_ready(tmp_path: Path) 
     claims = base64.urlsafe_b64encode(json.dumps({"sub": "s", "iat": 500, "exp": 1100}).encode()).decode().rstrip("=")
     (tmp_path / "token").write_text(f"e30.{claims}.x")
     user = {"name": "u", "user": {"tokenFile": "/token"}}
-    cluster, context = {"name": "c", "cluster": {"server": "http://s"}}, {"cluster": "c", "user": "u"}
+    cluster, context = {"name": "c", "cluster": {"server": "https://s"}}, {"cluster": "c", "user": "u"}
     document = {
         "users": [user],
         "clusters": [cluster],

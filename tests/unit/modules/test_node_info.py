@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils import _identity, _node
+from ansible_collections.dra.accelerators.plugins.module_utils.core.api_connection import INSECURE_EXTENSION
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 
 SHOWN = """\
@@ -201,7 +202,7 @@ def token(node: str = "node-1", lifetime: int = 3000) -> str:
 def kubeconfig(server: str, word: str) -> str:
     return json.dumps(
         {
-            "clusters": [{"name": "cluster", "cluster": {"server": server}}],
+            "clusters": [{"name": "cluster", "cluster": {"server": server, "extensions": [INSECURE_EXTENSION]}}],
             "users": [{"name": "driver-node-1", "user": {"token": word}}],
         }
     )
@@ -221,7 +222,7 @@ def test_an_identity_that_the_api_server_accepts(server: Server) -> None:
     assert server.asked == [_identity.REVIEW]
     assert found == {
         "exists": True,
-        "cluster": {"server": server.url},
+        "cluster": {"server": server.url, "extensions": [INSECURE_EXTENSION]},
         "account": "system:serviceaccount:dra-accelerators:driver-node-1",
         "node": "node-1",
         "node_uid": "u-1",
@@ -231,6 +232,15 @@ def test_an_identity_that_the_api_server_accepts(server: Server) -> None:
         "problem": "",
     }
     assert token() not in json.dumps(found)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_token_is_not_sent_over_an_insecure_connection(server: Server, skip: bool) -> None:
+    document = json.loads(kubeconfig(server.url, token()))
+    cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True} if skip else {"server": server.url}
+    document["clusters"][0]["cluster"] = cluster
+    found = _identity.look(json.dumps(document), verify=True, now=2000)
+    assert found["accepted"] is None and "rejected" in found["problem"] and not server.asked
 
 
 def test_an_identity_that_it_does_not_accept(server: Server) -> None:

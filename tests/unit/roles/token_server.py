@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.api_connection import INSECURE_EXTENSION
+
 from tests.unit.json_server import JsonHandler, JsonServer
 
 
@@ -85,7 +87,7 @@ class TokenServer(JsonServer):
         document = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "cluster", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "cluster", "cluster": {"server": self.url, "extensions": [INSECURE_EXTENSION]}}],
             "users": [{"name": "driver-node-1", "user": {"token": token}}],
             "contexts": [{"name": "driver", "context": {"cluster": "cluster", "user": "driver-node-1"}}],
             "current-context": "driver",

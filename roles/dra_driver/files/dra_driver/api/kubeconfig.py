@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.api_connection import find_insecurity
 from ..core.errors import AcceleratorError
 
 # Where the kubelet puts the pod's token, and the variable that names another folder.
@@ -168,6 +169,13 @@ def _parse(document: Mapping[str, Any], path: Path) -> Access:
     server = str(cluster.get("server", "")).rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise InvalidKubeconfig(f"The server in the kubeconfig {path} is {server!r}; expected https://host:port")
+    insecurity = find_insecurity(cluster)
+    if insecurity:
+        raise InvalidKubeconfig(
+            f"The kubeconfig {path} is rejected: {insecurity}; expected https:// and a verified certificate",
+            hint="Anyone on the network could read the token. Set the CA file (dra_driver_api_authority, "
+            "dra_controller_api_authority), or allow this with dra_driver_api_insecure or dra_controller_api_insecure.",
+        )
     sources = [str(path)]
     authority = _data(cluster, "certificate-authority", path, sources)
     certificate = _data(user, "client-certificate", path, sources)
