@@ -24,7 +24,7 @@ ANSWER_SECONDS = 10.0
 _SUFFIXES = _ENVIRONMENT, _COMMANDS, _NODES = ".environment", ".commands", ".nodes"
 # What the vendors' own programs give the nodes that they make.
 _READABLE, _WRITABLE = 0o444, 0o666
-_LOG_LINES = 10
+_LOG_LINES = 7
 
 
 class Keeper(Protocol):
