@@ -262,9 +262,12 @@ class Record:
         before = len(problems)
         unknown = [name for name in value if name not in self.fields]
         known = any_of(tuple(self.fields), empty="no field at all") if unknown else ""
-        problems += [Problem(below(path, shown(name).strip("'")), "unknown", known) for name in unknown[:MOST_PROBLEMS]]
+        named = unknown
         if len(unknown) > MOST_PROBLEMS:
+            # The total comes first: texts are cut after MOST_PROBLEMS problems.
             problems.append(Problem(path, f"a mapping with {len(unknown)} unknown fields", known))
+            named = unknown[: MOST_PROBLEMS - 1]
+        problems += [Problem(below(path, shown(name).strip("'")), "unknown", known) for name in named]
         decoded = {}
         for name, allowed in self.fields.items():
             given = value.get(name)

@@ -155,7 +155,7 @@ def test_all_that_is_wrong_is_said_at_once_and_not_at_any_length() -> None:
     two = said(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
     assert len(two["details"]["causes"]) == 2 and two["message"].count("; ") >= 1
     many = said(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
-    assert len(many["details"]["causes"]) == MOST_TOLD and many["message"].endswith("and 480 more")
+    assert len(many["details"]["causes"]) == MOST_TOLD and "it is a mapping with 500 unknown fields" in many["message"]
     assert len(many["message"]) < 10_000
 
 

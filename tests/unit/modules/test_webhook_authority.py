@@ -141,6 +141,18 @@ def test_rotation_trusts_both_before_the_next_signs(
     assert not run(lifetime=90 * 86400)["changed"]
 
 
+def test_second_rotation_removes_the_first_ca_from_the_bundle(server: Objects, run: Run) -> None:
+    """After the theft of a CA key: one rotation leaves the stolen CA trusted, the second one removes it."""
+    server.configure()
+    run()
+    stolen = server.authorities.active
+    assert stolen is not None
+    once = base64.b64decode(run(rotate=True)["ca_bundle"])
+    assert stolen.certificate.strip() in once
+    twice = base64.b64decode(run(rotate=True)["ca_bundle"])
+    assert stolen.certificate.strip() not in twice and twice.count(b"BEGIN CERTIFICATE") == 2
+
+
 def test_interrupted_rotation_is_resumed(server: Objects, run: Run) -> None:
     server.configure()
     run()
