@@ -11,6 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from files import close, project_files, read
+from security_syntax import syntax_problems
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def main() -> int:
     for path in project_files():
         if path.parts[0] in ("plugins", "roles", "playbooks"):
             seen += 1
-            problems += problems_in(path, read(path) or "")
+            text = read(path) or ""
+            problems += problems_in(path, text) + syntax_problems(path, text)
     return close(problems, seen, "files")
 
 
