@@ -19,7 +19,7 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export MYPY_CACHE_DIR := $(CACHE)/mypy
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CACHE)/hypothesis
 
-.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule molecule lint format bench rings layouts profile clean clean-cache venv tree packages
+.PHONY: help demo demo-ascend test prove chaos test-unit test-simulator test-cluster test-molecule molecule lint lock audit format bench rings layouts profile clean clean-cache venv tree packages
 
 help: ## say what the targets are
 	@printf 'usage: make TARGET\n\n'
@@ -58,6 +58,12 @@ molecule: venv tree ## one molecule scenario alone, long ones too, with all that
 
 lint: venv tree ## every gate that needs no cluster
 	@$(PYTHON) tests/tools/suites.py lint release
+
+lock: venv ## write the locked requirements of the nodes and their SBOM; LOCK=--upgrade takes the newest versions
+	@$(PYTHON) tests/tools/lock_requirements.py $(LOCK)
+
+audit: venv ## compare the locked requirements with known vulnerabilities; AUDIT=file.json for a local file of advisories
+	@$(PYTHON) tests/tools/audit_requirements.py $(AUDIT)
 
 format: venv ## let ruff format and sort the Python files
 	@$(CACHE)/venv/bin/ruff check --quiet --select I --fix . && $(CACHE)/venv/bin/ruff format .

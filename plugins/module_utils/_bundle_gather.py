@@ -81,7 +81,7 @@ class Gatherer:
                     tuple(dict.fromkeys((*places, plan.key))),
                     wheel.source,
                     (),
-                    "the SHA-256 digest of the index" if wheel.sha256 else "nothing: the index gives no digest",
+                    "the SHA-256 digest of the index",
                 )
 
     def _resolved(self, plan: WheelsPlan, text: str, target: Sequence[str]) -> tuple[Wheel, ...]:
@@ -104,6 +104,7 @@ class Gatherer:
             self.system.remove(report)
             lacking = _bundle_wheels.still_lacking(wheels, marks)
             if not lacking:
+                _bundle_wheels.check_digests(wheels, text)
                 return wheels
             asked += lacking
         raise BundleError(
@@ -117,7 +118,7 @@ class Gatherer:
 
         def is_there(wheel: Wheel) -> bool:
             path = folder / wheel.file
-            return path.is_file() and bool(wheel.sha256) and digest_of(self.system, str(path)) == wheel.sha256
+            return path.is_file() and digest_of(self.system, str(path)) == wheel.sha256
 
         lacking = [wheel for wheel in wheels if not is_there(wheel)]
         for wheel in lacking:
@@ -131,7 +132,7 @@ class Gatherer:
             path = folder / wheel.file
             if not path.is_file():
                 raise BundleError(f"pip was to fetch {wheel.file}, and has fetched another file", code="pip")
-            if wheel.sha256 and digest_of(self.system, str(path)) != wheel.sha256:
+            if digest_of(self.system, str(path)) != wheel.sha256:
                 raise BundleError(f"{wheel.file} has another SHA-256 digest than the index gives", code="checksum")
         return wheels
 

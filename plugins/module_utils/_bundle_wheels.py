@@ -98,9 +98,51 @@ def environment(python: str, machine: str) -> dict[str, str]:
 
 
 def requirement_lines(text: str) -> list[str]:
-    """Return the requirements of a list, without comments."""
-    lines = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    """Return the requirements of a list or a lock, without comments and digests."""
+    return [line for line, _digests in locked(text)]
+
+
+def locked(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the requirements of a lock as pip reads it, each with the SHA-256 digests of its wheels; a list has no digests."""
+    joined = re.sub(r"\\[ \t]*\n", " ", text)
+    lines = [re.sub(r"(^|\s)#.*$", "", line).strip() for line in joined.splitlines()]
+    return [
+        (re.sub(r"\s+--hash=\S+", "", line).strip(), tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})", line)))
+        for line in lines
+        if line
+    ]
+
+
+def lock_for(text: str, marks: Mapping[str, str]) -> str:
+    """Return the lock of one Python: the requirements that apply to it, without markers, with their digests. Raises BundleError."""
+    found = []
+    for line, digests in locked(text):
+        found += [
+            " ".join([each, *(f"--hash=sha256:{digest}" for digest in digests)]) for each in applying([line], marks)
+        ]
+    return "".join(f"{line}\n" for line in found)
+
+
+def check_digests(wheels: Iterable[Wheel], text: str) -> None:
+    """Raise BundleError for a wheel without a SHA-256 digest, or with one that the lock does not name."""
+    known: dict[str, set[str]] = {}
+    for line, digests in locked(text):
+        name = _NAME.match(line)
+        if name and digests:
+            known.setdefault(canonical(name[0]), set()).update(digests)
+    for wheel in wheels:
+        if not wheel.sha256:
+            raise BundleError(
+                f"The index gives no SHA-256 digest of {wheel.file}, so that nothing proves that it is the right file",
+                hint="Use an index that gives digests, as PyPI and its mirrors do.",
+                code="checksum",
+            )
+        if known and wheel.sha256 not in known.get(canonical(wheel.name), set()):
+            raise BundleError(
+                f"{wheel.file} has the SHA-256 digest {wheel.sha256}, which the lock of the requirements does not name",
+                hint="The index serves another file than the one that was locked. Find out why before you use it.",
+                code="checksum",
+            )
 
 
 def applying(requirements: Iterable[str], marks: Mapping[str, str]) -> list[str]:

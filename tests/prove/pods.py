@@ -76,6 +76,7 @@ def variables(base: str, **more: Any) -> dict[str, Any]:
         "dra_driver_form": "daemonset",
         "driver_image_delivery": "import",
         "driver_image_base": base,
+        "driver_image_require_digest": False,
         "driver_image_python": "3.11",
         "dra_driver_image_pull_policy": "Never",
         "dra_driver_pod_writable_paths": [STATE],

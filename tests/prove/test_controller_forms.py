@@ -55,6 +55,7 @@ class Site:
             "dra_controller_image_pull_policy": "Never",
             "driver_image_delivery": "import",
             "driver_image_base": self.base,
+            "driver_image_require_digest": False,
             "driver_image_python": "3.11",
             **more,
         }

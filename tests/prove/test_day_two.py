@@ -334,6 +334,7 @@ def test_pods_give_the_report_at_their_service_also_without_the_api_server(
         dra_controller_image_pull_policy="Never",
         driver_image_delivery="import",
         driver_image_base=make_base_image(living),
+        driver_image_require_digest=False,
         driver_image_python="3.11",
     )
     living.wait("a pod acts", lambda: holder(living) not in ("", *living.nodes()))

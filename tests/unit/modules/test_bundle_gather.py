@@ -312,6 +312,26 @@ def test_what_pips_own_python_leaves_out_is_asked_for_by_name(machine: Machine, 
     assert "typing-extensions" in reports[1]
 
 
+def test_wheel_without_a_digest_of_the_index_is_rejected() -> None:
+    wheel = wheels.Wheel("a", "1", "https://index.example/a-1-py3-none-any.whl", "")
+    with pytest.raises(BundleError, match=r"no SHA-256 digest of a-1-py3-none-any\.whl"):
+        wheels.check_digests([wheel], "a\n")
+
+
+def test_wheel_that_the_lock_does_not_name_is_rejected() -> None:
+    lock = f"A.b==1 ; python_full_version >= '3.11' \\\n    --hash=sha256:{'1' * 64} \\\n    --hash=sha256:{'2' * 64}\n"
+    file = "https://index.example/a_b-1-py3-none-any.whl"
+    wheels.check_digests([wheels.Wheel("a-b", "1", file, "2" * 64)], lock)
+    with pytest.raises(BundleError, match="which the lock of the requirements does not name"):
+        wheels.check_digests([wheels.Wheel("a-b", "1", file, "3" * 64)], lock)
+    with pytest.raises(BundleError, match="does not name"):
+        wheels.check_digests([wheels.Wheel("other", "1", file, "2" * 64)], lock)
+    assert wheels.requirement_lines(lock) == ["A.b==1 ; python_full_version >= '3.11'"]
+    marks = wheels.environment("3.12", "x86_64")
+    assert wheels.lock_for(lock, marks) == f"A.b==1 --hash=sha256:{'1' * 64} --hash=sha256:{'2' * 64}\n"
+    assert wheels.lock_for(lock, wheels.environment("3.10", "x86_64")) == ""
+
+
 def test_a_wheel_of_two_pythons_is_kept_once(machine: Machine, tmp_path: Path) -> None:
     found = gathered(machine, tmp_path, [WHEELS, {**WHEELS, "python": "3.12"}])
     assert {item.places for item in found.values()} == {("cp312-x86_64", "cp313-x86_64")}

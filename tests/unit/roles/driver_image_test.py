@@ -80,6 +80,7 @@ def run(
         "driver_image_delivery": delivery,
         "driver_image_repository": "registry.example/driver",
         "driver_image_interpreter": str(pip),
+        "driver_image_base": f"registry.example/python:3.12@sha256:{'a' * 64}",
         **more,
     }
     return play(folder, [{"ansible.builtin.include_role": {"name": ROLE}}], {"node": variables}, path=programs)
@@ -111,6 +112,13 @@ def test_what_is_not_there_is_built_and_pushed(tmp_path: Path) -> None:
     played = run(tmp_path, NOT_BUILT[0], NOT_PUSHED[0])
     assert played.status == 0, played.output
     assert asked(tmp_path) == ["manifest inspect", "image inspect", "build", "push"]
+
+
+@pytest.mark.parametrize("base", ["", "registry.example/python:3.12", "registry.example/python@sha256:12"])
+def test_base_image_without_a_digest_is_rejected(tmp_path: Path, base: str) -> None:
+    played = run(tmp_path, NOT_BUILT[0], NOT_PUSHED[0], driver_image_base=base)
+    assert "expected an image with its digest" in str(played.failed["node"]["msg"])
+    assert "build" not in asked(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import yaml
 from playing import Played, play
 
 ROOT = Path(__file__).resolve().parents[3]
-REQUIREMENTS = (ROOT / "roles/python_environment/files/requirements.txt").read_text("utf-8").rstrip("\n")
+REQUIREMENTS = (ROOT / "roles/python_environment/files/requirements.lock").read_text("utf-8").rstrip("\n")
 TELL = {"ansible.builtin.debug": {"msg": "{{ offline_needs | to_json | b64encode }}"}}
 RUN_FILE = "/srv/Ascend-hdk-910b-npu-driver_25.2.0_linux-x86-64.run"
 DEBIAN = {"distribution": "debian", "release": "13", "machine": "x86_64", "kernel": "6.12.48+deb13-amd64"}
