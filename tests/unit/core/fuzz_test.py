@@ -74,6 +74,13 @@ def opaque_parameters(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(st.one_of(opaque_parameters(), st.dictionaries(st.text(max_size=20), JSON, max_size=8)))
 @example({"apiVersion": "x" * 100_000, "kind": ["y"] * 100_000})
+@example(
+    {
+        "apiVersion": KINDS[0].api_version,
+        "kind": KINDS[0].name,
+        **{f"{number:04}{'k' * 60}": 1 for number in range(3000)},
+    }
+)
 def test_opaque_configuration_any_value_raises_documented_error(parameters: dict[str, Any]) -> None:
     run_bounded(decode_configuration, KINDS, parameters, errors=(ConfigRefused,), size=length_of(parameters))
 

@@ -40,6 +40,7 @@ MANIFEST = st.fixed_dictionaries(
 
 
 @given(st.one_of(MANIFEST.map(json.dumps), JSON.map(json.dumps), st.text(max_size=200)))
+@example("[" * 100_000)
 @example('{"format": ' + "9" * 10_000 + "}")
 def test_bundle_manifest_any_text_raises_bundle_error(text: str) -> None:
     run_bounded(_bundle_manifest.read, text, "the bundle", errors=(_bundle_manifest.BundleError,), size=len(text))
@@ -60,6 +61,7 @@ def armor(data: bytes, kind: str = "PUBLIC KEY BLOCK") -> str:
         st.text(max_size=200),
     )
 )
+@example("-----BEGIN PGP PUBLIC KEY BLOCK-----\n" + "A: b\n" * 20_000)
 @example("-----BEGIN PGP PUBLIC KEY BLOCK-----" * 5000)
 @example(armor(b"\xc6\xff\xff\xff\xff\xff" + b"x" * 10))
 @example(armor(b"\xc2\x05\x04\x00\x00\x00\x00", "SIGNATURE"))
