@@ -69,7 +69,6 @@ PREFIXES = (
     "offline_",
     "preflight_",
     "python_environment_",
-    "simulator_",
 )
 #: Facts that modules of this collection return.
 OWN_FACTS = frozenset({"accelerator_report"})

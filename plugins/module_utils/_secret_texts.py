@@ -45,8 +45,10 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where each secret is in the text."""
     for pattern in _PATTERNS:
         for found in pattern.finditer(text):
-            name = next(key for key, value in found.groupdict().items() if value is not None)
-            yield found.span(name)
+            for name, value in found.groupdict().items():
+                if value is not None:
+                    yield found.span(name)
+                    break
 
 
 def find_secrets(text: str) -> frozenset[str]:

@@ -15,6 +15,7 @@ from tests.fleets import DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE, ACCOUNT = "dra-accelerators-controller", "controller"
+SECRET = "dra-accelerators-controller-authority"
 
 
 def objects() -> list[dict[str, Any]]:
@@ -28,6 +29,11 @@ def objects() -> list[dict[str, Any]]:
         dra_controller_namespace=NAMESPACE,
         __dra_controller_account=ACCOUNT,
         __dra_controller_subject=f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}",
+        __dra_controller_webhook_secret=SECRET,
+        __dra_controller_token_audiences=["https://kubernetes.default.svc"],
+        __dra_controller_token_limit=2592000,
+        dra_controller_token_lifetime=2592000,
+        dra_controller_metrics_authorization=False,
         dra_controller_webhook=True,
         dra_controller_report=True,
         dra_controller_form="deployment",

@@ -4,16 +4,24 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import datetime
+import functools
 import json
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from dra_driver.core import certificates
 
 from tests import planned
 from tests.bench.api_server import ApiServer, free_port
 from tests.cluster.manifests import claim, pod
 from tests.drains import CONTROLLER
 from tests.oracles.controller_process import NoNodes, acting
+from tests.oracles.controller_rights import NAMESPACE, SECRET
 from tests.prove.readers import answered, given, is_the_clusters, question, refusals, token, webhooks
 
 NODE = "gpu-1"
@@ -63,6 +71,27 @@ def says(cluster: NoNodes, kind: str, name: str, status: object) -> None:
     cluster.kubectl("patch", kind, name, "-n", "default", *words)
 
 
+def trust_a_new_ca(cluster: NoNodes) -> None:
+    """Write the CA of the webhook and the bundle that the API server trusts, as the module webhook_authority does."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    authorities = certificates.Authorities(certificates.make_authority(now, 86400.0))
+    metadata = {"name": SECRET, "namespace": NAMESPACE}
+    cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": authorities.to_data()})
+    bundle = base64.b64encode(authorities.bundle).decode()
+    patch = json.dumps([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}])
+    cluster.kubectl("patch", "validatingwebhookconfiguration", CONTROLLER, "--type=json", "-p", patch)
+    assert webhooks(cluster)[0]["clientConfig"]["caBundle"] == bundle
+
+
+def accepts(connect: Callable[[], socket.socket]) -> bool:
+    """Return whether a server accepts connections."""
+    try:
+        connect().close()
+    except OSError:
+        return False
+    return True
+
+
 def test_the_report_is_served_over_tls_with_the_rights_of_the_role(kubectl: Path, tmp_path: Path) -> None:
     server, port = ApiServer(tmp_path), free_port()
     webhook = {"address": f"127.0.0.1:{port}", "names": ["127.0.0.1"], "report": True}
@@ -72,7 +101,9 @@ def test_the_report_is_served_over_tls_with_the_rights_of_the_role(kubectl: Path
         cluster = NoNodes(kubectl, server.kubeconfig)
         furnish(cluster, port)
         with acting(cluster, tmp_path / "controller", webhook=webhook) as controller:
-            cluster.wait("it is trusted", lambda: "caBundle" in webhooks(cluster)[0]["clientConfig"])
+            trust_a_new_ca(cluster)
+            serves = functools.partial(socket.create_connection, ("127.0.0.1", port), 1)
+            cluster.wait("the webhook serves", lambda: accepts(serves))
             shown = token(cluster, "reader", "--audience=dra-accelerators-report")
             last = given(cluster, shown)
             is_the_clusters(cluster, last)

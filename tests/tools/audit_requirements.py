@@ -59,7 +59,7 @@ def audit_online() -> int:
         subprocess.run(
             [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", PIP_AUDIT], check=True
         )
-        audit = [
+        audit: list[str | Path] = [
             python,
             "-I",
             "-m",

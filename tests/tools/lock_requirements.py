@@ -83,7 +83,16 @@ def write_lock(*, upgrade: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv.create(folder / "uv", with_pip=True)
-        pip = [folder / "uv/bin/python", "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV]
+        pip: list[str | Path] = [
+            folder / "uv/bin/python",
+            "-I",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            UV,
+        ]
         subprocess.run(pip, check=True)
         uv = folder / "uv/bin/uv"
         lines = (FILES / "requirements.txt").read_text("utf-8").splitlines()
@@ -96,7 +105,7 @@ def write_lock(*, upgrade: bool) -> str:
             "utf-8",
         )
         subprocess.run([uv, "lock", "--quiet", "--project", folder], check=True)
-        export = [
+        export: list[str | Path] = [
             uv,
             "export",
             "--quiet",

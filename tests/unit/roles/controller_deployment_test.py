@@ -344,7 +344,7 @@ def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(sites: dict
     assert metrics["from"] == OTHER["dra_controller_pod_metrics_peers"]
     assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
     (metrics,) = of_kind(sites["anywhere"], "NetworkPolicy")["spec"]["ingress"]
-    assert metrics == {"from": [], "ports": [{"port": "metrics", "protocol": "TCP"}]}
+    assert metrics == {"ports": [{"port": "metrics", "protocol": "TCP"}]}
 
 
 def rules(written: Written, kind: str) -> dict[str, list[str]]:

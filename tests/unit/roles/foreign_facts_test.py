@@ -38,7 +38,8 @@ HOSTILE = {"dra_driver_node_name": "victim", "accelerator_report": {}, "distribu
 
 def test_prefixes_are_those_of_the_roles() -> None:
     roles = {f"{path.parent.parent.name}_" for path in ROOT.glob("roles/*/tasks/main.yml")}
-    assert set(PREFIXES) == roles | {"accelerator_"}
+    # The role of tests writes nothing with the operator's rights.
+    assert set(PREFIXES) == roles - {"simulator_"} | {"accelerator_"}
 
 
 @pytest.mark.parametrize(
