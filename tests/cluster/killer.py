@@ -17,7 +17,7 @@ from tests.cluster.manifests import claim, pod
 DROP_IN = f"/run/systemd/system/{DRIVER_UNIT}.d/stop-at.conf"
 # The driver as the unit starts it, but for the launcher before its arguments.
 LAUNCHER = "/run/dra-accelerators-stop-at.py"
-PYTHON = "/opt/dra-accelerators/venv/bin/python"
+PYTHON, RELEASE = "/opt/dra-accelerators/venv/bin/python", "/opt/dra-accelerators/current"
 CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 
 
@@ -43,7 +43,7 @@ class Killer:
         start = f"{PYTHON} {LAUNCHER} {stage} node --config {CONFIGURATION}"
         script = (
             f"echo {launcher} | base64 -d > {LAUNCHER} && mkdir -p {DROP_IN.rpartition('/')[0]} && "
-            f"printf '[Service]\\nExecStart=\\nExecStart={start}\\nRestart=no\\n' > {DROP_IN} && "
+            f"printf '[Service]\\nExecStart=\\nExecStart={start}\\nEnvironment=PYTHONPATH={RELEASE}\\nRestart=no\\n' > {DROP_IN} && "
             f"systemctl daemon-reload && {{ systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; "
             f"systemctl restart {'' if serves else '--no-block '}{DRIVER_UNIT}; }}"
         )
