@@ -444,20 +444,23 @@ def _all_edits(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _validate_edits(edits: Mapping[str, Any]) -> None:
     _validate_environment(edits.get("env", ()))
     for node in edits.get("deviceNodes", ()):
-        if not str(node.get("path", "")).startswith("/"):
-            raise ValueError(f"CDI device node {node.get('path')!r}: an absolute path is needed")
+        for key in ("path", "hostPath"):
+            if (key == "path" or node.get(key)) and not _is_absolute(node.get(key)):
+                raise ValueError(f"CDI device node {node.get(key)!r}: an absolute path without '..' is needed as {key}")
         if node.get("type", "") not in _DEVICE_TYPES:
             raise ValueError(f"CDI device node {node['path']}: type {node['type']!r} is none of b, c, u, p")
         permissions = node.get("permissions", "")
         if permissions != "none" and set(permissions) - set("rwm"):
             raise ValueError(f"CDI device node {node['path']}: permissions {permissions!r} may hold r, w and m only")
     for mount in edits.get("mounts", ()):
-        if not mount.get("hostPath") or not str(mount.get("containerPath", "")).startswith("/"):
-            raise ValueError(f"CDI mount {mount!r}: hostPath and an absolute containerPath are needed")
+        if not (_is_absolute(mount.get("hostPath")) and _is_absolute(mount.get("containerPath"))):
+            raise ValueError(
+                f"CDI mount {mount!r}: absolute paths without '..' are needed as hostPath and containerPath"
+            )
     for hook in edits.get("hooks", ()):
         if hook.get("hookName") not in _HOOK_NAMES:
             raise ValueError(f"CDI hook {hook.get('hookName')!r} is none of {', '.join(_HOOK_NAMES)}")
-        if not str(hook.get("path", "")).startswith("/"):
+        if not _is_absolute(hook.get("path")):
             raise ValueError(f"CDI hook {hook['hookName']}: an absolute path is needed, not {hook.get('path')!r}")
         if not hook.get("env"):
             raise ValueError(
@@ -471,8 +474,13 @@ def _validate_edits(edits: Mapping[str, Any]) -> None:
 
 def _validate_environment(entries: Iterable[str]) -> None:
     for entry in entries:
-        if "=" not in entry or entry.startswith("="):
-            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value")
+        if "=" not in entry or entry.startswith("=") or "\0" in entry:
+            raise ValueError(f"CDI environment entry {entry!r} must have the form NAME=value, without a NUL character")
+
+
+def _is_absolute(path: Any) -> bool:
+    """Return whether a value is an absolute path without ``..`` and control characters."""
+    return isinstance(path, str) and path.startswith("/") and ".." not in path.split("/") and path.isprintable()
 
 
 def _without_empty(values: dict[str, Any]) -> dict[str, Any]:

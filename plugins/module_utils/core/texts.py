@@ -9,6 +9,8 @@ from collections.abc import Iterable
 #: The most problems that one text lists, and the most characters of each.
 MOST_PROBLEMS = 20
 LONGEST_PROBLEM = 300
+#: The same for a problem of the program itself, whose text ends with what to do.
+LONGEST_CAUSE = 2048
 #: The most characters of the message of an error: a full list of problems fits.
 LONGEST_MESSAGE = 8192
 #: The most bytes of an error in an answer to the kubelet.
@@ -26,10 +28,10 @@ def shorten_bytes(text: str, longest: int = LONGEST_ANSWER) -> str:
     return data.decode() if len(data) <= longest else data[: longest - 3].decode("utf-8", "ignore") + "…"
 
 
-def join_problems(problems: Iterable[object], separator: str = "; ") -> str:
-    """Return the texts of problems as one text: MOST_PROBLEMS at most, each with at most LONGEST_PROBLEM characters."""
+def join_problems(problems: Iterable[object], separator: str = "; ", longest: int = LONGEST_PROBLEM) -> str:
+    """Return the texts of problems as one text: MOST_PROBLEMS at most, each with at most ``longest`` characters."""
     listed = list(problems)
-    texts = [shorten(str(each), LONGEST_PROBLEM) for each in listed[:MOST_PROBLEMS]]
+    texts = [shorten(str(each), longest) for each in listed[:MOST_PROBLEMS]]
     if len(listed) > len(texts):
         texts.append(f"and {len(listed) - len(texts)} more")
     return separator.join(texts)

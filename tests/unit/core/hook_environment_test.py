@@ -27,11 +27,12 @@ from hypothesis import strategies as st
 from node_model import FOLDER, VERSION, Node
 
 KIND = "k8s.gpu.nvidia.com/claim"
-STRINGS = st.text(min_size=1, max_size=10)
+STRINGS = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=10)
+PATHS = st.from_regex(r"/[a-z0-9.]{0,3}[a-z0-9]", fullmatch=True)
 HOOKS = st.fixed_dictionaries(
     {
         "hookName": st.sampled_from(["prestart", "createRuntime", "createContainer", "startContainer"]),
-        "path": STRINGS.map("/{}".format),
+        "path": PATHS,
     },
     optional={
         "args": st.lists(STRINGS, max_size=3),
@@ -106,6 +107,25 @@ def test_validate_spec_hook_without_environment_is_rejected(environment: dict[st
 def test_validate_spec_hook_environment_without_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="NAME=value"):
         build_spec(KIND, {"gpu": ContainerEdits(hooks=(Hook("createContainer", "/x", env=("PATH",)),))})
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"mounts": [{"hostPath": "../../etc", "containerPath": "/x"}]},
+        {"mounts": [{"hostPath": "/a/../../etc", "containerPath": "/x"}]},
+        {"mounts": [{"hostPath": "/a", "containerPath": "/x/../y"}]},
+        {"mounts": [{"hostPath": "/a\nb", "containerPath": "/x"}]},
+        {"deviceNodes": [{"path": "/dev/../etc"}]},
+        {"deviceNodes": [{"path": "/dev/a", "hostPath": "dev/a"}]},
+        {"hooks": [{"hookName": "createContainer", "path": "/usr/../tmp/x"}]},
+        {"env": ["A=\0b"]},
+    ],
+)
+def test_container_edits_path_or_variable_that_misleads_is_rejected(edits: dict[str, Any]) -> None:
+    """A hostile tool output: CDI paths are absolute and lead nowhere else."""
+    with pytest.raises(ValueError, match=r"without '\.\.'|absolute path|NUL"):
+        ContainerEdits.from_dict(edits)
 
 
 def test_list_invalid_specs_names_files_of_earlier_releases(tmp_path: Path) -> None:

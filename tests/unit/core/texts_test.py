@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+
 import pytest
 from dra_driver.core import errors
 from dra_driver.core.configuration import ConfigKind, ConfigRefused, decode_configuration
@@ -55,3 +58,20 @@ def test_decode_large_document_gives_a_small_error(document: dict[str, object]) 
 def test_error_of_any_kind_is_bounded(kind: type[errors.AcceleratorError]) -> None:
     error = kind("m" * 1_000_000, hint="h" * 1_000_000)
     assert len(str(error)) <= 2 * 8192 + 2 and len(error.to_dict()["message"]) == 8192
+
+
+def test_refusal_of_a_token_keeps_the_command_at_its_end() -> None:
+    """The status has shown 300 characters, and the command that helps was cut off."""
+    from dra_driver.api.token import refusal
+    from dra_driver.core.texts import LONGEST_CAUSE, join_problems
+
+    node = "n" * 253
+    content = {
+        "sub": f"system:serviceaccount:dra-accelerators:driver-{node}",
+        "exp": 2_000_000_000,
+        "iat": 1_900_000_000,
+        "kubernetes.io": {"node": {"name": node, "uid": "0" * 36}},
+    }
+    body = base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+    text = refusal(f"e30.{body}.x", 1_950_000_000)
+    assert join_problems([text], longest=LONGEST_CAUSE).endswith(f"dra.accelerators.site --limit {node}")

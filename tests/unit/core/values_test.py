@@ -107,7 +107,9 @@ def test_quantities_compare_by_value(left: str, right: str, order: int) -> None:
     assert quantity.equal(left, right) == (order == 0)
 
 
-@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "1gi", "1KiB", "0x10", "1e", "--1", "1.2.3", True, 1.5, None])
+@pytest.mark.parametrize(
+    "text", ["", "1 Gi", "Gi", "1gi", "1KiB", "0x10", "1e", "--1", "1.2.3", "٣٣Mi", True, 1.5, None]
+)
 def test_what_is_no_quantity_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         quantity.parse(text)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.documents import shown
 from ..core.errors import AcceleratorError
 from ..core.metadata import POD_CLAIM_ANNOTATION, check_pod_claim
 from ..core.shares import consumed
@@ -222,7 +223,7 @@ def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: Claim
         parameters = opaque.get("parameters")
         if not isinstance(parameters, dict):
             raise ClaimError(
-                f"The configuration for {driver} in claim {reference.describe()} is {parameters!r}; expected an object",
+                f"The configuration for {driver} in claim {reference.describe()} is {shown(parameters)}; expected an object",
                 code="config-refused",
             )
         requests = tuple(str(request) for request in entry.get("requests") or ())

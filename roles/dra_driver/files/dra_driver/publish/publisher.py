@@ -20,7 +20,7 @@ from ..api.client import ApiError, Json
 from ..api.resources import ResourceApi
 from ..core.errors import AcceleratorError
 from ..core.slices import SliceWrite
-from ..core.texts import join_problems
+from ..core.texts import LONGEST_CAUSE, join_problems
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics
 from . import reducer
@@ -68,7 +68,7 @@ class Publisher:
     @property
     def problem(self) -> str:
         """What keeps the pool from being published, or watched; "" when nothing does."""
-        return join_problems(dict.fromkeys(self._problems.values()))
+        return join_problems(dict.fromkeys(self._problems.values()), longest=LONGEST_CAUSE)
 
     @property
     def is_current(self) -> bool:

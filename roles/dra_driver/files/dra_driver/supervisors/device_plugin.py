@@ -32,7 +32,7 @@ from ..core.plugin_devices import (
     specification,
 )
 from ..core.system import System
-from ..core.texts import join_problems
+from ..core.texts import LONGEST_CAUSE, join_problems
 from ..deadlines import within
 from ..kubelet import sockets
 from ..kubelet.device_plugin import REGISTRATION, ResourceServer
@@ -281,7 +281,7 @@ class PluginKeeper:
                     raise
                 except (OSError, AcceleratorError) as error:
                     problems.append(str(error))
-            self._report("kubelet", join_problems(dict.fromkeys(problems)))
+            self._report("kubelet", join_problems(dict.fromkeys(problems), longest=LONGEST_CAUSE))
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(change.wait(), LOOK_SECONDS)
 
