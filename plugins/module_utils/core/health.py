@@ -37,11 +37,13 @@ DEFAULT_EFFECTS: Mapping[Severity, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Ailment:
-    """One thing that is wrong with a device, over time.
+    """One fault of a device, over time.
 
-    ``since`` and ``seen`` are when it was found first and last, ``well_since`` when a look first missed it, in seconds since
-    the epoch. ``times`` counts how often it was told. ``is_confirmed`` says that more than one moment speaks for it.
-    ``processes`` are those that used the device when it was told, ``boot`` is the machine's start that it belongs to.
+    ``since`` and ``seen`` are the times when it was found first and last, in seconds since the epoch. They are for display,
+    and for comparison with another boot: the system clock can be set at any time. Durations within this process use the
+    monotonic clock: ``found_at`` and ``seen_at`` (None: not in this process), and ``well_since``, when a scan first missed
+    the fault. ``times`` counts the reports. ``is_confirmed`` is set once a second scan or a report confirms the fault.
+    ``processes`` are the processes that used the device when it was reported, ``boot`` is the boot it belongs to.
     """
 
     sign: Sign
@@ -52,6 +54,8 @@ class Ailment:
     well_since: float | None = None
     processes: frozenset[int] = frozenset()
     boot: str = ""
+    found_at: float | None = None
+    seen_at: float | None = None
 
     def effect(self, effects: Mapping[Severity, str] = DEFAULT_EFFECTS) -> str:
         """Return the effect of its taint. Nobody loses a place to what one single look has found."""
@@ -80,10 +84,11 @@ Ailments = tuple[Ailment, ...]
 
 @dataclass(frozen=True)
 class Moment:
-    """When and on which start of the machine something was found; ``now`` is in seconds since the epoch."""
+    """The time of a scan or report: ``now`` in seconds since the epoch, ``clock`` of the monotonic clock, and the boot."""
 
     now: float
     boot: str
+    clock: float
 
 
 def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Moment) -> Ailments:
@@ -94,6 +99,7 @@ def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Momen
                 ailment,
                 sign=sign,
                 seen=moment.now,
+                seen_at=moment.clock,
                 times=ailment.times + 1,
                 well_since=None,
                 is_confirmed=True,
@@ -101,8 +107,7 @@ def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Momen
                 boot=moment.boot,
             )
             return _kept(again if each is ailment else each for each in before)
-    new = Ailment(sign, moment.now, moment.now, is_confirmed=True, processes=frozenset(processes), boot=moment.boot)
-    return _kept([*before, new])
+    return _kept([*before, replace(_new(sign, moment), is_confirmed=True, processes=frozenset(processes))])
 
 
 def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
@@ -118,18 +123,27 @@ def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
     for ailment in before:
         sign = found.pop(ailment.sign.key, None)
         if sign is not None:
-            sure = ailment.is_confirmed or moment.now - ailment.since >= VERIFY_SECONDS
+            found_at = ailment.found_at if ailment.found_at is not None else moment.clock
             after.append(
-                replace(ailment, sign=sign, seen=moment.now, well_since=None, is_confirmed=sure, boot=moment.boot)
+                replace(
+                    ailment,
+                    sign=sign,
+                    seen=moment.now,
+                    seen_at=moment.clock,
+                    found_at=found_at,
+                    well_since=None,
+                    is_confirmed=ailment.is_confirmed or moment.clock - found_at >= VERIFY_SECONDS,
+                    boot=moment.boot,
+                )
             )
             continue
         if finding.fault is not None or finding.device is None or not _is_over(ailment, finding.device, moment):
             after.append(replace(ailment, well_since=None))
             continue
-        well_since = ailment.well_since if ailment.well_since is not None else moment.now
-        if moment.now - well_since < VERIFY_SECONDS:
+        well_since = ailment.well_since if ailment.well_since is not None else moment.clock
+        if moment.clock - well_since < VERIFY_SECONDS:
             after.append(replace(ailment, well_since=well_since))
-    after.extend(Ailment(sign, moment.now, moment.now, boot=moment.boot) for sign in found.values())
+    after.extend(_new(sign, moment) for sign in found.values())
     return _kept(after)
 
 
@@ -144,8 +158,8 @@ def unfinished(ailments: Iterable[Ailment]) -> bool:
 
 
 def is_forgotten(ailments: Ailments, moment: Moment) -> bool:
-    """Whether a device that is not there any more has been away for so long that its ailments are of no use."""
-    return all(moment.now - each.seen > FORGET_SECONDS for each in ailments)
+    """Return whether all faults of a removed device were last seen more than ``FORGET_SECONDS`` ago."""
+    return all(_age(each, moment) > FORGET_SECONDS for each in ailments)
 
 
 def severity(ailments: Iterable[Ailment]) -> Severity | None:
@@ -203,7 +217,7 @@ def concerning(offer: Offer, devices: Mapping[str, Device], ailments: Mapping[st
 
 def at_first_sight(findings: Iterable[Finding]) -> dict[str, Ailments]:
     """Return the ailments by UUID of who looks once and keeps nothing."""
-    moment = Moment(0.0, "")
+    moment = Moment(0.0, "", 0.0)
     return {
         finding.device.uuid: looked((), finding, moment)
         for finding in findings
@@ -267,6 +281,18 @@ def _ailment(data: Mapping[str, Any]) -> Ailment:
         processes=frozenset(int(pid) for pid in data["processes"]),
         boot=str(data["boot"]),
     )
+
+
+def _new(sign: Sign, moment: Moment) -> Ailment:
+    """Return the fault that this scan or report found first."""
+    return Ailment(sign, moment.now, moment.now, boot=moment.boot, found_at=moment.clock, seen_at=moment.clock)
+
+
+def _age(ailment: Ailment, moment: Moment) -> float:
+    """Return the seconds since a fault was last seen; by the system clock where that was in an earlier process."""
+    if ailment.seen_at is not None:
+        return moment.clock - ailment.seen_at
+    return moment.now - ailment.seen
 
 
 def _is_over(ailment: Ailment, device: Device, moment: Moment) -> bool:

@@ -29,8 +29,9 @@ STOP = Sign("error", Severity.FAILED, "It told of error 7.", "Restart.", Ends.RE
 SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, replace(CRASH, instance=1), replace(ERROR, instance=2))
 
 
-def at(now: float, boot: str = "boot") -> Moment:
-    return Moment(now, boot)
+def at(now: float, boot: str = "boot", wall: float = 0.0) -> Moment:
+    """A time; ``wall`` is the system clock's deviation from the monotonic clock."""
+    return Moment(now + wall, boot, now)
 
 
 def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), **told: Any) -> Finding:
@@ -51,6 +52,35 @@ def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> N
     sure = health.looked(at_once, found(BROKEN), at(10 + health.VERIFY_SECONDS))
     assert [each.effect() for each in sure] == ["NoExecute"] and not health.unfinished(sure)
     assert (sure[0].since, sure[0].seen) == (10, 10 + health.VERIFY_SECONDS)
+
+
+@pytest.mark.parametrize("wall", [-7200.0, 7200.0, 1e9])
+def test_clock_step_changes_no_duration(wall: float) -> None:
+    first = health.looked((), found(BROKEN), at(10))
+    soon = health.looked(first, found(BROKEN), at(10.5, wall=wall))
+    assert health.unfinished(soon), "confirmed although only 0.5 s have passed"
+    sure = health.looked(soon, found(BROKEN), at(10 + health.VERIFY_SECONDS, wall=wall))
+    assert not health.unfinished(sure), "not confirmed although VERIFY_SECONDS have passed"
+    missed = health.looked(sure, found(), at(20))
+    assert health.looked(missed, found(), at(20.5, wall=wall)), "ended although only 0.5 s have passed"
+    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS, wall=wall)) == ()
+
+
+@pytest.mark.parametrize("wall", [-1e9, 1e9])
+def test_clock_step_forgets_no_removed_device(wall: float) -> None:
+    ill = health.told((), STOP, (), at(10))
+    assert not health.is_forgotten(ill, at(20, wall=wall))
+    assert health.is_forgotten(ill, at(20 + health.FORGET_SECONDS, wall=wall))
+    earlier = health.from_data(health.to_data({"u": ill}))["u"]
+    assert not health.is_forgotten(earlier, at(5, "next", wall=10)), "by the system clock, across processes"
+    assert health.is_forgotten(earlier, at(5, "next", wall=health.FORGET_SECONDS + 10))
+
+
+def test_fault_from_an_earlier_process_is_confirmed_by_the_monotonic_clock_of_this_one() -> None:
+    before = health.from_data(health.to_data({"u": health.looked((), found(BROKEN), at(1e6))}))["u"]
+    again = health.looked(before, found(BROKEN), at(5, "next"))
+    assert health.unfinished(again)
+    assert not health.unfinished(health.looked(again, found(BROKEN), at(5 + health.VERIFY_SECONDS, "next")))
 
 
 def test_an_end_is_verified() -> None:
@@ -187,7 +217,7 @@ def test_whatever_happened_a_machine_that_starts_anew_and_is_well_ends_well(step
 def test_a_history_outlives_its_file_and_no_sign_stands_twice(steps: Any) -> None:
     ailments, now = walk(steps)
     again = health.from_data(json.loads(json.dumps(health.to_data({"u": ailments})))).get("u", ())
-    assert [replace(each, well_since=None) for each in ailments] == list(again)
+    assert [replace(each, well_since=None, found_at=None, seen_at=None) for each in ailments] == list(again)
     keys = [each.sign.key for each in ailments]
     assert len(keys) == len(set(keys)) and all(each.since <= each.seen <= now for each in ailments)
     assert len(health.taints("d", ailments)) <= health.MOST_TAINTS

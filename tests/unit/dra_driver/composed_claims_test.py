@@ -235,7 +235,7 @@ def test_a_member_with_a_fault_taints_the_group_and_keeps_it_from_claims(tmp_pat
         survey = node.survey
         assert survey is not None
         ailments = {
-            finding.uuid: health.looked((), finding, Moment(1.0, "boot-1"))
+            finding.uuid: health.looked((), finding, Moment(1.0, "boot-1", 1.0))
             for finding in survey.findings
             if finding.fault
         }
@@ -350,7 +350,7 @@ def test_a_tainted_group_is_withheld_with_its_member_where_taints_are_dropped(tm
         await node.look()
         assert node.survey is not None
         finding: Finding = node.survey.findings[1]
-        ailments = {B: health.looked((), finding, Moment(1.0, "b"))}
+        ailments = {B: health.looked((), finding, Moment(1.0, "b", 1.0))}
         offers = health.tainted(DRIVER, node.survey.offers, node.survey.devices, ailments)
         kept, _withheld = fit(Content(offers, node.survey.counter_sets), {TAINTS})
         assert {"gpu-1", PAIR}.isdisjoint(offer.name for offer in kept.offers)

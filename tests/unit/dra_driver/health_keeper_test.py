@@ -9,17 +9,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import board_model
 import grpc
 import grpc.aio
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
+from dra_driver.claims.plan import Inventory
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Health, Notice
+from dra_driver.core.nvidia import offers
 from dra_driver.core.signs import Ends, Severity, Sign
+from dra_driver.kubelet.health import DeviceState
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
-from dra_driver.supervisors.health import FILE
+from dra_driver.supervisors.health import FILE, Picture
 from dra_driver.supervisors.remedy import MOST_ATTEMPTS
+from dra_driver.supervisors.shared import Snapshot
 from vendor_scene import Scene, run
 
 TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
@@ -135,6 +140,18 @@ def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
             assert "not loaded" in gone["gpu-0"][1]
 
     run(short, scenario)
+
+
+@pytest.mark.parametrize("step", [-7200.0, 120.0, 7200.0])
+def test_reports_after_a_clock_step_state_the_health_and_the_time_on_the_new_clock(step: float) -> None:
+    """The kubelet compares the time in a report with the system clock."""
+    offer = offers.offers(board_model.device("h100-80"), dynamic=False)[0]
+    inventory = Inventory(pool="pool", offers={offer.name: offer}, dynamic=frozenset())
+    scanned = Snapshot(inventory=inventory, looked_at=1e9, looked_clock=50.0)
+    (report,) = Picture(scanned).reports("pool", now=1e9 + 4 + step, clock=54.0, expiry=30.0)
+    assert (report.state, report.seen_at) == (DeviceState.HEALTHY, 1e9 + step)
+    (report,) = Picture(scanned).reports("pool", now=1e9 + 40 + step, clock=90.0, expiry=30.0)
+    assert (report.state, report.message) == (DeviceState.UNKNOWN, "The hardware was last scanned 40 s ago.")
 
 
 def resets(scene: Scene) -> list[Any]:

@@ -138,7 +138,14 @@ class HardwareWatch:
             held = self._repartition.held() if self._repartition is not None else frozenset()
             found = with_former(found, self._snapshots.value.survey, held)
             found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
-            self._snapshots.put(Snapshot(survey=found, inventory=found.inventory(self._pool), looked_at=time.time()))
+            self._snapshots.put(
+                Snapshot(
+                    survey=found,
+                    inventory=found.inventory(self._pool),
+                    looked_at=time.time(),
+                    looked_clock=time.monotonic(),
+                )
+            )
             self._conditions.report(PART)
             self._report_devices(findings)
             if found.left_out or self._left_out:
@@ -178,6 +185,7 @@ class HardwareWatch:
                 given_up=str(error),
                 inventory=self._snapshots.value.inventory,
                 looked_at=self._snapshots.value.looked_at,
+                looked_clock=self._snapshots.value.looked_clock,
             )
         )
         await self._close()

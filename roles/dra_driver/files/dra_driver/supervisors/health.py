@@ -45,13 +45,18 @@ class Picture:
         survey = self.snapshot.survey
         return health.concerning(offer, survey.devices, self.ailments) if survey is not None else ()
 
-    def reports(self, pool: str, now: float, expiry: float) -> tuple[DeviceReport, ...]:
-        """Return how all published devices are. What was looked at more than ``expiry`` seconds ago is not known any more."""
+    def reports(self, pool: str, now: float, clock: float, expiry: float) -> tuple[DeviceReport, ...]:
+        """Return the health of all published devices; unknown when the last scan is more than ``expiry`` seconds old.
+
+        ``now`` is in seconds since the epoch, ``clock`` of the monotonic clock. The time of the last scan is given in
+        terms of ``now``: the kubelet compares it with the system clock, which may have been set since the scan.
+        """
         snapshot = self.snapshot
-        seen_at = snapshot.looked_at
+        age = clock - snapshot.looked_clock
+        seen_at = max(now - age, 0.0) if snapshot.looked_at else 0.0
         unknown = snapshot.given_up
-        if not unknown and now - seen_at > expiry:
-            unknown = f"The hardware was last looked at {now - seen_at:.0f} s ago."
+        if not unknown and age > expiry:
+            unknown = f"The hardware was last scanned {age:.0f} s ago."
         if unknown:
             return tuple(
                 DeviceReport(pool, name, DeviceState.UNKNOWN, unknown, seen_at) for name in snapshot.inventory.offers
@@ -69,7 +74,7 @@ class PictureHealth:
 
     def reports(self) -> tuple[DeviceReport, ...]:
         """Return how all devices are at this moment."""
-        return self._pictures.value.reports(self._pool, time.time(), self._expiry())
+        return self._pictures.value.reports(self._pool, time.time(), time.monotonic(), self._expiry())
 
     async def changed(self, seconds: float) -> None:
         """Wait until that may have changed, for so many seconds at most."""
@@ -120,7 +125,8 @@ class HealthKeeper:
         soon: asyncio.Event,
         teller: Teller,
         claims: Callable[[], Collection[ClaimRecord]],
-        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._path = f"{directory}/{FILE}"
@@ -132,6 +138,7 @@ class HealthKeeper:
         self._soon = soon
         self._teller = teller
         self._claims = claims
+        self._now = now
         self._clock = clock
         self._ailments: dict[str, Ailments] = {}
         self._kept: dict[str, list[object]] = {}
@@ -173,7 +180,7 @@ class HealthKeeper:
             self._keep()
 
     def _moment(self) -> Moment:
-        return Moment(self._clock(), self._boot_id)
+        return Moment(self._now(), self._boot_id, self._clock())
 
     def _look(self, survey: Survey) -> None:
         moment = self._moment()

@@ -28,13 +28,15 @@ class Snapshot:
     """What is known of the hardware since the last look.
 
     ``survey`` is None before the first look, and while the hardware is given up: then ``given_up`` says why.
-    ``looked_at`` is when the hardware was last seen, in seconds since the epoch.
+    ``looked_at`` is the time of the last scan in seconds since the epoch, for display; ``looked_clock`` is the same time of
+    the monotonic clock, for durations.
     """
 
     survey: Survey | None = None
     inventory: Inventory = EMPTY
     given_up: str = ""
     looked_at: float = 0.0
+    looked_clock: float = float("-inf")
 
 
 class Shared(Generic[T]):
