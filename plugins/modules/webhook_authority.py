@@ -63,7 +63,7 @@ options:
     default: 30
 requirements:
   - Python package C(kubernetes).
-  - Python package C(cryptography), which ansible-core itself requires.
+  - Python package C(cryptography) 38 or newer, which ansible-core itself requires.
 seealso:
   - name: Role dra.accelerators.dra_controller
     description: Uses this module.
@@ -145,7 +145,7 @@ def describe(authorities: Authorities) -> dict[str, str]:
     found = {}
     for name, pair in (("active", authorities.active), ("next", authorities.next)):
         if pair is not None:
-            found[name] = f"serial {pair.parsed.serial_number:x}, expires {pair.parsed.not_valid_after_utc.isoformat()}"
+            found[name] = f"serial {pair.parsed.serial_number:x}, expires {pair.expires.isoformat()}"
     return {**found, **({"previous": "trusted until it expires"} if authorities.former else {})}
 
 
@@ -263,7 +263,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "changed": bool(steps),
         "steps": steps,
         "ca_bundle": base64.b64encode(shown.bundle).decode(),
-        "expires": shown.active.parsed.not_valid_after_utc.isoformat() if shown.active is not None else "",
+        "expires": shown.active.expires.isoformat() if shown.active is not None else "",
         "diff": {"before": describe(before), "after": describe(after)},
     }
 

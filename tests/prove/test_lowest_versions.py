@@ -21,6 +21,21 @@ MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py"))
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if (path / "meta/argument_specs.yml").exists())
 
 
+#: Creates a CA, stores it, reads it back, and rotates it, with the cryptography of that environment.
+CA_STEPS = """
+import datetime
+from ansible_collections.dra.accelerators.plugins.module_utils.core import certificates as c
+now = datetime.datetime.now(datetime.timezone.utc)
+made = c.step(c.Authorities(), c.MAKE, now=now, seconds=3600)
+read = c.read_authorities(made.to_data())
+assert read == made, "the stored CA was not recognized"
+assert c.decide(read, trusted_for=0, now=now) == c.NOTHING
+rotating = c.read_authorities(c.step(read, c.MAKE_NEXT, now=now, seconds=3600).to_data())
+assert c.decide(rotating, trusted_for=c.SETTLE_SECONDS, now=now) == c.PROMOTE
+print(read.active.expires.isoformat())
+"""
+
+
 @pytest.fixture(scope="module")
 def lowest() -> Path:
     """The programs of an environment with the lowest versions."""
@@ -28,12 +43,13 @@ def lowest() -> Path:
     return Path(done.stdout.strip()) / "bin"
 
 
-def run(lowest: Path, *words: str | Path) -> str:
-    """Run one of its programs with this collection, and the kubernetes.core that lies beside it."""
+def run(lowest: Path, *words: str | Path, modules: bool = False) -> str:
+    """Run one of its programs with this collection and its kubernetes.core; ``modules``: Python finds the collection's modules."""
     tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ANSIBLE_CONFIG")}
     environment |= {"ANSIBLE_COLLECTIONS_PATH": tree, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "false"}
     environment["PATH"] = f"{lowest}:{environment['PATH']}"
+    environment |= {"PYTHONPATH": tree} if modules else {}
     command = [lowest / words[0], *words[1:]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -91,3 +107,13 @@ def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None
     # Whoever has newer versions finds nothing to do either.
     newer = cluster.playbook("site.yml", *limit)
     assert (newer.failed, newer.changed) == (0, 0), newer.output
+
+
+def test_webhook_authority_works_with_the_lowest_cryptography(lowest: Path) -> None:
+    """The module runs on the machine of the operator, where a package of the distribution can be the only one."""
+    pins = dict(
+        line.split("==") for line in (ROOT / "tests/tools/requirements-lowest.txt").read_text("utf-8").split() if "==" in line
+    )
+    found = run(lowest, "python", "-c", "import cryptography; print(cryptography.__version__)")
+    assert found.strip() == pins["cryptography"]
+    assert run(lowest, "python", "-c", CA_STEPS, modules=True).strip().endswith("+00:00")

@@ -44,14 +44,18 @@ class Pair:
 
         return x509.load_pem_x509_certificate(self.certificate)
 
+    @property
+    def expires(self) -> datetime.datetime:
+        """When the certificate expires. Raises ValueError."""
+        return _time_of(self.parsed, "not_valid_after")
+
     def left(self, now: datetime.datetime) -> float:
         """How many seconds of its life are left."""
-        return (self.parsed.not_valid_after_utc - now).total_seconds()
+        return (self.expires - now).total_seconds()
 
     def due(self, now: datetime.datetime) -> bool:
         """Whether it is to be replaced."""
-        parsed = self.parsed
-        life = parsed.not_valid_after_utc - parsed.not_valid_before_utc - BACKDATED
+        life = self.expires - _time_of(self.parsed, "not_valid_before") - BACKDATED
         return self.left(now) <= RENEW_BELOW * life.total_seconds()
 
 
@@ -78,6 +82,14 @@ class Authorities:
         return {name: base64.b64encode(content).decode() for name, content in parts.items()}
 
 
+def _time_of(certificate: x509.Certificate, name: str) -> datetime.datetime:
+    """Return a time of a certificate in UTC. ``cryptography`` before 42 has the times without a time zone only."""
+    found: datetime.datetime | None = getattr(certificate, f"{name}_utc", None)
+    if found is None:
+        found = getattr(certificate, name).replace(tzinfo=datetime.timezone.utc)
+    return found
+
+
 def read_authorities(data: Mapping[str, str]) -> Authorities:
     """Read the content of the Secret. A pair that cannot be parsed, or whose key does not match, is ignored."""
     parts = {name: base64.b64decode(content) for name, content in data.items()}
@@ -99,8 +111,10 @@ def _is_good(pair: Pair) -> bool:
     from cryptography.hazmat.primitives import serialization
 
     try:
-        key = serialization.load_pem_private_key(pair.key, None)
-        return bool(key.public_key() == pair.parsed.public_key())
+        public = serialization.load_pem_private_key(pair.key, None).public_key()
+        # Public keys of cryptography before 40 compare by identity.
+        form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return public.public_bytes(*form) == pair.parsed.public_key().public_bytes(*form)
     except (ValueError, TypeError):
         return False
 
@@ -137,7 +151,7 @@ def _has_ended(certificate: bytes, now: datetime.datetime) -> bool:
     from cryptography import x509
 
     try:
-        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc <= now
+        return _time_of(x509.load_pem_x509_certificate(certificate), "not_valid_after") <= now
     except ValueError:
         return True
 
@@ -199,7 +213,7 @@ def make_certificate(authority: Pair, names: Sequence[str], *, now: datetime.dat
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise TypeError("The authority's key is not one of this program's")
     issuer, key = authority.parsed, ec.generate_private_key(ec.SECP256R1())
-    end = min(now + datetime.timedelta(seconds=seconds), issuer.not_valid_after_utc)
+    end = min(now + datetime.timedelta(seconds=seconds), authority.expires)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dra-accelerators-controller webhook")]))
