@@ -13,6 +13,7 @@ description:
     the inventory and over defaults of roles.
   - A compromised host can so replace variables such as C(dra_driver_node_name), and have the operator's rights used for another Node. Roles of this
     collection stop where this filter returns a name.
+  - With C(inject_facts_as_vars=false) no fact becomes a variable, so the filter returns nothing.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
@@ -44,6 +45,7 @@ _value:
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleFilterError
 
 #: Variables of the playbooks, and of each role with and without leading underscores. A test compares them with the roles.
@@ -77,9 +79,11 @@ _ANSIBLE = "ansible_"
 
 
 def foreign_facts(facts: Any) -> list[str]:
-    """Return the names of facts that are names of variables. Raises AnsibleFilterError."""
+    """Return the names of facts that Ansible uses as variables of this collection. Raises AnsibleFilterError."""
     if not isinstance(facts, Mapping):
         raise AnsibleFilterError(f"foreign_facts: found {type(facts).__name__}, expected the facts of a host")
+    if not constants.INJECT_FACTS_AS_VARS:
+        return []
     names = {str(name): str(name).removeprefix(_ANSIBLE).lstrip("_") for name in facts}
     return sorted(name for name, bare in names.items() if bare.startswith(PREFIXES) and name not in OWN_FACTS)
 

@@ -112,7 +112,9 @@ def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None
 def test_webhook_authority_works_with_the_lowest_cryptography(lowest: Path) -> None:
     """The module runs on the machine of the operator, where a package of the distribution can be the only one."""
     pins = dict(
-        line.split("==") for line in (ROOT / "tests/tools/requirements-lowest.txt").read_text("utf-8").split() if "==" in line
+        line.split("==")
+        for line in (ROOT / "tests/tools/requirements-lowest.txt").read_text("utf-8").split()
+        if "==" in line
     )
     found = run(lowest, "python", "-c", "import cryptography; print(cryptography.__version__)")
     assert found.strip() == pins["cryptography"]

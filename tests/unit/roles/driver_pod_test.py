@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from playing import play
 
@@ -50,6 +51,19 @@ def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> 
     for name, (_variables, said) in REFUSED.items():
         (text,) = played.failed[name]["msg"]
         assert said in text and "daemonset" in text, text
+
+
+@pytest.mark.parametrize("role", ["dra_driver", "dra_controller"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("pod_api_ports", "6443"), ("pod_api_ports", 6443), ("token_audiences", "https://api.example")],
+)
+def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option: str, value: str | int) -> None:
+    """Each character of the string 6443 would become a port of the NetworkPolicy."""
+    tasks = [{"ansible.builtin.include_role": {"name": f"dra.accelerators.{role}"}}]
+    variables = {**host(), "dra_controller_form": "deployment", f"{role}_{option}": value}
+    played = play(tmp_path, tasks, {"n1": variables})
+    assert f"{role}_{option} is " in played.failed["n1"]["msg"], played.output
 
 
 TOLD = (

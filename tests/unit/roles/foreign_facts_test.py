@@ -135,3 +135,15 @@ def test_guard_stops_a_host_with_foreign_facts(tmp_path: Path, role: str) -> Non
     played = play(tmp_path, tasks, {"n1": {}}, "--module-path", str(tmp_path / "library"))
     assert played.status != 0 and "dra_driver_node_name" in played.failed["n1"]["msg"]
     assert "accelerator_report" not in played.failed["n1"]["msg"]
+
+
+def test_guard_accepts_facts_that_do_not_become_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy of the error: with inject_facts_as_vars=false the facts stay in a cache, and are no variables."""
+    document = yaml.safe_load((ROOT / "roles/dra_driver/tasks/main.yml").read_text("utf-8"))
+    guard = next(task for task in tasks_of(document) if task.get("name") == GUARD)
+    cached = {"ansible.builtin.set_fact": {"dra_driver_node_name": "victim", "cacheable": True}}
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "true")
+    assert "dra_driver_node_name" in play(tmp_path, [cached, guard], {"n1": {}}).failed["n1"]["msg"]
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "false")
+    played = play(tmp_path, [cached, guard], {"n1": {}})
+    assert played.status == 0, played.output
