@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -140,3 +142,17 @@ class SettingsFailed(LayoutFailed):
     """A change of settings failed. ``undone`` and ``not_undone`` say what became of the changes before it."""
 
     default_code = "settings-failed"
+
+
+def unexpected(error: Exception, doing: str) -> AcceleratorError:
+    """Return an exception that no code expects as an error with its type, its text, and the source line that raised it.
+
+    ``doing`` is the beginning of the sentence: what failed, for which object.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""  # noqa: PTH119
+    return AcceleratorError(
+        f"{doing} failed with an unexpected {type(error).__name__}{where}: {error}",
+        hint="This is a defect of the driver: report it with the output of `dra-driver collect`.",
+        code="unexpected-error",
+    )

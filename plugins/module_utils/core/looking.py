@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Callable
 
-from .errors import AcceleratorError, BackendUnavailable, DeviceFaulty
+from .errors import AcceleratorError, BackendUnavailable, DeviceFaulty, unexpected
 from .lanes import Call, DeviceBusy
-from .model import AWAITED, NO_ANSWER, Device, Fault, Finding, Health
+from .model import AWAITED, NO_ANSWER, UNKNOWN_ERROR, Device, Fault, Finding, Health
 from .signs import Sign
 
 
@@ -20,6 +20,18 @@ class Looked:
 
     found: Mapping[str, Device]
     silent: Mapping[int, DeviceFaulty]
+
+    def completed(
+        self, complete: Callable[[Device], Device], faulty: Callable[[AcceleratorError], DeviceFaulty]
+    ) -> Looked:
+        """Return the devices after ``complete``; a device for which that raises has a fault."""
+        found, silent = {}, dict(self.silent)
+        for uuid, device in self.found.items():
+            try:
+                found[uuid] = complete(device)
+            except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+                silent[device.index] = faulty(unexpected(error, f"Reading {device.describe()}"))
+        return Looked(found, silent)
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,8 @@ def gather(
     """Wait for the looks, by index, that began at this time of ``time.monotonic``, each for so many seconds at most.
 
     ``last`` is what was read last of the device with an index: of one that is being changed that is what is found. One that
-    was never read is not waited for longer than ``patience``. Raises BackendUnavailable where that is what all of them say.
+    was never read is not waited for longer than ``patience``. Any exception of one look is that device's fault. Raises
+    BackendUnavailable where that is what all of them say.
     """
     found: dict[str, Device] = {}
     silent: dict[int, DeviceFaulty] = {}
@@ -60,6 +73,8 @@ def gather(
             if isinstance(error, BackendUnavailable):
                 unavailable.append(error)
             silent[index] = faulty(error)
+        except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+            silent[index] = faulty(unexpected(error, call.doing))
     if unavailable and len(unavailable) == len(looks):
         raise unavailable[0]
     return Looked(found, silent)
@@ -85,7 +100,7 @@ def findings(
     for device in known:
         if device.uuid in looked.found:
             continue
-        reason = silent.pop(device.index, None) or why_missing(device)
+        reason = silent.pop(device.index, None) or _reason(device, why_missing)
         if reason is None:
             gone.append(device.uuid)
         elif reason.code == AWAITED:  # it came back at this very moment
@@ -99,6 +114,15 @@ def findings(
         name = called.get(index, Name(f"device {index}"))
         found.append(Finding(index, name.text, name.uuid, None, Fault(error.code, str(error))))
     return tuple(sorted(found, key=lambda finding: finding.index)), tuple(gone)
+
+
+def _reason(device: Device, why_missing: Callable[[Device], DeviceFaulty | None]) -> DeviceFaulty | None:
+    """Return why a known device was not found; an exception that no code expects keeps the device, with a fault."""
+    try:
+        return why_missing(device)
+    except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+        failed = unexpected(error, f"Finding {device.describe()}")
+        return DeviceFaulty(failed.message, hint=failed.hint, code=UNKNOWN_ERROR)
 
 
 def _answer(call: Call[Device], until: float, known: Device | None) -> Device:

@@ -48,6 +48,14 @@ class Version:
             raise ValueError(f"{text!r} is not a version: expected numbers separated by dots")
         return cls(".".join(str(int(number or 0)) for number in found.groups()))
 
+    @classmethod
+    def coerce_or_none(cls, text: str) -> Version | None:
+        """Return the same, and None for a text that is no version."""
+        try:
+            return cls.coerce(text)
+        except ValueError:
+            return None
+
     def __str__(self) -> str:
         return self.text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,17 +167,15 @@ def validate_pool(spec: PoolSpec, layout: str = SEPARATE) -> None:
         if len(content.shared_counters) > MOST_COUNTER_SETS:
             raise ValueError(f"Pool {spec.pool}: a slice takes {MOST_COUNTER_SETS} counter sets at most")
         for each in content.shared_counters:
-            _validate_counter_set(spec, each, sets)
-    names: dict[str, bool] = {}
+            validate_counter_set(each, sets)
+    names: set[str] = set()
     for content in spec.slices:
         most = MOST_DEVICES_WITH_COUNTERS if any(_is_heavy(each) for each in content.devices) else MOST_DEVICES
         if len(content.devices) > most:
             raise ValueError(f"Pool {spec.pool}: a slice has {len(content.devices)} devices, {most} is the most")
         for device in content.devices:
-            if device["name"] in names:
-                raise ValueError(f"Pool {spec.pool}: device {device['name']} is there twice")
-            names[device["name"]] = True
-            _validate_device(device, sets)
+            validate_device(device, names, sets)
+            names.add(device["name"])
 
 
 def plan_pool(
@@ -287,10 +285,11 @@ def _is_heavy(device: Mapping[str, Any]) -> bool:
     return bool(device.get("taints") or device.get("consumesCounters"))
 
 
-def _validate_counter_set(spec: PoolSpec, each: Mapping[str, Any], sets: dict[str, Mapping[str, Any]]) -> None:
+def validate_counter_set(each: Mapping[str, Any], sets: dict[str, Mapping[str, Any]]) -> None:
+    """Add a counter set, in the API's form, to those of its pool. Raises ValueError where the API server would reject it."""
     name = each["name"]
     if name in sets:
-        raise ValueError(f"Pool {spec.pool}: counter set {name} is there twice")
+        raise ValueError(f"Counter set {name} is in the pool twice")
     if not _LABEL.fullmatch(name):
         raise ValueError(f"Counter set name {name!r} is not a DNS label")
     if not each["counters"] or len(each["counters"]) > MOST_COUNTERS_IN_SET:
@@ -303,8 +302,14 @@ def _validate_counter_set(spec: PoolSpec, each: Mapping[str, Any], sets: dict[st
     sets[name] = each["counters"]
 
 
-def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, Any]]) -> None:
+def validate_device(device: Mapping[str, Any], names: Collection[str], sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ValueError for a device, in the API's form, that the API server would reject.
+
+    ``names`` are those of the pool's devices before it, ``sets`` the counters of the pool's counter sets.
+    """
     name = device["name"]
+    if name in names:
+        raise ValueError(f"Device {name} is in the pool twice")
     if not _LABEL.fullmatch(name):
         raise ValueError(f"Device name {name!r} is not a DNS label of 63 characters at most")
     attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
@@ -314,8 +319,7 @@ def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, 
             f"{MOST_ATTRIBUTES_AND_CAPACITIES} together are the most"
         )
     for key in (*attributes, *capacity):
-        domain, _slash, identifier = key.rpartition("/")
-        if not _IDENTIFIER.fullmatch(identifier) or (domain and not _DRIVER.fullmatch(domain)):
+        if not is_qualified_name(key):
             raise ValueError(f"Device {name}: {key!r} is not a qualified name")
     for key, value in attributes.items():
         text = value.get("string", value.get("version"))
@@ -338,6 +342,12 @@ def _validate_device(device: Mapping[str, Any], sets: Mapping[str, Mapping[str, 
             raise ValueError(f"Device {name} consumes {', '.join(unknown)}, which {consumed['counterSet']} lacks")
         if len(consumed["counters"]) > MOST_CONSUMED_COUNTERS:
             raise ValueError(f"Device {name} consumes more than {MOST_CONSUMED_COUNTERS} counters")
+
+
+def is_qualified_name(key: str) -> bool:
+    """Return whether the API server accepts the name of an attribute or capacity."""
+    domain, _slash, identifier = key.rpartition("/")
+    return bool(_IDENTIFIER.fullmatch(identifier)) and (not domain or bool(_DRIVER.fullmatch(domain)))
 
 
 def _belongs(each: Mapping[str, Any], desired: PoolSpec) -> bool:

@@ -28,6 +28,11 @@ def shorten_bytes(text: str, longest: int = LONGEST_ANSWER) -> str:
     return data.decode() if len(data) <= longest else data[: longest - 3].decode("utf-8", "ignore") + "…"
 
 
+def cut_bytes(text: str, longest: int) -> str:
+    """Return the beginning of a text that has at most ``longest`` bytes of UTF-8."""
+    return text.encode("utf-8", "replace")[:longest].decode("utf-8", "ignore")
+
+
 def join_problems(problems: Iterable[object], separator: str = "; ", longest: int = LONGEST_PROBLEM) -> str:
     """Return the texts of problems as one text: MOST_PROBLEMS at most, each with at most ``longest`` characters."""
     listed = list(problems)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from dra_driver.core.ascend.backend import AscendBackend
 from dra_driver.core.errors import DeviceFaulty, NotFound
@@ -198,3 +199,31 @@ def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) ->
     for each in there:
         backend.destroy_partition(npu.uuid, each)
     assert backend.device(npu.uuid).partitions == ()
+
+
+@on("8x310P-Pro")
+def an_unexpected_exception_in_one_chips_read_costs_no_other(stage: Stage) -> None:
+    npus = stage.npus()
+    source, spot = stage.backend._source, stage.backend._chips.chip(npus[SICK].uuid).spot
+    for full, method in (
+        (False, "uuid"),
+        (False, "condition"),
+        (False, "slices"),
+        (False, "processes"),
+        (True, "identity"),
+    ):
+        original = getattr(source, method)
+
+        def call(asked: object, *arguments: object, original: Callable[..., object] = original) -> object:
+            if asked == spot:
+                raise ValueError("invalid literal in an answer of the library")
+            return original(asked, *arguments)
+
+        setattr(source, method, call)
+        sick = only_the_sick_one(stage.backend.discover(full), "unknown-error", method)
+        assert sick.fault is not None and "unexpected ValueError" in sick.fault.message, sick
+        setattr(source, method, original)
+        stage.npus(full)
+    # The topology is about all chips: without it they are published as they were.
+    stage.backend._chips.settle = lambda: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+    assert [npu.attributes for npu in stage.npus()] == [npu.attributes for npu in npus]

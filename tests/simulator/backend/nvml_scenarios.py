@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.simulator.backend import (
     scenarios_of_changes,
     scenarios_of_claims,
+    scenarios_of_defects,
     scenarios_of_facts,
     scenarios_of_faults,
     scenarios_of_passthrough,
@@ -25,6 +26,7 @@ __all__ = [
     "SCENARIOS",
     "scenarios_of_changes",
     "scenarios_of_claims",
+    "scenarios_of_defects",
     "scenarios_of_facts",
     "scenarios_of_faults",
     "scenarios_of_passthrough",

@@ -328,7 +328,7 @@ def offer(name: str = "gpu-0", **changes: Any) -> Offer:
     [
         ([offer("GPU_0")], "GPU_0.*DNS label"),
         ([offer("a" * 64)], "DNS label"),
-        ([offer(), offer()], "gpu-0 is there twice"),
+        ([offer(), offer()], "gpu-0 is in the pool twice"),
         ([offer(attributes={"a-b": 1})], "'a-b' is not a qualified name"),
         ([offer(attributes={"Bad Domain/x": 1})], "not a qualified name"),
         ([offer(attributes={"x" * 33: 1})], "not a qualified name"),
@@ -363,7 +363,7 @@ def test_what_the_server_would_refuse_is_refused_with_its_name(published: list[O
         ({"layout": "other"}, "Layout 'other'"),
         ({"counter_sets": [CounterSet("set", {f"c{i}": 1 for i in range(33)})]}, "33 counters"),
         ({"counter_sets": [CounterSet("set", {"X": 1})]}, "'X' is not a DNS label"),
-        ({"counter_sets": [CounterSet("set", {"x": 1}), CounterSet("set", {"x": 1})]}, "set is there twice"),
+        ({"counter_sets": [CounterSet("set", {"x": 1}), CounterSet("set", {"x": 1})]}, "set is in the pool twice"),
     ],
 )
 def test_a_pool_that_the_server_would_refuse_is_refused(changes: dict[str, Any], text: str) -> None:

@@ -212,6 +212,21 @@ def test_without_counters_whole_devices_are_published_and_the_gate_is_named(tmp_
     run(tmp_path, scenario, api)
 
 
+def test_publisher_device_that_cannot_be_published_is_reported_once(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        good, bad = content("l4", "t4", dynamic=False).offers
+        scene.publisher.set_content(Content((good, replace(bad, name="Not a label"))))
+        await scene.until(scene.publisher.published.is_set)
+        devices = [device["name"] for item in scene.api.slices.values() for device in item["spec"]["devices"]]
+        assert devices == ["gpu-0"]
+        ((reason, text),) = scene.problems
+        assert reason == "DeviceNotPublishable" and "'Not a label' is not a DNS label" in text
+        assert await scene.at_rest(0.5) == 0
+        assert len(scene.problems) == 1
+
+    run(tmp_path, scenario)
+
+
 def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> None:
     api = ApiModel()
     api.drop_fields = ("taints",)

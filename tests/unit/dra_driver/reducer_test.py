@@ -394,17 +394,74 @@ def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> Non
     assert "old-slice" not in server.slices
 
 
-def test_content_that_no_server_would_take_is_a_problem_and_no_loop() -> None:
-    world = World(ServerModel())
-    twice = CONTENTS[1].offers * 2
-    world.want(Content(twice))
-    world.go_on(100)
-    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
-    assert "twice" in decision.problem
+def test_decide_content_that_no_server_accepts_is_a_problem_and_no_loop() -> None:
+    identity = replace(IDENTITY, pool="Not a pool")
+    state = reducer.listed(reducer.wanted(State(), CONTENTS[1]), (), 0.0)
+    state = reducer.asked(state, (1, 36), None, None)
+    decision = reducer.decide(identity, PACE, state, 1.0)
+    assert "Pool name" in decision.problem
     assert (decision.wake_at, decision.writes) == (None, ())
-    world.want(CONTENTS[1])
-    world.go_on(101)
+
+
+LONG_NAME = "A product name with more than sixty-four bytes, as no board has had so f\u00e4r"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"name": "Not a label"}, "is not a DNS label"),
+        ({"name": "gpu-0"}, "is in the pool twice"),
+        ({"counter_set": "missing", "consumes": {"slices": 1}}, "which the pool lacks"),
+    ],
+)
+def test_decide_one_invalid_device_publishes_all_others(change: dict[str, Any], word: str) -> None:
+    world = World(ServerModel())
+    first, second = content("l4", "t4", dynamic=False).offers
+    world.want(Content((first, replace(second, **change))))
+    world.go_on(100)
     assert set(world.server.devices()) == {"gpu-0"}
+    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
+    assert decision.current and decision.problem == ""
+    (withheld,) = decision.withheld
+    assert word in withheld.describe() and (change.get("name") or "gpu-1") in withheld.describe()
+
+
+def test_decide_invalid_counter_set_withholds_its_devices_only() -> None:
+    world = World(ServerModel())
+    valid, other = content("h100-80", "h100-80").counter_sets
+    offered = content("h100-80", "h100-80").offers
+    world.want(Content(offered, (valid, replace(other, counters={"Not a label": 1}))))
+    world.go_on(100)
+    of_first = {offer.name for offer in offered if offer.counter_set == valid.name}
+    assert set(world.server.devices()) == of_first
+    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
+    assert all("is not a DNS label" in each.describe() for each in decision.withheld)
+
+
+def test_decide_invalid_attributes_are_shortened_or_left_out_and_all_devices_published() -> None:
+    world = World(ServerModel())
+    first, second = content("l4", "t4", dynamic=False).offers
+    many = {f"extra{number}": number for number in range(40)}
+    spoiled = {**second.attributes, "productName": LONG_NAME, "no name": 1, **many}
+    world.want(Content((first, replace(second, attributes=spoiled))))
+    world.go_on(100)
+    devices = {
+        device["name"]: device for item in world.server.slices.values() for device in item["spec"].get("devices", ())
+    }
+    assert set(devices) == {"gpu-0", "gpu-1"}
+    attributes = devices["gpu-1"]["attributes"]
+    name = attributes["productName"]["string"]
+    assert LONG_NAME.startswith(name) and 60 < len(name.encode()) <= 64
+    assert "no name" not in attributes and len(attributes) + len(devices["gpu-1"]["capacity"]) == 32
+    (told,) = reducer.decide(IDENTITY, PACE, world.state, world.now).withheld
+    assert "productName is shortened to 64 bytes" in told.describe() and "'no name' is left out" in told.describe()
+
+
+def test_probe_of_content_with_an_invalid_device_is_of_a_valid_one() -> None:
+    bad, good = content("h100-80", "h100-80").offers[:2]
+    wanted = Content((replace(bad, name="Not a label"), good), content("h100-80").counter_sets)
+    sent = reducer.probe(IDENTITY, wanted, reducer.layout_of((1, 36)), OWNER)
+    assert sent is not None and [each["name"] for each in sent["spec"]["devices"]] == [good.name]
 
 
 def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_dropped() -> None:

@@ -18,7 +18,7 @@ from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core import repartition_record as records
 from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.core.model import Fault, Finding, Offer, Placement
+from dra_driver.core.model import Device, Fault, Finding, Offer, Placement
 from dra_driver.core.repartition_record import Record, Watch
 from dra_driver.core.system import System
 from dra_driver.inventory import Survey
@@ -290,3 +290,66 @@ def test_nobody_sees_the_steps_of_a_layout_that_changes(tmp_path: Path) -> None:
         assert of(after, second.uuid) == of(held, second.uuid)
 
     run(tmp_path, scenario, watching=False)
+
+
+def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_former_ones(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.watch.look()
+        before = scene.snapshots.value
+        first, second = scene.node.gpus.devices()
+        real = scene.node.backend.offers
+
+        def offers_of(device: Device, *arguments: Any) -> Any:
+            if device.uuid == second.uuid:
+                raise ValueError("'x580' is not a version")
+            return real(device, *arguments)
+
+        scene.node.backend.offers = offers_of  # type: ignore[method-assign]
+        await scene.watch.look()
+        snapshot = scene.snapshots.value
+        assert snapshot.survey is not None and before.survey is not None
+        assert set(snapshot.inventory.offers) == set(before.inventory.offers)
+        assert snapshot.survey.counter_sets == before.survey.counter_sets
+        assert list(snapshot.inventory.faults) == [second.uuid]
+        assert snapshot.survey.devices[second.uuid].health.causes == ("unknown-error",)
+        assert snapshot.survey.devices[first.uuid].health.causes == ()
+        ((reason, text),) = scene.problems
+        assert reason == "DevicesUnhealthy" and "ValueError" in text and "supervisor_hardware_test.py" in text
+        del scene.node.backend.offers  # type: ignore[attr-defined]
+        await scene.watch.look()
+        assert scene.snapshots.value.inventory.faults == {}
+
+    run(tmp_path, scenario, watching=False)
+
+
+def test_first_scan_unexpected_exception_in_one_devices_offers_publishes_the_others(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        first, second = scene.node.gpus.devices()
+        real = scene.node.backend.counter_set
+
+        def counters(device: Device, *arguments: Any) -> Any:
+            if device.uuid == second.uuid:
+                raise KeyError("slices")
+            return real(device, *arguments)
+
+        scene.node.backend.counter_set = counters  # type: ignore[method-assign]
+        await scene.watch.look()
+        offers = scene.snapshots.value.inventory.offers.values()
+        assert len(offers) == 26 and {offer.device_uuid for offer in offers} == {first.uuid}
+
+    run(tmp_path, scenario, watching=False)
+
+
+@pytest.mark.parametrize("call", ["discover", "driver_edits"])
+def test_scan_unexpected_exception_does_not_end_the_scans(tmp_path: Path, call: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.until(lambda: scene.snapshots.value.survey)
+        scene.node.backend.failures[call] = [ValueError("no number")] * 5  # type: ignore[list-item]
+        seen = scene.snapshots.value.looked_at
+        await scene.until(lambda: not scene.node.backend.failures[call])
+        await scene.until(lambda: scene.snapshots.value.survey and scene.snapshots.value.looked_at > seen)
+        assert scene.conditions.problems == ()
+        reasons = [reason for reason, _message in scene.problems]
+        assert reasons == (["DriverIncomplete"] if call == "driver_edits" else [])
+
+    run(tmp_path, scenario)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ..model import AttributeValue, Version
 from ..slices import LONGEST_STRING
+from ..texts import cut_bytes
 from .families import Family
 from .topology import Chip, Place
 from .topology import attributes as attributes_of_place
@@ -89,7 +90,7 @@ def attributes(facts: ChipFacts, node: str, place: Place) -> Mapping[str, Attrib
         f"{_STANDARD}pciBusID": facts.pci_address,
         f"{_STANDARD}pcieRoot": facts.pcie_root or "",
     }
-    found.update({name: _short(text) for name, text in texts.items() if text})
+    found.update({name: cut_bytes(text, LONGEST_STRING) for name, text in texts.items() if text})
     for name, spelled in (("driverVersion", facts.driver_version), ("firmwareVersion", facts.firmware_version)):
         version = _version(spelled)
         if version is not None:
@@ -105,11 +106,6 @@ def attributes(facts: ChipFacts, node: str, place: Place) -> Mapping[str, Attrib
 
 def _known(number: int | None) -> int | None:
     return number if number is not None and 0 <= number < _FIRST_UNKNOWN else None
-
-
-def _short(text: str) -> str:
-    """Cut a text to the bytes that the API server takes."""
-    return text.encode()[:LONGEST_STRING].decode(errors="ignore")
 
 
 def _version(spelled: str) -> Version | None:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, TypeVar
 
@@ -18,7 +18,7 @@ from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
-from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported, unexpected
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import findings, gather
@@ -112,6 +112,7 @@ class AscendBackend:
         self._watch = Watch(self._source, self._system, self._chips.named)
         self._looking = threading.Lock()
         self._ill: frozenset[str] = frozenset()
+        self._topology_problem = ""
         self._common_edits = CommonEdits(self._system)
         self._bus = bus.Bus(self._system)
 
@@ -164,8 +165,8 @@ class AscendBackend:
             looked = gather(
                 looks, self._chips.last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience
             )
-            self._chips.settle()
-            looked = replace(looked, found={uuid: self._chips.dressed(device) for uuid, device in looked.found.items()})
+            self._settle_topology()
+            looked = looked.completed(self._chips.dressed, faults.faulty)
             found, gone = findings(
                 looked,
                 self._chips.known(),
@@ -177,6 +178,17 @@ class AscendBackend:
                 self._chips.forget(uuid, taken_away=True)
             self._ill = frozenset(finding.uuid for finding in found if finding.fault is not None)
             return found
+
+    def _settle_topology(self) -> None:
+        """Work out the topology; where that fails, the chips keep the attributes that they had."""
+        problem = ""
+        try:
+            self._chips.settle()
+        except Exception as error:  # noqa: BLE001  chips are published without it
+            problem = str(unexpected(error, "Working out the topology of the NPUs"))
+        if problem and problem != self._topology_problem:
+            LOG.error("%s", problem)
+        self._topology_problem = problem
 
     def device(self, uuid: str) -> Device:
         """Return fresh facts of one chip. Raises NotFound, DeviceFaulty, BackendUnavailable."""

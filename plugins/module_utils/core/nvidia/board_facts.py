@@ -13,10 +13,11 @@ from ..model import AttributeValue, Clique, Partitioning, Passthrough, Profile
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """What holds for all GPUs of the machine."""
+    """The facts that all GPUs of the machine have in common; ``attributes`` are the published ones."""
 
     driver_version: str
     cuda_version: str
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,8 @@ from . import profiles as profile_names
 from .board_facts import BoardFacts, ComputeProfile, DriverFacts, ModeFacts
 from .fabric import read_links
 from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE_PROFILES, NO_INSTANCE, Nvml, text
+
+LOG = logging.getLogger(__name__)
 
 MEBIBYTE = 1024 * 1024
 
@@ -63,7 +66,15 @@ def read_driver(nvml: Nvml) -> DriverFacts:
     """Return the versions of the driver and of the CUDA it brings."""
     version = str(nvml.call("nvmlSystemGetDriverVersion", doing="Reading the driver's version"))
     cuda = int(nvml.call("nvmlSystemGetCudaDriverVersion_v2", doing="Reading the CUDA version"))
-    return DriverFacts(version, f"{cuda // 1000}.{cuda % 1000 // 10}")
+    cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    attributes: dict[str, Version] = {}
+    for name, spelled in (("driverVersion", version), ("cudaDriverVersion", cuda_version)):
+        found = Version.coerce_or_none(spelled)
+        if found is None:
+            LOG.warning("GPUs are published without %s: %r is not a version, expected numbers with dots", name, spelled)
+        else:
+            attributes[name] = found
+    return DriverFacts(version, cuda_version, MappingProxyType(attributes))
 
 
 def architecture(major: int, minor: int) -> str:
@@ -97,8 +108,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         "brand": _BRANDS.get(nvml.optional("nvmlDeviceGetBrand", handle, default=0, doing=doing), "Unknown"),
         "architecture": architecture(major, minor),
         "cudaComputeCapability": Version(f"{major}.{minor}.0"),
-        "driverVersion": Version.coerce(driver.driver_version),
-        "cudaDriverVersion": Version.coerce(driver.cuda_version),
+        **driver.attributes,
         "resource.kubernetes.io/pciBusID": bus_id,
     }
     if root is not None:

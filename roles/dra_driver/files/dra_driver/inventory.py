@@ -10,9 +10,23 @@ from dataclasses import dataclass, field, replace
 from .claims.plan import Inventory
 from .core.backend import Backend
 from .core.composed import compose
+from .core.errors import unexpected
 from .core.layout_rules import DYNAMIC, Rule, wanted_for
-from .core.model import DEVICE, PARTITION, PASSTHROUGH, CounterSet, Device, Finding, Offer, OwnedPartition, devices_of
+from .core.model import (
+    DEVICE,
+    PARTITION,
+    PASSTHROUGH,
+    UNKNOWN_ERROR,
+    CounterSet,
+    Device,
+    Fault,
+    Finding,
+    Offer,
+    OwnedPartition,
+    devices_of,
+)
 from .core.shares import shared
+from .core.signs import Severity, Sign
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,7 @@ class Survey:
 
     ``left_out`` says of groups of devices that could be offered as one, by their names, why they are not.
     A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
+    The offers of the devices in ``failed`` (UUIDs) could not be worked out: those of the survey before apply.
     """
 
     findings: tuple[Finding, ...]
@@ -29,6 +44,7 @@ class Survey:
     counter_sets: tuple[CounterSet, ...]
     dynamic: frozenset[str]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
 
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
@@ -59,35 +75,71 @@ def survey(
     counter_sets: list[CounterSet] = []
     dynamic: set[str] = set()
     alone: set[str] = set()
-    judged = tuple(_with_obstacle(finding, rules) for finding in findings)
-    devices = devices_of(judged)
-    for device in devices:
+    judged = [_with_obstacle(finding, rules) for finding in findings]
+    failed: set[str] = set()
+    for number, finding in enumerate(judged):
+        device = finding.device
+        if device is None:
+            continue
         rule = wanted_for(device, rules)
         on_demand = rule is not None and rule.mode == DYNAMIC
         if on_demand:
             dynamic.add(device.uuid)
         mine = owned.get(device.uuid, ())
-        found = backend.offers(device, on_demand, mine, rule is not None and rule.passthrough)
-        if rule is not None and rule.shares:
-            parts = backend.parts(device)
-            found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
-        if rule is not None and rule.prepared_before_binding:
-            found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
+        try:
+            found = _offers(backend, device, rule, mine)
+            counters = backend.counter_set(device, mine) if any(offer.counter_set for offer in found) else None
+        except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+            judged[number] = _with_defect(finding, device, error)
+            failed.add(device.uuid)
+            continue
         if rule is not None and not rule.composed:
             alone.add(device.uuid)
         offers.extend(found)
-        if any(offer.counter_set for offer in found):
-            counter_sets.append(backend.counter_set(device, mine))
-    groups = backend.grouping.groups(devices) if backend.grouping is not None else ()
+        if counters is not None:
+            counter_sets.append(counters)
+    devices = devices_of(judged)
+    defects: dict[str, str] = {}
+    groups: Collection[Offer] = ()
+    try:
+        if backend.grouping is not None:
+            groups = backend.grouping.groups([device for device in devices if device.uuid not in failed])
+    except Exception as error:  # noqa: BLE001  single devices are published without groups
+        defects["all groups"] = str(unexpected(error, "Finding groups of devices"))
     composition = compose(offers, counter_sets, groups, alone)
     return Survey(
-        findings=judged,
+        findings=tuple(judged),
         devices={device.uuid: device for device in devices},
         offers=composition.offers,
         counter_sets=composition.counter_sets,
         dynamic=frozenset(dynamic),
-        left_out=composition.left_out,
+        left_out={**composition.left_out, **defects},
+        failed=frozenset(failed),
     )
+
+
+def _offers(
+    backend: Backend, device: Device, rule: Rule | None, owned: Collection[OwnedPartition]
+) -> tuple[Offer, ...]:
+    """Return the offers of one device under its layout rule."""
+    if rule is None:
+        return backend.offers(device, False, owned, False)
+    on_demand = rule.mode == DYNAMIC
+    found = backend.offers(device, on_demand, owned, rule.passthrough)
+    if rule.shares:
+        parts = backend.parts(device)
+        found = tuple(shared(offer, rule.shares, parts) if offer.kind == DEVICE else offer for offer in found)
+    if rule.prepared_before_binding:
+        found = tuple(replace(offer, prepared_before_binding=_takes_time(offer, on_demand)) for offer in found)
+    return found
+
+
+def _with_defect(finding: Finding, device: Device, error: Exception) -> Finding:
+    """Return what was found of a device, with an unexpected exception as its fault."""
+    failed = unexpected(error, f"Working out what to publish of {device.describe()}")
+    sign = Sign(UNKNOWN_ERROR, Severity.DEGRADED, f"{failed.message}.", failed.hint)
+    ill = replace(device, health=replace(device.health, signs=(*device.health.signs, sign)))
+    return replace(finding, device=ill, fault=finding.fault or Fault(UNKNOWN_ERROR, str(failed)))
 
 
 def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> Survey:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..core.composed import without_groups
 from ..core.model import DEVICE, CounterSet, Offer
+from ..core.publishable import keep_publishable
 from ..core.shares import exclusive
 from ..core.slices import COMBINED, SEPARATE
 
@@ -32,6 +33,9 @@ GATES = {
 # An effect that tells people and keeps nobody away.
 INFORMATIVE = "None"
 NAMED = 8
+# The API server would reject them, and their whole slice.
+REJECTED = "rejected devices"
+CHANGED = "invalid attributes"
 
 
 @dataclass(frozen=True)
@@ -44,16 +48,24 @@ class Content:
 
 @dataclass(frozen=True)
 class Withheld:
-    """Devices that are not published, or not with all that they have, because the server drops a feature."""
+    """Devices that are not published, or not with all that they have.
+
+    The API server drops ``feature``; for REJECTED and CHANGED it would reject them for ``reason``.
+    """
 
     feature: str
     names: tuple[str, ...] = field(default_factory=tuple)
+    reason: str = ""
 
     def describe(self) -> str:
         """Say what is withheld, why, and what mends it."""
         named = ", ".join(self.names[:NAMED]) + (
             f" and {len(self.names) - NAMED} more" if len(self.names) > NAMED else ""
         )
+        if self.feature == REJECTED:
+            return f"device {named} is not published: {self.reason}. All other devices are published"
+        if self.feature == CHANGED:
+            return f"device {named}: {self.reason}. The device is published"
         if self.feature == SHARES:
             return (
                 f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices that "
@@ -143,3 +155,11 @@ def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet
             for name, counter, amount in amounts:
                 left[name][counter] -= amount
     return chosen
+
+
+def without_invalid(content: Content) -> tuple[Content, tuple[Withheld, ...]]:
+    """Return the content without the devices and attributes that the API server would reject, and what was left out."""
+    found = keep_publishable(content.offers, content.counter_sets)
+    withheld = [Withheld(REJECTED, (name,), why) for name, why in found.rejected.items()]
+    withheld += [Withheld(CHANGED, (name,), why) for name, why in found.changed.items()]
+    return Content(found.offers, found.counter_sets), tuple(withheld)

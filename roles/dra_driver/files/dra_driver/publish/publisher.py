@@ -24,7 +24,7 @@ from ..core.texts import LONGEST_CAUSE, join_problems
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics
 from . import reducer
-from .fit import Content, Withheld
+from .fit import CHANGED, REJECTED, Content, Withheld
 from .reducer import Decision, Identity, Pace, State
 
 LOG = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ class Publisher:
             self._withheld = decision.withheld
             for each in decision.withheld:
                 LOG.error("%s", each.describe())
-                self._report_problem("SliceFieldsDropped", each.describe())
+                reason = "DeviceNotPublishable" if each.feature in (REJECTED, CHANGED) else "SliceFieldsDropped"
+                self._report_problem(reason, each.describe())
             if not decision.withheld:
                 LOG.info("nothing is withheld any more", extra=fields(pool=self._identity.pool))
 

@@ -30,7 +30,7 @@ from ..core.slices import (
     plan_removal,
     same_content,
 )
-from .fit import Content, Withheld, fit, needs
+from .fit import Content, Withheld, fit, needs, without_invalid
 
 Json = dict[str, Any]
 Owner = Mapping[str, Any]
@@ -136,17 +136,15 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
         return Decision(ask_server=True) if now >= waited else Decision(wake_at=waited)
     content, withheld = fit(state.content, state.server.drops, state.server.layout)
     try:
-        pool = build_pool(
-            driver=identity.driver,
-            pool=identity.pool,
-            node_name=identity.node_name,
-            offers=content.offers,
-            counter_sets=content.counter_sets,
-            layout=state.server.layout,
-            notes=state.notes,
-        )
-    except ValueError as error:
-        return Decision(problem=str(error))
+        pool = _build(identity, content, state.server.layout, state.notes)
+    except ValueError:
+        # One device is enough for that: the other devices are published without it.
+        content, invalid = without_invalid(content)
+        withheld += invalid
+        try:
+            pool = _build(identity, content, state.server.layout, state.notes)
+        except ValueError as error:
+            return Decision(problem=str(error))
     existing = [_as_sent(state, name, item) for name, item in sorted(state.slices.items())]
     plan = plan_pool(pool, existing, owner=state.owner)
     decision = Decision(pool=pool, generation=plan.generation, withheld=withheld)
@@ -163,6 +161,19 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
         # Slices of a node that was made anew with another UID are garbage to the cluster.
         return replace(decision, ask_owner=True)
     return replace(decision, writes=plan.writes, repair=repair)
+
+
+def _build(identity: Identity, content: Content, layout: str, notes: Mapping[str, str]) -> PoolSpec:
+    """Return the pool with this content. Raises ValueError for content that the API server would reject."""
+    return build_pool(
+        driver=identity.driver,
+        pool=identity.pool,
+        node_name=identity.node_name,
+        offers=content.offers,
+        counter_sets=content.counter_sets,
+        layout=layout,
+        notes=notes,
+    )
 
 
 def _tidy(
@@ -317,6 +328,7 @@ def probe(identity: Identity, content: Content, layout: str, owner: Owner | None
     It is one device of the content's with all that the server may drop, and the counters where they go beside it.
     """
     content, _withheld = fit(content, (), layout)
+    content, _invalid = without_invalid(content)
     # What stands for several devices needs nothing that its members do not need as well.
     offers = [offer for offer in content.offers if needs(offer) and not offer.members]
     if not offers:

@@ -16,7 +16,7 @@ from typing import Callable, TypeVar
 from ..claims.ownership import Ownership
 from ..claims.refusals import Refusals
 from ..core.backend import Backend
-from ..core.errors import AcceleratorError, BackendUnavailable, InUse
+from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected
 from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings
 from ..core.repartition_record import Watch
@@ -75,7 +75,7 @@ class HardwareWatch:
         self._report_problem = report_problem
         self._state = StateLog(LOG)
         self._told: tuple[tuple[int, str, bool], ...] = ()
-        self._edits = StateLog(LOG)
+        self._edits, self._defects = StateLog(LOG), StateLog(LOG)
         self._groups, self._left_out = StateLog(LOG), ""
         self._looking = asyncio.Lock()
         self._soon = soon
@@ -108,10 +108,15 @@ class HardwareWatch:
                 await self.look()
                 failures, delay = 0, shared.RETRY_FIRST
                 await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
-            except AcceleratorError as error:
+            except Exception as error:
+                failed = error
+                if not isinstance(error, AcceleratorError):
+                    failed = unexpected(error, "Scanning the devices")
+                    if self._defects.report(str(failed), level=logging.ERROR, driver=self._driver):
+                        LOG.exception("unexpected exception in a scan", extra=fields(driver=self._driver))
                 failures += 1
                 if failures >= PATIENCE:
-                    await self._give_up(error)
+                    await self._give_up(failed)
                     is_open = False
                 await self._pause(delay)
                 delay = min(delay * 2, shared.RETRY_LIMIT)
@@ -136,7 +141,7 @@ class HardwareWatch:
             self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
             held = self._repartition.held() if self._repartition is not None else frozenset()
-            found = with_former(found, self._snapshots.value.survey, held)
+            found = with_former(found, self._snapshots.value.survey, held | found.failed)
             found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
             self._snapshots.put(
                 Snapshot(
@@ -147,7 +152,7 @@ class HardwareWatch:
                 )
             )
             self._conditions.report(PART)
-            self._report_devices(findings)
+            self._report_devices(found.findings)
             if found.left_out or self._left_out:
                 self._left_out = join_problems(f"{name}: {why}" for name, why in found.left_out.items())
                 self._groups.report(f"groups that are not published: {self._left_out or 'none'}", driver=self._driver)
@@ -176,7 +181,7 @@ class HardwareWatch:
         """Let go of the threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _give_up(self, error: AcceleratorError) -> None:
+    async def _give_up(self, error: Exception) -> None:
         self._told = ()
         self._state.report(f"no devices: {error}", level=logging.WARNING, driver=self._driver)
         self._conditions.report(PART, str(error))
@@ -202,8 +207,12 @@ class HardwareWatch:
                 self._lent = False
 
     async def _close(self) -> None:
-        with contextlib.suppress(AcceleratorError):
+        try:
             await self._thread(self._backend.close)
+        except AcceleratorError:
+            pass
+        except Exception:
+            LOG.exception("unexpected exception while the library was closed", extra=fields(driver=self._driver))
 
     def _report_devices(self, findings: Collection[Finding]) -> None:
         faults = [
@@ -233,7 +242,9 @@ class HardwareWatch:
         """Say what claims would be refused for; and what takes time about container edits is done before a claim needs them."""
         try:
             await self._thread(self._backend.driver_edits)
-        except AcceleratorError as error:
+        except Exception as error:  # noqa: BLE001  devices are published nevertheless
+            if not isinstance(error, AcceleratorError):
+                error = unexpected(error, "Reading the files of the driver for containers")
             message = f"claims are refused until it is there: {error}"
             if self._edits.report(message, level=logging.WARNING, driver=self._driver):
                 self._report_problem("DriverIncomplete", message)
