@@ -20,6 +20,8 @@ from .signs import Ends, Severity, Sign
 
 #: So far apart, in seconds, are the two looks that make sure: of a state that ends, and of one that is to cost pods their place.
 VERIFY_SECONDS = 3.0
+#: So many seconds after the last report of an informative fault its end is verified: a program that fails again and again causes no scans.
+QUIET_SECONDS = 10.0
 #: A device that is not found for so long, in seconds, is not coming back: what was wrong with it is forgotten.
 FORGET_SECONDS = 30 * 86400.0
 #: The most ailments that are kept of one device; beyond it the least severe and oldest go.
@@ -152,9 +154,21 @@ def was_reset(before: Ailments) -> Ailments:
     return tuple(each for each in before if each.sign.ends in (Ends.LOOK, Ends.RESTART))
 
 
-def unfinished(ailments: Iterable[Ailment]) -> bool:
-    """Whether another look soon would settle something: an end that is not verified, a state that one look alone has found."""
-    return any(each.well_since is not None or not each.is_confirmed for each in ailments)
+def verify_at(ailments: Iterable[Ailment], scanned: float) -> float | None:
+    """Return when another scan would confirm a fault or its end; None when it would do neither.
+
+    Both are times of the monotonic clock; ``scanned`` is that of the last scan.
+    """
+    times = []
+    for each in ailments:
+        if each.well_since is not None:
+            due = each.well_since + VERIFY_SECONDS
+            if each.sign.severity is Severity.INFORMATIVE and each.seen_at is not None:
+                due = max(due, each.seen_at + QUIET_SECONDS)
+            times.append(due)
+        elif not each.is_confirmed and each.seen_at == scanned:
+            times.append(scanned + VERIFY_SECONDS)
+    return min(times, default=None)
 
 
 def is_forgotten(ailments: Ailments, moment: Moment) -> bool:

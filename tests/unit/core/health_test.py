@@ -40,17 +40,22 @@ def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), 
     return Finding(0, "GPU 0", GPU.uuid, gpu, fault)
 
 
+def unfinished(ailments: Ailments) -> bool:
+    """Return whether another scan would confirm a fault or its end."""
+    return health.verify_at(ailments, max(each.seen_at or 0.0 for each in ailments)) is not None
+
+
 def names(ailments: Ailments) -> set[str]:
     return {f"{each.sign.cause} {each.sign.value}".strip() for each in ailments}
 
 
 def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> None:
     first = health.looked((), found(BROKEN), at(10))
-    assert [each.effect() for each in first] == ["NoSchedule"] and health.unfinished(first)
+    assert [each.effect() for each in first] == ["NoSchedule"] and unfinished(first)
     at_once = health.looked(first, found(BROKEN), at(10.5))
     assert [each.effect() for each in at_once] == ["NoSchedule"]
     sure = health.looked(at_once, found(BROKEN), at(10 + health.VERIFY_SECONDS))
-    assert [each.effect() for each in sure] == ["NoExecute"] and not health.unfinished(sure)
+    assert [each.effect() for each in sure] == ["NoExecute"] and not unfinished(sure)
     assert (sure[0].since, sure[0].seen) == (10, 10 + health.VERIFY_SECONDS)
 
 
@@ -58,9 +63,9 @@ def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> N
 def test_clock_step_changes_no_duration(wall: float) -> None:
     first = health.looked((), found(BROKEN), at(10))
     soon = health.looked(first, found(BROKEN), at(10.5, wall=wall))
-    assert health.unfinished(soon), "confirmed although only 0.5 s have passed"
+    assert unfinished(soon), "confirmed although only 0.5 s have passed"
     sure = health.looked(soon, found(BROKEN), at(10 + health.VERIFY_SECONDS, wall=wall))
-    assert not health.unfinished(sure), "not confirmed although VERIFY_SECONDS have passed"
+    assert not unfinished(sure), "not confirmed although VERIFY_SECONDS have passed"
     missed = health.looked(sure, found(), at(20))
     assert health.looked(missed, found(), at(20.5, wall=wall)), "ended although only 0.5 s have passed"
     assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS, wall=wall)) == ()
@@ -79,18 +84,32 @@ def test_clock_step_forgets_no_removed_device(wall: float) -> None:
 def test_fault_from_an_earlier_process_is_confirmed_by_the_monotonic_clock_of_this_one() -> None:
     before = health.from_data(health.to_data({"u": health.looked((), found(BROKEN), at(1e6))}))["u"]
     again = health.looked(before, found(BROKEN), at(5, "next"))
-    assert health.unfinished(again)
-    assert not health.unfinished(health.looked(again, found(BROKEN), at(5 + health.VERIFY_SECONDS, "next")))
+    assert unfinished(again)
+    assert not unfinished(health.looked(again, found(BROKEN), at(5 + health.VERIFY_SECONDS, "next")))
 
 
 def test_an_end_is_verified() -> None:
     ill = health.looked((), found(PENDING), at(10))
     missed = health.looked(ill, found(), at(20))
-    assert names(missed) == {"repair-pending"} and health.unfinished(missed)
+    assert names(missed) == {"repair-pending"} and unfinished(missed)
     assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS - 0.1)) != ()
     again = health.looked(missed, found(PENDING), at(21))
     assert names(health.looked(again, found(), at(30))) == {"repair-pending"}, "it begins anew"
     assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS)) == ()
+
+
+def test_verify_at_severe_faults_are_verified_at_once_and_informative_ones_when_reports_have_ceased() -> None:
+    crashed = health.looked(health.told((), CRASH, (), at(10)), found(), at(10.5))
+    assert health.verify_at(crashed, 10.5) == 10 + health.QUIET_SECONDS
+    again = health.looked(health.told(crashed, CRASH, (), at(12)), found(), at(12.5))
+    assert health.verify_at(again, 12.5) == 12 + health.QUIET_SECONDS
+    failed = health.looked(health.told(crashed, ERROR, (), at(12)), found(needs_recovery=False), at(12.5))
+    assert health.verify_at(failed, 12.5) == 12.5 + health.VERIFY_SECONDS
+    assert health.verify_at(health.told((), STOP, (), at(1)), 2) is None, "no scan can end it"
+    once = health.looked((), found(BROKEN), at(10))
+    assert health.verify_at(once, 10) == 10 + health.VERIFY_SECONDS
+    faulty = health.looked(once, found(fault=Fault("x", "x")), at(20))
+    assert health.verify_at(faulty, 20) is None, "scans do not find it while the device has another fault"
 
 
 def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> None:

@@ -12,14 +12,37 @@ import pytest
 from backend_model import DRIVER, ModelBackend, ModelGpus
 from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.store import Store
+from dra_driver.core.device_locks import DeviceLocks
 from dra_driver.core.model import Notice
+from dra_driver.supervisors import listener as module
 from dra_driver.supervisors import shared
 from dra_driver.supervisors.hardware import PART, HardwareWatch
+from dra_driver.supervisors.lending import Lending
 from dra_driver.supervisors.listener import Listener
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from machine_model import POOL
 
 LONG = 60.0
+
+
+def hardware_watch(
+    backend: ModelBackend, store: Store, full_interval: float, soon: asyncio.Event, snapshots: Shared[Snapshot]
+) -> HardwareWatch:
+    lending: Any = Lending(DeviceLocks("/nonexistent", "the driver"), None)  # type: ignore[arg-type]
+    return HardwareWatch(
+        backend,
+        driver=DRIVER,
+        pool=POOL,
+        rules=(),
+        interval=LONG,
+        full_interval=full_interval,
+        ownership=Ownership(store, "boot-1"),
+        snapshots=snapshots,
+        conditions=Conditions(PART),
+        lending=lending,
+        soon=soon,
+        report_problem=lambda reason, message: None,
+    )
 
 
 async def listening(backend: ModelBackend, told: list[str]) -> None:
@@ -65,20 +88,7 @@ def test_everything_is_read_first_and_again_when_it_is_due(tmp_path: Path) -> No
     store = Store.open(str(tmp_path / "state.db"))
 
     async def looks(full_interval: float) -> list[bool]:
-        watch = HardwareWatch(
-            backend,
-            driver=DRIVER,
-            pool=POOL,
-            rules=(),
-            interval=LONG,
-            full_interval=full_interval,
-            ownership=Ownership(store, "boot-1"),
-            snapshots=Shared(Snapshot()),
-            conditions=Conditions(PART),
-            lending=None,  # type: ignore[arg-type]  no look needs it
-            soon=asyncio.Event(),
-            report_problem=lambda reason, message: None,
-        )
+        watch = hardware_watch(backend, store, full_interval, asyncio.Event(), Shared(Snapshot()))
         backend.calls.clear()
         for _look in range(3):
             await watch.look()
@@ -87,4 +97,71 @@ def test_everything_is_read_first_and_again_when_it_is_due(tmp_path: Path) -> No
 
     assert asyncio.run(looks(LONG)) == [True, False, False]
     assert asyncio.run(looks(0)) == [True, True, True]
+    store.close()
+
+
+def test_storm_of_events_is_counted_and_costs_few_scans(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that fails again and again makes its GPU send the same Xid several hundred times per second."""
+    monkeypatch.setattr(module, "REPEAT_SECONDS", 0.5)
+    caplog.set_level("INFO")
+    backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
+    heard: list[Notice] = []
+
+    async def storm() -> int:
+        scans = 0
+        soon = asyncio.Event()
+        task = asyncio.ensure_future(Listener(backend, driver=DRIVER, soon=soon, heard=heard.extend).run())
+        until = asyncio.get_running_loop().time() + 1.7
+        sent = 0
+        while asyncio.get_running_loop().time() < until:
+            if backend.notices.empty():
+                backend.notices.put(Notice("GPU-1", "Xid 13"))
+                sent += 1
+            if soon.is_set():
+                soon.clear()
+                scans += 1
+            if sent == 30:
+                backend.notices.put(Notice("GPU-2", "Xid 79"))
+                sent += 1
+            await asyncio.sleep(0)
+        while len(heard) < sent:
+            await asyncio.sleep(0.01)
+        scans += soon.is_set()
+        soon.clear()
+        await asyncio.wait_for(soon.wait(), LONG)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(heard) == sent > 100
+        return scans + 1
+
+    scans = asyncio.run(storm())
+    lines = [record.message for record in caplog.records if "Xid" in record.message]
+    assert 3 <= scans <= 7 and len(lines) <= 7, (scans, lines)
+    assert lines[:2] == ["Xid 13", "Xid 79"], "an event of another device is neither delayed nor counted"
+    counts = [int(line.split()[2]) for line in lines if "more times in the last" in line]
+    assert sum(counts) + lines.count("Xid 13") + lines.count("Xid 79") == len(heard), "every event is in a log line"
+
+
+def test_scans_that_are_requested_without_end_have_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.hardware.LEAST_SECONDS", 0.3)
+    backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
+    store = Store.open(str(tmp_path / "state.db"))
+
+    async def scans() -> int:
+        soon = asyncio.Event()
+        snapshots = Shared(Snapshot())
+        watch = hardware_watch(backend, store, LONG, soon, snapshots)
+        work = asyncio.ensure_future(watch.run())
+        until = asyncio.get_running_loop().time() + 1.0
+        while asyncio.get_running_loop().time() < until:
+            soon.set()
+            await asyncio.sleep(0.005)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        watch.close()
+        return len([name for name, _arguments in backend.calls if name == "discover"])
+
+    assert 2 <= asyncio.run(scans()) <= 5
     store.close()

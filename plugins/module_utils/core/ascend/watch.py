@@ -79,7 +79,7 @@ class Watch:
                 if self._told:
                     told = tuple(self._told)
                     self._told.clear()
-                    return tuple(dict.fromkeys(self._notice(each) for each in told))
+                    return tuple(self._notice(each) for each in told)
                 if self._others_changed():
                     return (Notice("", f"Slices were made or destroyed by somebody else: {PATH} has changed"),)
                 left = until - time.monotonic()

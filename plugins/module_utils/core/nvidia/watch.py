@@ -178,7 +178,7 @@ class Watch:
 
     def _listen(self, milliseconds: int) -> tuple[Notice, ...]:
         """Wait for the first event that is to be told of and take what else is there. On the lane of events."""
-        notices: dict[Notice, None] = {}
+        notices: list[Notice] = []
         until = time.monotonic() + milliseconds / 1000
         while len(notices) < TOGETHER:
             left = 0 if notices else max(int((until - time.monotonic()) * 1000), 0)
@@ -190,7 +190,7 @@ class Watch:
                 break  # the time is over; or what was heard before is told first
             notice = self._notice(data)
             if notice is not None:
-                notices[notice] = None
+                notices.append(notice)
             elif not notices:
                 # Each that wakes this thread would take the interpreter from the one that makes the change.
                 time.sleep(max(min(GATHER, until - time.monotonic()), 0))

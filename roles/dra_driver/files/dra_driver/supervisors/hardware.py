@@ -35,6 +35,8 @@ PART = "hardware"
 PATIENCE = 3
 # So many seconds a look waits for a device that was never read, and so long after it the next look follows.
 AWAIT_SECONDS = 2.0
+# The pause, in seconds, between two scans that are requested without end.
+LEAST_SECONDS = 0.25
 # How often the machine is asked whether devices or their driver have come or gone, which no event tells.
 SURROUNDINGS_SECONDS = 1.0
 
@@ -252,11 +254,16 @@ class HardwareWatch:
             self._edits.report("what every container needs is there", driver=self._driver)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the next look is due: after so many seconds, when it is asked for, or when devices or driver have changed."""
-        until = asyncio.get_running_loop().time() + seconds
-        while (left := until - asyncio.get_running_loop().time()) > 0 and not self._soon.is_set():
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._soon.wait(), min(left, SURROUNDINGS_SECONDS))
+        """Wait for the next scan: for so many seconds, until a scan is requested, or until devices or driver have changed."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        earliest, until = began + min(seconds, LEAST_SECONDS), began + seconds
+        while (now := clock()) < until and not (self._soon.is_set() and now >= earliest):
+            if self._soon.is_set():
+                await asyncio.sleep(min(earliest - now, SURROUNDINGS_SECONDS))
+            else:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._soon.wait(), min(until - now, SURROUNDINGS_SECONDS))
             if await self._has_changed():
                 self._is_outdated = True
                 break

@@ -144,6 +144,7 @@ class HealthKeeper:
         self._kept: dict[str, list[object]] = {}
         self._state = StateLog(LOG)
         self._verifying: asyncio.TimerHandle | None = None
+        self._scanned: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
     async def run(self) -> None:
         """Follow the looks until cancelled."""
@@ -192,13 +193,23 @@ class HealthKeeper:
         for uuid in [each for each in self._ailments if each not in found]:
             if health.is_forgotten(self._ailments[uuid], moment):
                 del self._ailments[uuid]
-        unfinished = any(health.unfinished(self._ailments.get(uuid, ())) for uuid in found)
-        if unfinished and self._verifying is None:
-            self._verifying = asyncio.get_running_loop().call_later(health.VERIFY_SECONDS, self._verify)
+        self._scanned = (moment.clock, frozenset(found))
+        if self._verifying is not None:
+            self._verifying.cancel()
+        self._verify()
 
     def _verify(self) -> None:
+        """Request the scan that would confirm a fault or its end, once it is due."""
         self._verifying = None
-        self._soon.set()
+        scanned, found = self._scanned
+        due = health.verify_at((each for uuid in found for each in self._ailments.get(uuid, ())), scanned)
+        if due is None:
+            return
+        left = due - self._clock()
+        if left > 0:
+            self._verifying = asyncio.get_running_loop().call_later(left, self._verify)
+        else:
+            self._soon.set()
 
     def _settle(self, uuid: str, before: Ailments, after: Ailments, device: Device | None) -> bool:
         """Put down what a device has now, and tell of what is new and of what is over. Returns whether anything is."""

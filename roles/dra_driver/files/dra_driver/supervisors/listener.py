@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Listens to what the devices tell without being asked, and has the hardware looked at when they do."""
+"""Receives the events of the devices, reports them, and requests scans; a storm of events costs few of either."""
 
 from __future__ import annotations
 
@@ -20,10 +20,50 @@ LOG = logging.getLogger(__name__)
 
 # So long one wait takes at most; it ends early when the backend is closed.
 WAIT_SECONDS = 60.0
+# An event that a device repeats within so many seconds is counted, and neither logged nor followed by a scan of its own.
+REPEAT_SECONDS = 10.0
+
+
+class RepeatLimiter:
+    """Pass each event of a device to ``passed`` at once, and its repetitions as a number every REPEAT_SECONDS."""
+
+    def __init__(self, passed: Callable[[Notice, int], None]) -> None:
+        self._passed = passed
+        self._repeated: dict[Notice, int] = {}
+        self._timers: dict[Notice, asyncio.TimerHandle] = {}
+
+    def take(self, notice: Notice) -> None:
+        """Pass an event on, or count it."""
+        if notice in self._repeated:
+            self._repeated[notice] += 1
+            return
+        self._begin(notice)
+        self._passed(notice, 0)
+
+    def close(self) -> None:
+        """Forget all events."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._repeated.clear()
+
+    def _begin(self, notice: Notice) -> None:
+        self._repeated[notice] = 0
+        self._timers[notice] = asyncio.get_running_loop().call_later(REPEAT_SECONDS, self._end, notice)
+
+    def _end(self, notice: Notice) -> None:
+        count = self._repeated.pop(notice)
+        del self._timers[notice]
+        if count:
+            self._begin(notice)
+            self._passed(notice, count)
 
 
 class Listener:
-    """One vendor's devices. Passes on what they tell, and sets ``soon`` then; waits while the library is not open."""
+    """One vendor's devices. Reports each event to ``heard``, logs it, and sets ``soon``; repetitions share a log line and a scan.
+
+    Waits while the library is not open.
+    """
 
     def __init__(
         self,
@@ -37,23 +77,35 @@ class Listener:
         self._driver = driver
         self._soon = soon
         self._heard = heard
+        self._limiter = RepeatLimiter(self._passed)
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Receive events until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                notices = await self._wait()
-            except AcceleratorError:
-                notices = ()
-            for notice in notices:
-                LOG.info("%s", notice.message, extra=fields(driver=self._driver))
-            if notices:
-                self._heard(notices)
-                self._soon.set()
-            elif loop.time() - began < shared.RETRY_FIRST:
-                await asyncio.sleep(shared.RETRY_FIRST)  # the library is not open: the look opens it
+        try:
+            while True:
+                began = loop.time()
+                try:
+                    notices = await self._wait()
+                except AcceleratorError:
+                    notices = ()
+                if notices:
+                    self._heard(notices)  # all of them: taints do not wait for a scan
+                    for notice in notices:
+                        self._limiter.take(notice)
+                elif loop.time() - began < shared.RETRY_FIRST:
+                    await asyncio.sleep(shared.RETRY_FIRST)  # the library is not open: the scan opens it
+        finally:
+            self._limiter.close()
+
+    def _passed(self, notice: Notice, repeated: int) -> None:
+        if repeated:
+            times = f"{repeated} more times" if repeated > 1 else "once more"
+            text = f"{notice.message}: {times} in the last {REPEAT_SECONDS:g} s"
+        else:
+            text = notice.message
+        LOG.info("%s", text, extra=fields(driver=self._driver, device=notice.uuid, repeated=repeated))
+        self._soon.set()
 
     async def _wait(self) -> tuple[Notice, ...]:
         """Wait on a thread of its own, which nobody waits for when the driver ends."""
