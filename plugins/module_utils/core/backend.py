@@ -63,6 +63,8 @@ class Backend(Protocol):
     has_companions: bool
     #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
     grouping: Grouping | None
+    #: Whether the machine's fabric has partitions at present, of which each claim's whole devices have to be one; see ``fabric_partition``.
+    has_fabric_partitions: bool
     #: What becomes of the offers while claims hold devices, or partitions of them; None where nothing does.
     arranged: Arranged | None
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
@@ -204,6 +206,21 @@ class Backend(Protocol):
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
+
+    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        """Return which partition of the machine's fabric these whole devices are, all of it, and whether it is active.
+
+        Raises AcceleratorError with the partitions that there are where they are none, BackendUnavailable where nobody tells.
+        """
+
+    def activate_fabric_partition(self, number: int) -> None:
+        """Connect the devices of a partition of the fabric with each other; where they are nothing is done.
+
+        Raises InUse where another active partition has one of them, BackendUnavailable, AcceleratorError.
+        """
+
+    def deactivate_fabric_partition(self, number: int) -> None:
+        """Disconnect the devices of a partition of the fabric; where they are not connected nothing is done. Raises as above."""
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the device nodes by which programs use a whole device. Pure."""

@@ -41,6 +41,7 @@ def document_of(device: Device) -> dict[str, Any]:
     found["driver_version"] = device.driver_version
     found["clique"] = dict(vars(device.clique)) if device.clique is not None else None
     found["switched"] = device.switched
+    found["module"] = device.module
     return found
 
 
@@ -60,6 +61,7 @@ def device_of(document: Mapping[str, Any]) -> Device:
             driver_version=document.get("driver_version", ""),
             clique=Clique(**clique) if clique is not None else None,
             switched=bool(document.get("switched")),
+            module=document.get("module"),
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the facts of a device cannot be read: {error!r}") from error

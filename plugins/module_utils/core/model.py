@@ -276,7 +276,8 @@ class Device:
     virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
     what to do; None where they can. ``driver_version`` is the driver's as it spells it, empty where that is not known, and ``clique`` is
     None for a device that has joined no fabric, or does not tell. ``switched`` says that it reaches over switches of its own machine all
-    devices there of which that is said too: its fabric has no name, since it ends with the machine.
+    devices there of which that is said too: its fabric has no name, since it ends with the machine. ``module`` is the number of its place
+    on the baseboard, and ``whole_attributes`` are published of the whole device alone, not of its partitions.
     """
 
     vendor: str
@@ -304,6 +305,8 @@ class Device:
     driver_version: str = ""
     clique: Clique | None = None
     switched: bool = False
+    module: int | None = None
+    whole_attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""

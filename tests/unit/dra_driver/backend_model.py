@@ -46,6 +46,7 @@ from dra_driver.core.model import (
 )
 from dra_driver.core.nvidia import edits, mps, offers, vendor
 from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
+from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
 from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.signs import Severity, Sign
 from dra_driver.core.telemetry import Telemetry
@@ -167,6 +168,9 @@ class ModelBackend:
         self.conditions: dict[int, Health] = {}  # by index, of GPUs that answer
         self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
         self.gates: dict[int, threading.Event] = {}  # by index: what a GPU's first reading waits for
+        # Partitions of the fabric by number: indices of GPUs; empty where the fabric has none. Which of them are active.
+        self.fabric: dict[int, tuple[int, ...]] = {}
+        self.active: set[int] = set()
         self._lock = threading.Lock()
         self._lanes = Lanes("model")
 
@@ -274,6 +278,29 @@ class ModelBackend:
 
     def remember(self, devices: Iterable[Device]) -> None:
         self.away.update({device.uuid: device for device in devices})
+
+    @property
+    def has_fabric_partitions(self) -> bool:
+        return bool(self.fabric)
+
+    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        self._call("fabric_partition", tuple(device.index for device in devices))
+        wanted = {device.index for device in devices}
+        for number, members in self.fabric.items():
+            if set(members) == wanted:
+                return number, number in self.active
+        raise NoFabricPartition(f"No partition of the fabric has exactly {wanted}; there are {self.fabric}")
+
+    def activate_fabric_partition(self, number: int) -> None:
+        self._call("activate_fabric_partition", number)
+        for other in self.active - {number}:
+            if set(self.fabric[other]) & set(self.fabric[number]):
+                raise InUse(f"Partition {other} has GPUs of partition {number}")
+        self.active.add(number)
+
+    def deactivate_fabric_partition(self, number: int) -> None:
+        self._call("deactivate_fabric_partition", number)
+        self.active.discard(number)
 
     def resource_name(self, device: Device, profile: str | None) -> str:
         return vendor.resource_name(device, profile)

@@ -92,6 +92,7 @@ class AscendBackend:
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
     grouping: Grouping | None = groups
+    has_fabric_partitions = False
     has_companions = False
     arranged: Arranged | None = staticmethod(occupancy.arranged)
 
@@ -322,6 +323,16 @@ class AscendBackend:
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn nothing: no NPU is ever away."""
+
+    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        """Raise Unsupported: links between NPUs have no partitions."""
+        raise Unsupported("The links between NPUs have no partitions")
+
+    def activate_fabric_partition(self, number: int) -> None:
+        """Raise Unsupported, as ``fabric_partition`` does."""
+        raise Unsupported(f"The links between NPUs have no partition {number}")
+
+    deactivate_fabric_partition = activate_fabric_partition
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the node of the chip."""

@@ -17,7 +17,7 @@ from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
-from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import Looked, findings, gather
@@ -41,11 +41,12 @@ from ..settings import Knob
 from ..settings_record import record_path
 from ..system import System
 from ..telemetry import Telemetry
-from . import discover, edits, faults, mps, names, offers, partition, settings, telemetry
+from . import discover, driver_files, edits, faults, mps, names, offers, partition, settings, telemetry
 from .board_facts import BoardFacts
 from .boards import Boards
 from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
+from .fabric_manager import FabricManager, NoFabricPartition
 from .knobs import Knobs
 from .nvml import Nvml
 from .vendor import FACTS, labels, resource_name
@@ -54,7 +55,7 @@ from .watch import Watch
 Answer = TypeVar("Answer")
 LOG = logging.getLogger(__name__)
 
-LIBRARY = "library"  # the lane of calls about no GPU; no UUID is spelled so
+LIBRARY, FABRIC = "library", "fabric"  # the lanes of calls about no GPU; no UUID is spelled so
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Deadlines:
     full_look: float = 30.0
     change: float = 60.0
     switch: float = 120.0
+    fabric: float = 60.0
 
 
 class NvidiaBackend:
@@ -106,6 +108,7 @@ class NvidiaBackend:
         self._ill: frozenset[str] = frozenset()
         self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
+        self._fabric = FabricManager(self._system)
 
     def is_there(self) -> bool:
         """Whether there is a GPU on the PCI bus, or in the driver's files."""
@@ -120,6 +123,8 @@ class NvidiaBackend:
         self._watch.close()
         self._lanes.rest(self._deadlines.change)
         self._of_library(self._close, "Closing NVML")
+        if self._fabric.is_used:
+            self._of_library(self._fabric.close, "Ending the connection to the fabric manager", FABRIC)
         self._lanes.close()
 
     @property
@@ -132,8 +137,9 @@ class NvidiaBackend:
 
         With ``patience`` a GPU that was never read, and is not back after so many seconds, is found as awaited.
         """
+        self._look_at_fabric()
         with self._steady:
-            return self._discover(full, patience)
+            return tuple(self._with_partitions(finding) for finding in self._discover(full, patience))
 
     def _discover(self, full: bool, patience: float | None) -> tuple[Finding, ...]:
         count = self._of_library(
@@ -165,6 +171,23 @@ class NvidiaBackend:
         for uuid in former - self._ill:
             self._watch.forget(uuid)  # it may have refused to be listened to
         return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in found)
+
+    def _look_at_fabric(self) -> None:
+        self._fabric.refresh_mode()
+        if self._fabric.is_used:
+            try:
+                self._of_library(self._fabric.look, "Listing the partitions of the NVSwitch fabric", FABRIC)
+            except (
+                AcceleratorError
+            ) as error:  # GPUs are published without the attributes; a claim is told why it has to wait
+                LOG.warning("%s", error)
+
+    def _with_partitions(self, finding: Finding) -> Finding:
+        device = finding.device
+        told = self._fabric.attributes(device) if device is not None else {}
+        return (
+            replace(finding, device=replace(device, whole_attributes=told)) if device is not None and told else finding
+        )
 
     def _on_the_bus(self, finding: Finding) -> Finding:
         """Return what is found of a GPU that another driver has: what NVML told before, unless it is gone."""
@@ -382,6 +405,27 @@ class NvidiaBackend:
         finally:
             self._watch.begin()
 
+    @property
+    def has_fabric_partitions(self) -> bool:
+        """Whether the fabric manager is configured for shared-NVSwitch mode."""
+        return self._fabric.is_used
+
+    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        """Return which partition of the NVSwitch fabric these GPUs are, and whether it is active."""
+        return self._of_library(
+            partial(self._fabric.find, devices), "Listing the partitions of the NVSwitch fabric", FABRIC
+        )
+
+    def activate_fabric_partition(self, number: int) -> None:
+        """Activate a partition of the NVSwitch fabric."""
+        doing = f"Activating partition {number} of the NVSwitch fabric"
+        self._of_library(partial(self._fabric.activate, number), doing, FABRIC)
+
+    def deactivate_fabric_partition(self, number: int) -> None:
+        """Deactivate a partition of the NVSwitch fabric."""
+        doing = f"Deactivating partition {number} of the NVSwitch fabric"
+        self._of_library(partial(self._fabric.deactivate, number), doing, FABRIC)
+
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the node of the GPU."""
         return (f"/dev/nvidia{device.minor}",)
@@ -424,7 +468,12 @@ class NvidiaBackend:
 
     def driver_edits(self) -> ContainerEdits:
         """Return what all GPUs need in a container, by what is on the disk now. Raises BackendUnavailable."""
-        return self._common_edits.current(self.driver_version)
+        found = self._common_edits.current(self.driver_version)
+        if not self._fabric.is_used:
+            return found
+        # Who reaches the fabric manager can activate and deactivate the partitions of others.
+        kept = tuple(each for each in found.mounts if each.host_path != driver_files.FABRIC_MANAGER_SOCKET)
+        return replace(found, mounts=kept)
 
     def settle(self, seconds: float) -> None:
         """Wait until nvidia-ctk, if it is being asked, has answered."""
@@ -438,6 +487,7 @@ class NvidiaBackend:
         self, device: Device, partition: Partition | None, is_for_machine: bool = False
     ) -> Mapping[str, AttributeValue]:
         """Return what is published of a GPU, for a virtual machine or not, or of a MIG device that exists. Pure."""
+        device = replace(device, whole_attributes=self._fabric.attributes(device))
         return offers.attributes_for_machine(device) if is_for_machine else offers.attributes_of(device, partition)
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
@@ -461,11 +511,12 @@ class NvidiaBackend:
             self._count = None
         self._nvml.close()
 
-    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
-        """Make a call about no GPU; whatever goes wrong with it is the machine's."""
+    def _of_library(self, function: Callable[[], Answer], doing: str, lane: str = LIBRARY) -> Answer:
+        """Make a call about no GPU; whatever goes wrong with it is the machine's, but for what a claim has asked of the fabric."""
+        deadline = self._deadlines.library if lane == LIBRARY else self._deadlines.fabric
         try:
-            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
-        except BackendUnavailable:
+            return self._lanes.run(lane, function, deadline, doing=doing)
+        except (BackendUnavailable, NoFabricPartition, InUse):
             raise
         except AcceleratorError as error:
             raise BackendUnavailable(error.message, hint=error.hint) from error

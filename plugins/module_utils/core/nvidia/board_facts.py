@@ -75,6 +75,7 @@ class BoardFacts:
     switched: bool = False
     mode_told: tuple[float, Partitioning] | None = None
     minor_mode: bool | None = None
+    module: int | None = None
 
     @property
     def profiles(self) -> tuple[Profile, ...]:

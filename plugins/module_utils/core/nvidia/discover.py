@@ -119,6 +119,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     if mode in _ADDRESSING_MODES:
         attributes["addressingMode"] = _ADDRESSING_MODES[mode]
     # From Hopper on GPUs are reset alone, and say themselves that they have joined a fabric of switches.
+    module = nvml.optional("nvmlDeviceGetModuleId", handle, doing=doing)
     linked, switched = read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else ((), False)
     return BoardFacts(
         handle=handle,
@@ -138,6 +139,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         passthrough=read_passthrough(system, bus_id),
         driver_version=driver.driver_version,
         switched=switched,
+        module=int(module) if module is not None else None,
     )
 
 
@@ -232,6 +234,7 @@ def read_device(
         driver_version=board.driver_version,
         clique=board.clique,
         switched=board.switched,
+        module=board.module,
         health=health,
     )
 

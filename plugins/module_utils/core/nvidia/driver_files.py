@@ -41,7 +41,8 @@ PROGRAMS = (
     "nvidia-imex-ctl",
 )
 PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/bin")
-SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+FABRIC_MANAGER_SOCKET = "/run/nvidia-fabricmanager/socket"
+SOCKETS = ("/run/nvidia-persistenced/socket", FABRIC_MANAGER_SOCKET)
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 # A socket is there to be written to.
 SOCKET_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")

@@ -125,7 +125,7 @@ def _for_containers(device: Device, dynamic: bool, owned: Collection[OwnedPartit
 def attributes_of(device: Device, partition: Partition | None) -> Mapping[str, AttributeValue]:
     """Return the attributes of a whole GPU, or of one of its MIG devices that exists."""
     if partition is None:
-        return _attributes(device, {"type": "gpu", "uuid": device.uuid})
+        return _attributes(device, {"type": "gpu", "uuid": device.uuid, **device.whole_attributes})
     own = {"type": "mig", "uuid": partition.uuid, "parentUUID": device.uuid, "profile": partition.profile}
     return _attributes(device, own)
 
@@ -140,6 +140,7 @@ def attributes_for_machine(device: Device) -> Mapping[str, AttributeValue]:
         "deviceID": f"0x{device.pci_device_id >> 16:04x}",
         "iommuFDEnabled": device.passthrough is not None and device.passthrough.iommufd,
         **common,
+        **device.whole_attributes,
     }
     return MappingProxyType(attributes)
 

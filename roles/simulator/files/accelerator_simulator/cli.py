@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from . import fabric_manager
 from .bus import serve
 from .errors import SimulatorError
 from .hardware import load_catalogue, load_machine, machine_names
@@ -118,6 +119,12 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="everything, as JSON")
     bus = commands.add_parser("bus", help="bind devices to drivers as the kernel does, until it is ended")
     bus.add_argument("--no-library", action="store_true", help="files only")
+    fabric = commands.add_parser(
+        "fabric-manager", help="serve the partitions of the NVSwitch fabric to libnvfm.so.1, until it is ended"
+    )
+    fabric.add_argument(
+        "-c", "--fabric-configuration", type=Path, help="its configuration file (default: NVIDIA's own)"
+    )
     machines = commands.add_parser("machines", help="list the machine profiles")
     machines.add_argument("--json", action="store_true")
     return top
@@ -198,6 +205,10 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     )
     if arguments.command == "bus":
         serve(power.bus())
+        return
+    if arguments.command == "fabric-manager":
+        path = arguments.fabric_configuration or Path(root + fabric_manager.CONFIGURATION)
+        fabric_manager.serve(fabric_manager.read_options(path.read_text(encoding="utf-8")), power.fabric_members())
         return
     if arguments.command in ("unplug", "plug"):
         move = power.unplug if arguments.command == "unplug" else power.plug

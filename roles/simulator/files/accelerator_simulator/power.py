@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from .ascend_files import SLICE_NODE_MODE, chip_node
+from .boards import ARCHITECTURES
 from .bus import Bus
 from .description import Settings, render
 from .entries import Node, Tree
 from .errors import DescriptionError, SimulatorError
+from .fabric_manager import Member
 from .hardware import Catalogue, Device, Machine, load_catalogue, load_machine
 from .host import Majors, Surroundings, choose_majors
 from .kernel_module import KernelModule
@@ -190,6 +192,21 @@ class Power:
             library=chosen.library,
             ascend_driver_version=chosen.ascend_driver_version,
         )
+
+    def fabric_members(self) -> list[Member]:
+        """The GPUs as the fabric manager tells of them: from Hopper on by their module ids alone."""
+        library = Library(find_library(folder_of(NVIDIA, self.root, self.library_folder)))
+        uuids = {str(gpu["pci_address"]).lower()[-12:]: str(gpu["uuid"]) for gpu in library.devices()}
+        found = []
+        for device in self.machine.gpus:
+            if device.module is None or device.board is None:
+                continue
+            if ARCHITECTURES[self.catalogue.boards[device.board].architecture] < ARCHITECTURES["hopper"]:
+                # As the fabric manager spells it, with eight digits of the domain.
+                found.append(Member(device.module, uuids[device.address], f"0000{device.address}".upper()))
+            else:
+                found.append(Member(device.module))
+        return sorted(found, key=lambda member: member.module)
 
     def descriptions(self, majors: Majors) -> dict[str, str]:
         """What each vendor's library is to load."""

@@ -48,6 +48,7 @@ from .allocation import ClaimError
 from .companions import Keeper
 from .container_files import ContainerFiles, existing_partition, held_partition
 from .debts import Debt
+from .fabric import has_whole_devices, to_activate, whole_devices, with_partition, without_partition
 from .lists import refuse_unlistable, with_lists_joined
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, ClaimRecord, DeviceRecord
@@ -183,6 +184,22 @@ class Hands:
             handover = replace(handover, former=former, interface=interface)
         return replace(held, passthrough={**held.passthrough, "handover": handover.to_dict()})
 
+    def needs_fabric_partition(self, record: ClaimRecord) -> bool:
+        """Whether a claim's whole devices have to be a partition of the machine's fabric."""
+        return self.backend.has_fabric_partitions and has_whole_devices(record)
+
+    def with_fabric(
+        self, plan: PreparePlan, facts: Mapping[str, Device], records: Iterable[ClaimRecord]
+    ) -> PreparePlan:
+        """Return the plan with the partition of the machine's fabric that its whole devices are.
+
+        ``records`` are the other claims. Raises AcceleratorError where they are none, BackendUnavailable where nobody tells.
+        """
+        if not self.needs_fabric_partition(plan.record):
+            return without_partition(plan)
+        number, is_active = self.backend.fabric_partition(whole_devices(plan.record, facts))
+        return with_partition(plan, number, is_active, records)
+
     def others(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
         """Return facts without the processes of the claim's own companions, which are no users of its devices."""
         own = self.keeper.pids(record.uid) if record.shared else frozenset()
@@ -205,6 +222,10 @@ class Hands:
             for uuid, values in wanted_of(plan.record).items():
                 self.backend.set_knobs(uuid, values)
                 self.reached("settings-applied")
+            partition = to_activate(plan.record)
+            if partition is not None:
+                self.backend.activate_fabric_partition(partition)
+                self.reached("fabric-activated")
             for device in plan.record.devices:
                 if device.handover is not None:
                     self._give(device, device.handover)
@@ -299,6 +320,9 @@ class Hands:
         for uuid, handover in plan.returns:
             self.backend.attach(uuid, partial(passthrough.take_back, self.system, handover))
             self.reached("taken-back")
+        if plan.fabric_partition is not None:
+            self.backend.deactivate_fabric_partition(plan.fabric_partition)
+            self.reached("fabric-deactivated")
         debts = list(plan.debts)
         for destruction in plan.destructions:
             try:

@@ -104,7 +104,7 @@ class PreparePlan:
             self.mode_changes
             or self.destructions
             or self.creates
-            or any(each.settings or each.sharing or each.passthrough for each in self.record.devices)
+            or any(each.settings or each.sharing or each.passthrough or each.fabric for each in self.record.devices)
         )
 
 
@@ -114,7 +114,8 @@ class UndoPlan:
 
     ``mode_changes`` are tried after the destructions and may fail without harm: a later unprepare tries again.
     ``debts`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are knobs to set
-    back; one that cannot be is owed as well. ``returns`` are devices that come back from virtual machines, before all else.
+    back; one that cannot be is owed as well. ``returns`` are devices that come back from virtual machines, before all else; then
+    ``fabric_partition`` is deactivated.
     """
 
     destructions: tuple[Destruction, ...] = ()
@@ -122,6 +123,7 @@ class UndoPlan:
     restorations: tuple[Restoration, ...] = ()
     debts: tuple[Debt, ...] = ()
     returns: tuple[tuple[str, Handover], ...] = ()
+    fabric_partition: int | None = None
 
 
 def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:

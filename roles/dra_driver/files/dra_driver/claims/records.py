@@ -21,8 +21,8 @@ from ..core.prepared import PREPARED, PREPARING
 # The key under which a claim's CDI file carries the claim's record, so that a lost store can be rebuilt.
 ANNOTATION = "dra.accelerators/prepared-claim"
 # The newest version of that record that can be read here. Each is written in the oldest version that can hold it: 2 came with
-# settings, 3 with sharing and shares, 4 with passthrough, 5 with groups of devices.
-DOCUMENT_VERSION = 5
+# settings, 3 with sharing and shares, 4 with passthrough, 5 with groups of devices, 6 with partitions of the fabric.
+DOCUMENT_VERSION = 6
 
 
 class OtherRelease(AcceleratorError):
@@ -100,7 +100,8 @@ class DeviceRecord:
     device, by knob; ``sharing`` is what it asks of a companion that lets its containers share the device, and
     ``consumed`` what it has of a device that it shares with other claims. ``passthrough`` is of a device for a virtual machine:
     its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away. ``members`` are the
-    UUIDs of the physical devices of a group, whose first one is ``device_uuid``.
+    UUIDs of the physical devices of a group, whose first one is ``device_uuid``. ``fabric`` is the partition of the machine's fabric that the
+    claim's whole devices are (see fabric.py).
     """
 
     request: str
@@ -123,6 +124,7 @@ class DeviceRecord:
     consumed: Mapping[str, int] = field(default_factory=dict)
     passthrough: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    fabric: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
@@ -262,7 +264,7 @@ class ClaimRecord:
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 # What came after version 1, and is left out where no device has it: the version, and the field.
-_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"))
+_LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"), (6, "fabric"))
 _TEXT, _TRUTH = (str,), (bool,)
 _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
     "request": _TEXT,
@@ -284,6 +286,7 @@ _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
     "sharing": (dict,),
     "consumed": (dict,),
     "passthrough": (dict,),
+    "fabric": (dict,),
 }
 
 

@@ -132,7 +132,9 @@ def _places(record: ClaimRecord) -> set[tuple[str, tuple[int, int, int] | None]]
 
 def _is_files_alone(record: ClaimRecord) -> bool:
     """Whether nothing but files was made for a claim: it is in the store when all is done, and not before."""
-    return not any(each.created or each.settings or each.sharing or each.passthrough for each in record.devices)
+    return not any(
+        each.created or each.settings or each.sharing or each.passthrough or each.fabric for each in record.devices
+    )
 
 
 def _tell_the_same(stored: ClaimRecord, told: ClaimRecord) -> bool:

@@ -32,6 +32,7 @@ from .asking import look_at, refuse_missing
 from .compare import reallocated, refuse_in_use
 from .doing import Doing, Work
 from .execute import Hands
+from .fabric import to_activate
 from .guard import DeviceGuard
 from .insisting import Insisting
 from .locks import NamedLocks
@@ -310,7 +311,9 @@ class ClaimService:
             present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
             if pod_claim is not None:
                 present = present and self.hands.files.tell(record, pod_claim)
-        if present and record.uid not in self.suspect and record.boot_id == self._boot_id:
+        # A restart of the fabric manager deactivates partitions and tells nobody.
+        lasts = record.uid not in self.suspect and record.boot_id == self._boot_id and to_activate(record) is None
+        if present and lasts:
             return record
         async with self._devices.hold(record.device_uuids):
             restored = await self.make_again(record, watch, pod_claim)
@@ -339,7 +342,7 @@ class ClaimService:
         """Prepare a claim as planned; on failure nothing of it stays. The device locks are held. Raises AcceleratorError."""
         watch.kind = plan.record.kind
         self.hands.refuse_sharing(plan.record)
-        plan, notes = await self._with_settings(await self._with_handovers(plan))
+        plan, notes = await self._with_settings(await self._with_fabric(await self._with_handovers(plan), facts))
         self.ownership.note(plan.record)
         work = Work(plan, facts, {**self.switched_on(plan), **notes}, watch)
         return await self.carried_out(work, self.thread(self._doing.carry_out, work))
@@ -363,6 +366,10 @@ class ClaimService:
 
     async def _with_handovers(self, plan: PreparePlan) -> PreparePlan:
         return await self.thread(self.hands.with_handovers, plan) if plan.record.away else plan
+
+    async def _with_fabric(self, plan: PreparePlan, facts: Mapping[str, Device]) -> PreparePlan:
+        others = [record for record in self.store.claims.values() if record.uid != plan.record.uid]
+        return await self.thread(self.hands.with_fabric, plan, facts, others)
 
     async def _with_settings(self, plan: PreparePlan) -> tuple[PreparePlan, dict[str, str]]:
         """Return the plan with settings that fit its devices, and what was set before, for the store's meta table."""
@@ -391,7 +398,9 @@ class ClaimService:
             plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
             plan = replace(plan, pod_claim=pod_claim)
             self.hands.refuse_sharing(plan.record)
-            plan, notes = await self._with_settings(await self._with_handovers(plan))
+            plan, notes = await self._with_settings(
+                await self._with_fabric(await self._with_handovers(plan), found.devices)
+            )
             notes.update(self.switched_on(plan))
             restoring = f"{RESTORING_KEY}{record.uid}"
             if (plan.creates or wanted_of(record)) and record.boot_id != self._boot_id:

@@ -14,6 +14,7 @@ from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .debts import Debt, incurred
 from .execute import Hands, Undone
+from .fabric import to_deactivate
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
@@ -53,13 +54,16 @@ class Undoing:
         return settings.union(debt.device_uuid for debt in self.debts)
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
-        """Whether undoing a claim destroys a partition, may switch partitioning off or takes a device back: it waits for the hardware.
+        """Whether undoing a claim destroys a partition, switches partitioning off, deactivates a partition of the fabric, or takes a device back.
+
+        Then it waits for the hardware.
 
         Settings are no reason to wait: they are owed.
         """
         return any(
             device.created
             or device.passthrough
+            or device.fabric
             or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
             for device in record.devices
         )
@@ -147,8 +151,8 @@ class Undoing:
         return undone
 
     def _on_hardware(self, record: ClaimRecord, steps: Callable[[], Undone]) -> Undone:
-        if any(device.passthrough for device in record.devices):
-            return steps()  # the library is closed and opened for it
+        if any(device.passthrough or device.fabric for device in record.devices):
+            return steps()  # not about one device alone: the library is closed and opened, or the fabric is asked
         try:
             return self.hands.in_one_visit(record.device_uuids, steps)
         except DeviceFaulty as error:
@@ -166,7 +170,8 @@ class Undoing:
         found = self.hands.facts(record.device_uuids)
         plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
-        undone = self.hands.undo(replace(plan, restorations=reachable))
+        partition = None if gone else to_deactivate(record, self.store.claims.values())
+        undone = self.hands.undo(replace(plan, restorations=reachable, fabric_partition=partition))
         off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
         # A device that was taken away has taken its settings along.
         unreached = tuple(each for each in settings if each.device_uuid in found.faults)

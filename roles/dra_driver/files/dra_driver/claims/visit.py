@@ -76,7 +76,7 @@ class Visit:
         refuse_missing([self._uuid], found.devices)
         self.facts = found.devices
         self.plan = service.plan(self._allocation, found.devices)
-        if not _is_for_a_visit(self.plan):
+        if not _is_for_a_visit(self.plan) or service.hands.needs_fabric_partition(self.plan.record):
             return
         record = self.plan.record
         self._watch.kind = record.kind

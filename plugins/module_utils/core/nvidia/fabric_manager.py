@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The fabric manager of NVSwitch systems in shared-NVSwitch mode: which partitions of GPUs it offers, and which of them are active.
+
+Facts: NVIDIA's Fabric Manager User Guide, "Fabric Manager SDK" and "Fabric Manager Config File"; the library is libnvfm.so.1 of the package
+nvidia-fabricmanager. Structures have the size and the version in their first field. From H100 on the fabric manager tells of a GPU by its
+physical id alone, which is the module id that NVML tells; UUID and PCI address are empty there, or the address is all zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from .. import pci
+from ..errors import AcceleratorError, BackendUnavailable, InUse
+from ..model import Device
+from ..system import System
+from ..texts import join_problems
+
+CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+LIBRARY = "libnvfm.so.1"
+SHARED_NVSWITCH = "1"
+CONNECT_MILLISECONDS = 5000
+#: For how long what the fabric manager offers is taken to be what it told last. It depends on the baseboard; a restart of the fabric manager
+#: takes seconds, and devices that lose and gain attributes meanwhile would be published anew each time.
+KNOWN_SECONDS = 600.0
+
+# Return values, fmReturn_t.
+SUCCESS, BADPARAM, GENERIC_ERROR, NOT_SUPPORTED, UNINITIALIZED = 0, -1, -2, -3, -4
+TIMEOUT, VERSION_MISMATCH, IN_USE, NOT_CONFIGURED, CONNECTION_NOT_VALID = -5, -6, -7, -8, -9
+_WORDS: Mapping[int, str] = {
+    BADPARAM: "it refused an argument",
+    GENERIC_ERROR: "it met an error that it has no name for",
+    NOT_SUPPORTED: "it does not run in shared-NVSwitch mode",
+    UNINITIALIZED: "the library is not initialized",
+    TIMEOUT: "it did not answer in time",
+    VERSION_MISMATCH: "the library and the fabric manager have different versions",
+    IN_USE: "the partition, or a GPU of it, is in use",
+    NOT_CONFIGURED: "it is still starting",
+    CONNECTION_NOT_VALID: "it cannot be reached",
+    -10: "an NVLink has an error",
+}
+_HINT = "Look at `systemctl status nvidia-fabricmanager` and at /var/log/fabricmanager.log; its version has to be the driver's."
+
+_MOST_TEXT, _MOST_UUID, _MOST_ADDRESS = 256, 80, 32
+MOST_GPUS, MOST_PARTITIONS = 16, 64
+
+
+class ConnectParameters(ctypes.Structure):
+    """fmConnectParams_v1."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("addressInfo", ctypes.c_char * _MOST_TEXT),
+        ("timeoutMs", ctypes.c_uint),
+        ("addressIsUnixSocket", ctypes.c_uint),
+    )
+
+
+class GpuInfo(ctypes.Structure):
+    """fmFabricPartitionGpuInfo_t."""
+
+    _fields_ = (
+        ("physicalId", ctypes.c_uint),
+        ("uuid", ctypes.c_char * _MOST_UUID),
+        ("pciBusId", ctypes.c_char * _MOST_ADDRESS),
+        ("numNvLinksAvailable", ctypes.c_uint),
+        ("maxNumNvLinks", ctypes.c_uint),
+        ("nvlinkLineRateMBps", ctypes.c_uint),
+    )
+
+
+class PartitionInfo(ctypes.Structure):
+    """fmFabricPartitionInfo_t."""
+
+    _fields_ = (
+        ("partitionId", ctypes.c_uint),
+        ("isActive", ctypes.c_uint),
+        ("numGpus", ctypes.c_uint),
+        ("gpuInfo", GpuInfo * MOST_GPUS),
+    )
+
+
+class PartitionList(ctypes.Structure):
+    """fmFabricPartitionList_v2."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("numPartitions", ctypes.c_uint),
+        ("maxNumPartitions", ctypes.c_uint),
+        ("partitionInfo", PartitionInfo * MOST_PARTITIONS),
+    )
+
+
+def version_of(structure: type[ctypes.Structure]) -> int:
+    """Return what the first field of a structure has to say: MAKE_FM_PARAM_VERSION, with number 1 for both structures used here."""
+    return ctypes.sizeof(structure) | 1 << 24
+
+
+@dataclass(frozen=True)
+class Member:
+    """A GPU of a partition as the fabric manager tells it. ``uuid`` and ``pci_address`` are empty where it does not."""
+
+    physical_id: int
+    uuid: str = ""
+    pci_address: str = ""
+
+
+@dataclass(frozen=True)
+class FabricPartition:
+    """GPUs that reach each other over the switches, and no others, while the partition is active."""
+
+    number: int
+    is_active: bool
+    members: tuple[Member, ...]
+
+
+class NoFabricPartition(AcceleratorError):
+    """The whole GPUs of a claim are not exactly one partition of the fabric."""
+
+    default_code = "no-fabric-partition"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the fabric manager's configuration says of how to reach it."""
+
+    is_shared: bool
+    address: str
+    is_socket: bool
+
+
+def read_options(text: str) -> Options:
+    """Read fabricmanager.cfg. Pure."""
+    pairs = (line.partition("#")[0].partition("=") for line in text.splitlines())
+    values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
+    path = values.get("FM_CMD_UNIX_SOCKET_PATH", "")
+    host, port = values.get("FM_CMD_BIND_INTERFACE", "127.0.0.1"), values.get("FM_CMD_PORT_NUMBER", "6666")
+    return Options(values.get("FABRIC_MODE") == SHARED_NVSWITCH, path or f"{host}:{port}", bool(path))
+
+
+def is_shared(system: System) -> bool:
+    """Whether the fabric manager of this machine is configured for shared-NVSwitch mode."""
+    return _options(system).is_shared
+
+
+def _options(system: System) -> Options:
+    try:
+        return read_options(system.read_text(CONFIGURATION))
+    except OSError:
+        return read_options("")
+
+
+def physical_ids(devices: Iterable[Device], partitions: Sequence[FabricPartition]) -> dict[str, int]:
+    """Return the fabric manager's physical id of each GPU that is in a partition, by the GPU's UUID. Pure.
+
+    UUID or PCI address tell which GPU is meant. The numbers of the modules do only where the fabric manager tells neither of any GPU: on
+    HGX A100 they differ from the physical ids. Raises AcceleratorError where what it tells contradicts itself.
+    """
+    members = {member for partition in partitions for member in partition.members}
+    has_identities = any(member.uuid or member.pci_address for member in members)
+    found: dict[str, int] = {}
+    for device in devices:
+        if not has_identities:
+            if any(member.physical_id == device.module for member in members) and device.module is not None:
+                found[device.uuid] = device.module
+            continue
+        for member in members:
+            same = [
+                ours == theirs
+                for ours, theirs in ((device.uuid, member.uuid), (device.pci_address, member.pci_address))
+                if theirs
+            ]
+            if not any(same):
+                continue
+            if not all(same) or found.setdefault(device.uuid, member.physical_id) != member.physical_id:
+                raise AcceleratorError(
+                    f"The fabric manager tells contradicting facts of {device.describe()}: it has physical id {member.physical_id} as "
+                    f"{member.uuid or 'no UUID'} at {member.pci_address or 'no address'}",
+                    hint=_HINT,
+                    code="fabric",
+                )
+    return found
+
+
+def attributes(physical_id: int, partitions: Iterable[FabricPartition]) -> dict[str, int]:
+    """Return the attributes ``partition<N>`` of a GPU: the id of the partition of N GPUs that has it. Pure.
+
+    A size of which several partitions have the GPU is left out: the attribute has one value.
+    """
+    by_size: dict[int, list[int]] = {}
+    for partition in partitions:
+        if any(member.physical_id == physical_id for member in partition.members):
+            by_size.setdefault(len(partition.members), []).append(partition.number)
+    return {f"partition{size}": numbers[0] for size, numbers in sorted(by_size.items()) if len(numbers) == 1}
+
+
+def find_partition(devices: Sequence[Device], partitions: Sequence[FabricPartition]) -> FabricPartition:
+    """Return the partition that these GPUs are, all of them and no others. Pure. Raises NoFabricPartition with those that there are."""
+    known = physical_ids(devices, partitions)
+    wanted = {known.get(device.uuid) for device in devices}
+    for partition in partitions:
+        if {member.physical_id for member in partition.members} == wanted:
+            return partition
+    names = ", ".join(f"{device.describe()} (module {known.get(device.uuid, '?')})" for device in devices)
+    offered = join_problems(
+        f"{each.number} has modules {', '.join(str(member.physical_id) for member in each.members)}"
+        for each in partitions
+    )
+    raise NoFabricPartition(
+        f"{names}: no partition of the NVSwitch fabric has exactly these GPUs. Partitions that exist: {offered or 'none'}",
+        hint=f"Ask for N GPUs with the constraint matchAttribute: gpu.nvidia.com/partitionN in one claim; N here is {len(devices)}.",
+    )
+
+
+def refuse_overlap(wanted: FabricPartition, partitions: Iterable[FabricPartition]) -> None:
+    """Refuse a partition of which another active one has a GPU. Pure. Raises InUse."""
+    mine = {member.physical_id for member in wanted.members}
+    for other in partitions:
+        shared = mine & {member.physical_id for member in other.members}
+        if other.is_active and other.number != wanted.number and shared:
+            raise InUse(
+                f"Partition {wanted.number} of the NVSwitch fabric cannot be activated: partition {other.number}, which is active, has its "
+                f"modules {', '.join(map(str, sorted(shared)))}",
+                hint="Deactivate that partition, or end the claim that has it.",
+            )
+
+
+class FabricManager:
+    """The connection to the fabric manager. What asks it blocks, and wants a thread with a deadline; calls go one after the other."""
+
+    def __init__(
+        self,
+        system: System,
+        load: Callable[[str], Any] = ctypes.CDLL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._system = system
+        self._load = load
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._library: Any = None
+        self._handle: ctypes.c_void_p | None = None
+        self._known: tuple[float, tuple[FabricPartition, ...]] = (0.0, ())
+        self._is_used = is_shared(system)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there were partitions to be activated at the last look: its configuration says shared-NVSwitch mode."""
+        return self._is_used
+
+    def refresh_mode(self) -> None:
+        """Read the configuration of the fabric manager. Asks nobody."""
+        self._is_used = is_shared(self._system)
+
+    def look(self) -> None:
+        """Ask which partitions there are, for ``attributes``. Raises BackendUnavailable."""
+        self._known = (self._clock(), self.partitions())
+
+    def attributes(self, device: Device) -> Mapping[str, int]:
+        """Return what is published of a whole GPU: its module, and its partition of each size. Asks nobody."""
+        told, partitions = self._known
+        if not self._is_used or not partitions or self._clock() - told > KNOWN_SECONDS:
+            return {}
+        try:
+            number = physical_ids([device], partitions).get(device.uuid)
+        except AcceleratorError:  # a claim for the GPU is told
+            return {}
+        if number is None:
+            return {}
+        module = {"gpuModuleID": device.module} if device.module is not None else {}
+        return {**module, **attributes(number, partitions)}
+
+    def partitions(self) -> tuple[FabricPartition, ...]:
+        """Return the partitions that the fabric manager offers. Raises BackendUnavailable."""
+        answer = PartitionList(version=version_of(PartitionList))
+        self._call(
+            "fmGetSupportedFabricPartitions", "Listing the partitions of the NVSwitch fabric", ctypes.byref(answer)
+        )
+        return tuple(_partition(each) for each in answer.partitionInfo[: min(answer.numPartitions, MOST_PARTITIONS)])
+
+    def find(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        """Return which partition these GPUs are, and whether it is active. Raises NoFabricPartition, BackendUnavailable."""
+        found = find_partition(devices, self.partitions())
+        return found.number, found.is_active
+
+    def activate(self, number: int) -> None:
+        """Activate a partition; one that is active stays so. Raises InUse, NoFabricPartition, BackendUnavailable."""
+        partitions = self.partitions()
+        wanted = next((each for each in partitions if each.number == number), None)
+        if wanted is None:
+            raise NoFabricPartition(f"The NVSwitch fabric has no partition {number} any more", hint=_HINT)
+        if not wanted.is_active:
+            refuse_overlap(wanted, partitions)
+            self._call("fmActivateFabricPartition", f"Activating partition {number} of the NVSwitch fabric", number)
+
+    def deactivate(self, number: int) -> None:
+        """Deactivate a partition; one that is not active, or not there any more, needs nothing. Raises BackendUnavailable, InUse."""
+        if any(each.number == number and each.is_active for each in self.partitions()):
+            self._call("fmDeactivateFabricPartition", f"Deactivating partition {number} of the NVSwitch fabric", number)
+
+    def close(self) -> None:
+        """End the connection; it is made anew when it is needed."""
+        with self._lock:
+            self._disconnect()
+
+    def _call(self, function: str, doing: str, argument: Any) -> None:
+        """Call the library; where the connection has ended, which a restart of the fabric manager does, once more with a new one."""
+        with self._lock:
+            value = self._once(function, doing, argument)
+            if value in (CONNECTION_NOT_VALID, UNINITIALIZED):
+                self._disconnect()
+                value = self._once(function, doing, argument)
+        if value == IN_USE:
+            raise InUse(f"{doing}: {_WORDS[IN_USE]}", hint=_HINT)
+        if value != SUCCESS:
+            raise _unavailable(doing, value)
+
+    def _once(self, function: str, doing: str, argument: Any) -> int:
+        self._connect(doing)
+        return int(getattr(self._library, function)(self._handle, argument))
+
+    def _connect(self, doing: str) -> None:
+        if self._handle is not None:
+            return
+        if self._library is None:
+            try:
+                self._library = self._load(LIBRARY)
+            except OSError as error:
+                raise BackendUnavailable(
+                    f"{doing}: the library {LIBRARY} cannot be loaded: {error}",
+                    hint="Install nvidia-fabricmanager in the driver's version, or set FABRIC_MODE=0 and restart it.",
+                ) from error
+        value = int(self._library.fmLibInit())
+        if value not in (SUCCESS, IN_USE):
+            raise _unavailable(doing, value)
+        options = _options(self._system)
+        parameters = ConnectParameters(
+            version=version_of(ConnectParameters),
+            addressInfo=options.address.encode(),
+            timeoutMs=CONNECT_MILLISECONDS,
+            addressIsUnixSocket=options.is_socket,
+        )
+        handle = ctypes.c_void_p()
+        value = int(self._library.fmConnect(ctypes.byref(parameters), ctypes.byref(handle)))
+        if value != SUCCESS:
+            raise _unavailable(f"{doing}: connecting to {options.address}", value)
+        self._handle = handle
+
+    def _disconnect(self) -> None:
+        if self._handle is not None:
+            self._library.fmDisconnect(self._handle)
+            self._handle = None
+
+
+def _unavailable(doing: str, value: int) -> BackendUnavailable:
+    found = _WORDS.get(value, f"it returned error {value}")
+    return BackendUnavailable(f"{doing}: the fabric manager failed: {found}", hint=_HINT, code="fabric")
+
+
+def _partition(told: PartitionInfo) -> FabricPartition:
+    members = tuple(_member(each) for each in told.gpuInfo[: min(told.numGpus, MOST_GPUS)])
+    return FabricPartition(int(told.partitionId), bool(told.isActive), members)
+
+
+def _member(told: GpuInfo) -> Member:
+    uuid, address = (value.decode("ascii", "replace") for value in (told.uuid, told.pciBusId))
+    # Only zeros beside no UUID are no address: the fabric manager does not tell it.
+    if not uuid and not address.strip("0:."):
+        address = ""
+    try:
+        return Member(int(told.physicalId), uuid, pci.normalise_bus_id(address) if address else "")
+    except ValueError as error:
+        raise BackendUnavailable(
+            f"The fabric manager tells no PCI address of module {told.physicalId}: {error}", hint=_HINT
+        ) from error

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Partitions of the machine's fabric: which one a claim has, who activated it, and when it is deactivated. Pure functions.
+
+A claim's whole devices, for containers or for virtual machines, have to be exactly one partition. The driver deactivates what it has
+activated, when the last claim that has it goes; a partition that was active before any claim had it is an administrator's, and stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ..core.model import DEVICE, PASSTHROUGH, Device
+from ..core.settings import PERSISTENCE
+from .plan import PreparePlan
+from .records import ClaimRecord, DeviceRecord
+
+# The keys of a device's ``fabric``: the partition's number, and whether the driver activates and deactivates it.
+NUMBER, OURS = "partition", "activated"
+
+
+def _is_whole(held: DeviceRecord) -> bool:
+    return held.kind in (DEVICE, PASSTHROUGH) and not held.admin
+
+
+def has_whole_devices(record: ClaimRecord) -> bool:
+    """Whether a claim has devices that have to be a partition of the fabric."""
+    return any(_is_whole(held) for held in record.devices)
+
+
+def whole_devices(record: ClaimRecord, facts: Mapping[str, Device]) -> tuple[Device, ...]:
+    """Return the devices of a claim that have to be a partition of the fabric, each once."""
+    found = {
+        held.device_uuid: held.facts or facts[held.device_uuid]
+        for held in record.devices
+        if _is_whole(held) and (held.passthrough or held.device_uuid in facts)
+    }
+    return tuple(found.values())
+
+
+def partition_of(record: ClaimRecord) -> int | None:
+    """Return the number of the partition that a claim has; None for a claim without."""
+    return next((int(held.fabric[NUMBER]) for held in record.devices if held.fabric), None)
+
+
+def is_ours(record: ClaimRecord) -> bool:
+    """Whether the driver activates and deactivates the partition that a claim has."""
+    return any(held.fabric.get(OURS) for held in record.devices)
+
+
+def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iterable[ClaimRecord]) -> PreparePlan:
+    """Return the plan with the partition of the fabric that its whole devices are.
+
+    Before it is activated the vendor's driver must not hold the devices open: persistence goes off, for the time of the claim.
+    """
+    ours = (
+        not is_active
+        or is_ours(plan.record)
+        or any(is_ours(other) for other in others if partition_of(other) == number)
+    )
+    devices = tuple(
+        held.but(
+            fabric={NUMBER: number, OURS: ours},
+            settings={**held.settings, PERSISTENCE: False} if ours else held.settings,
+        )
+        if _is_whole(held)
+        else held
+        for held in plan.record.devices
+    )
+    return replace(plan, record=replace(plan.record, devices=devices))
+
+
+def without_partition(plan: PreparePlan) -> PreparePlan:
+    """Return the plan of a claim whose devices need no partition, because the fabric has none any more."""
+    devices = tuple(held.but(fabric={}) if held.fabric else held for held in plan.record.devices)
+    return replace(plan, record=replace(plan.record, devices=devices))
+
+
+def to_activate(record: ClaimRecord) -> int | None:
+    """Return the partition that has to be active for a claim; None where that is not the driver's business."""
+    return partition_of(record) if is_ours(record) else None
+
+
+def to_deactivate(record: ClaimRecord, records: Iterable[ClaimRecord]) -> int | None:
+    """Return the partition that is deactivated with a claim: one of ours that no other claim has."""
+    number = to_activate(record)
+    if number is None or any(partition_of(other) == number for other in records if other.uid != record.uid):
+        return None
+    return number

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The simulated fabric manager: partitions of the NVSwitch fabric, for the client library libnvfm.so.1 (``nvml/nvfm.c``).
+
+Facts, from NVIDIA's Fabric Manager User Guide: the configuration's keys FABRIC_MODE (1 is shared NVSwitch), FM_CMD_BIND_INTERFACE,
+FM_CMD_PORT_NUMBER and FM_CMD_UNIX_SOCKET_PATH; the return values; that a GPU's physical id equals its module id on H100 and later, and that
+UUID and PCI address are left out there. The ids of the partitions are those of NVIDIA's DRA driver's guide "Fabric Manager partitioning": of
+eight GPUs 1 has all, 2 and 3 have four each, 4 to 7 two each, 8 to 15 one each. A restart forgets which partitions are active.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import SimulatorError
+
+CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+SHARED_NVSWITCH = "1"
+# Return values of the library.
+SUCCESS, BADPARAM, NOT_SUPPORTED, UNINITIALIZED, IN_USE = 0, -1, -3, -4, -7
+NO_ADDRESS = "00000000:00:00.0"
+LINKS, LINK_RATE = 18, 26562
+
+
+@dataclass(frozen=True)
+class Member:
+    """A GPU as the fabric manager knows it. ``uuid`` and ``address`` are empty where it does not tell them."""
+
+    module: int
+    uuid: str = ""
+    address: str = ""
+
+    def line(self) -> str:
+        """The GPU in the answer to ``list``."""
+        return f"gpu {self.module} {self.uuid or '-'} {self.address or NO_ADDRESS} {LINKS} {LINKS} {LINK_RATE}"
+
+
+def read_options(text: str) -> dict[str, str]:
+    """The keys and values of fabricmanager.cfg; what follows # is a comment."""
+    pairs = (line.partition("#")[0].partition("=") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, equals, value in pairs if equals}
+
+
+def partitions_of(members: Sequence[Member]) -> dict[int, tuple[Member, ...]]:
+    """The partitions that a board offers: all its GPUs, halves, and so on down to single GPUs."""
+    found: dict[int, tuple[Member, ...]] = {}
+    size, number = len(members), 1
+    while size >= 1:
+        for start in range(0, len(members), size):
+            found[number] = tuple(members[start : start + size])
+            number += 1
+        size //= 2
+    return found
+
+
+class FabricManager:
+    """Which partitions are active. Safe for threads."""
+
+    def __init__(self, members: Sequence[Member], *, is_shared: bool) -> None:
+        self._partitions = partitions_of(members)
+        self._is_shared = is_shared
+        self._active: set[int] = set()
+        self._lock = threading.Lock()
+
+    def answer(self, request: str) -> Iterator[str]:
+        """The lines that answer a request of the client library."""
+        word, _blank, argument = request.strip().partition(" ")
+        with self._lock:
+            if not self._is_shared:
+                yield str(NOT_SUPPORTED)
+            elif word == "list":
+                yield str(SUCCESS)
+                for number, members in sorted(self._partitions.items()):
+                    yield f"partition {number} {int(number in self._active)} {len(members)}"
+                    yield from (member.line() for member in members)
+                yield "end"
+            elif word in ("activate", "deactivate") and argument.isdigit():
+                yield str(self._change(int(argument), activate=word == "activate"))
+            else:
+                yield str(BADPARAM)
+
+    def _change(self, number: int, *, activate: bool) -> int:
+        if number not in self._partitions:
+            return BADPARAM
+        if not activate:
+            if number not in self._active:
+                return UNINITIALIZED
+            self._active.discard(number)
+            return SUCCESS
+        taken = {member.module for active in self._active for member in self._partitions[active]}
+        if taken & {member.module for member in self._partitions[number]}:
+            return IN_USE
+        self._active.add(number)
+        return SUCCESS
+
+
+def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
+    """Answer requests at the address that the configuration names, until the process is ended."""
+    manager = FabricManager(members, is_shared=options.get("FABRIC_MODE", "0") == SHARED_NVSWITCH)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            for line in self.rfile:
+                self.wfile.write("".join(f"{each}\n" for each in manager.answer(line.decode("ascii"))).encode("ascii"))
+
+    path = options.get("FM_CMD_UNIX_SOCKET_PATH", "")
+    try:
+        server: socketserver.BaseServer
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).unlink(missing_ok=True)
+            server = socketserver.ThreadingUnixStreamServer(path, Handler)
+            Path(path).chmod(0o600)
+        else:
+            socketserver.ThreadingTCPServer.allow_reuse_address = True
+            port = int(options.get("FM_CMD_PORT_NUMBER", "6666"))
+            server = socketserver.ThreadingTCPServer((options.get("FM_CMD_BIND_INTERFACE", "127.0.0.1"), port), Handler)
+    except (OSError, ValueError) as error:
+        raise SimulatorError(f"the fabric manager cannot listen at {path or 'its port'}: {error}") from error
+    with server:
+        server.serve_forever()

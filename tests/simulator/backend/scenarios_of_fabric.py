@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Scenarios of the fabric manager in shared-NVSwitch mode: the backend, libnvfm.so.1 and the simulated fabric manager together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_driver.core.errors import BackendUnavailable, InUse
+from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
+
+from tests.simulator.backend.gpu_machine import SIMULATOR
+from tests.simulator.backend.stage import Stage, on, refused
+
+
+def configure(stage: Stage, mode: int) -> Path:
+    """Write fabricmanager.cfg with a socket below the machine's folder; return the socket."""
+    socket = stage.root / "fm.socket"
+    configuration = stage.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
+    configuration.parent.mkdir(parents=True, exist_ok=True)
+    configuration.write_text(f"# comment\nFABRIC_MODE={mode}\nFM_CMD_UNIX_SOCKET_PATH={socket}\n")
+    return socket
+
+
+@contextlib.contextmanager
+def fabric_manager(stage: Stage, mode: int = 1) -> Iterator[None]:
+    """A fabric manager that runs for a while."""
+    socket = configure(stage, mode)
+    program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", program, "--root", str(stage.root), "fabric-manager"]
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(SIMULATOR)})
+    try:
+        until = time.monotonic() + 30
+        while not socket.is_socket():
+            assert process.poll() is None and time.monotonic() < until, "the fabric manager does not listen"
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+        socket.unlink(missing_ok=True)
+
+
+@on("8xH100")
+def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
+    backend = stage.backend
+    backend.open()
+    assert not backend.has_fabric_partitions and dict(stage.first().whole_attributes) == {}
+    with fabric_manager(stage):
+        gpus = stage.gpus()
+        assert backend.has_fabric_partitions
+        assert [gpu.module for gpu in gpus] == [1, 2, 3, 4, 5, 6, 7, 8]
+        told = {"gpuModuleID": 2, "partition1": 9, "partition2": 4, "partition4": 2, "partition8": 1}
+        assert dict(gpus[1].whole_attributes) == told
+        (whole,) = backend.offers(gpus[1], dynamic=False)
+        assert told.items() <= whole.attributes.items()
+        assert told.items() <= backend.device_attributes(backend.device(gpus[1].uuid), None).items()
+        assert backend.fabric_partition(gpus[:2]) == (4, False)
+        backend.activate_fabric_partition(4)
+        backend.activate_fabric_partition(4)
+        assert backend.fabric_partition(gpus[:2]) == (4, True)
+        assert "partition 4, which is active" in str(refused(InUse, backend.activate_fabric_partition, 2))
+        assert "4 has modules 1, 2" in str(refused(NoFabricPartition, backend.fabric_partition, gpus[1:3]))
+        assert "no partition 99" in str(refused(NoFabricPartition, backend.activate_fabric_partition, 99))
+        backend.deactivate_fabric_partition(4)
+        backend.deactivate_fabric_partition(4)
+        assert backend.fabric_partition(gpus[:2]) == (4, False)
+
+
+@on("8xH100")
+def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage) -> None:
+    backend = stage.backend
+    with fabric_manager(stage):
+        backend.open()
+        gpus = stage.gpus()
+        backend.activate_fabric_partition(4)
+    assert "cannot be reached" in str(refused(BackendUnavailable, backend.fabric_partition, gpus[:2]))
+    assert dict(stage.first().whole_attributes), (
+        "the partitions depend on the baseboard: they stay published for a while"
+    )
+    with fabric_manager(stage):
+        assert backend.fabric_partition(gpus[:2]) == (4, False), "a restart forgets which partitions are active"
+        backend.activate_fabric_partition(4)
+    backend.close()
+
+
+@on("8xH100")
+def other_modes_of_the_fabric_manager_have_no_partitions(stage: Stage) -> None:
+    with fabric_manager(stage, mode=0):
+        stage.backend.open()
+        assert dict(stage.first().whole_attributes) == {} and not stage.backend.has_fabric_partitions
+
+
+@on("8xA100-40")
+def fabric_partitions_are_found_by_identity_where_it_is_told(stage: Stage) -> None:
+    with fabric_manager(stage):
+        stage.backend.open()
+        gpus = stage.gpus()
+        assert all(gpu.whole_attributes["partition8"] == 1 for gpu in gpus)
+        number, is_active = stage.backend.fabric_partition(gpus)
+        assert (number, is_active) == (1, False)

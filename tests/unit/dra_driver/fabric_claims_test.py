@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims on a machine whose fabric has partitions: activated for the claim, deactivated with the last one, never an administrator's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import prepare, run, unprepare
+from dra_driver.claims.fabric import to_deactivate
+from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
+from dra_driver.core.errors import BackendUnavailable
+from dra_driver.metrics import NoMetrics, Stopwatch
+from machine_model import Claims, Node
+
+RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
+FABRIC = {1: (0, 1, 2, 3), 2: (0, 1), 3: (2, 3), 4: (0,), 5: (1,), 6: (2,), 7: (3,)}
+
+
+def with_fabric(node: Node) -> Node:
+    node.backend.fabric = dict(FABRIC)
+    return node
+
+
+def persistence(node: Node) -> list[bool]:
+    with node.gpus.state() as state:
+        return [entry["knobs"]["persistence"] for entry in state.values()]
+
+
+def test_pair_is_activated_and_deactivated(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        assert node.backend.active == {2}
+        assert persistence(node) == [False, False, True, True]
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == set()
+        assert persistence(node) == [True] * 4
+        names = [name for name, _arguments in node.backend.calls]
+        first = names.index("set_knobs"), names.index("activate_fabric_partition")
+        assert first == tuple(sorted(first)), "persistence goes off before the partition is activated"
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+@pytest.mark.parametrize("devices", [("gpu-1", "gpu-2"), ("gpu-0", "gpu-1", "gpu-2"), ("gpu-vfio-0", "gpu-vfio-3")])
+def test_devices_that_are_no_partition_are_rejected_before_anything_changes(tmp_path: Path, devices: Any) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        said = await prepare(node, claims.allocate("wrong", *devices))
+        assert "No partition of the fabric has exactly" in said
+        assert node.backend.active == set() and node.store.claims == {} and persistence(node) == [True] * 4
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_single_device_needs_its_partition(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("one", "gpu-2")
+        assert await prepare(node, claim) == "" and node.backend.active == {6}
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_virtual_machine_gets_its_pair(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("machine", "gpu-vfio-2", "gpu-vfio-3")
+        assert await prepare(node, claim) == "" and node.backend.active == {3}
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_partitions_of_devices_and_administrators_claims_need_none(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        assert await prepare(node, claims.allocate("part", "gpu-0-mig-1g10gb-19-0")) == ""
+        assert await prepare(node, claims.allocate("look", {"device": "gpu-3", "adminAccess": True})) == ""
+        assert node.backend.active == set()
+        assert not [each for each in node.backend.calls if "fabric" in each[0]]
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_administrators_partition_stays_active(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node).backend.active = {2}
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == {2} and persistence(node) == [True] * 4
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_overlap_with_an_active_partition_is_rejected_and_nothing_stays(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node).backend.active = {1}
+        said = await prepare(node, claims.allocate("pair", "gpu-0", "gpu-1"))
+        assert "Partition 1 has GPUs of partition 2" in said
+        assert node.backend.active == {1} and node.store.claims == {} and persistence(node) == [True] * 4
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_fabric_manager_that_does_not_answer_keeps_the_claim(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        node.backend.failures["fabric_partition"] = [BackendUnavailable("The fabric manager cannot be reached")]
+        assert "cannot be reached" in await prepare(node, claim) and node.store.claims == {}
+        assert await prepare(node, claim) == ""
+        node.backend.failures["deactivate_fabric_partition"] = [BackendUnavailable("The fabric manager is away")]
+        assert "is away" in await unprepare(node, claim)
+        assert node.backend.active == {2} and claim.uid in node.store.claims
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_partition_that_a_restart_of_the_fabric_manager_lost_is_activated_again(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        node.backend.active = set()
+        assert await prepare(node, claim) == "" and node.backend.active == {2}
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_reboot_activates_the_partition_of_a_claim_again(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def main() -> None:
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
+        await node.start()
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        node.close()
+        node.gpus.reboot()
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id="boot-2"))
+        await node.start()
+        assert node.backend.active == {2} and persistence(node) == [False, False, True, True]
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+        node.close()
+
+    asyncio.run(main())
+
+
+class Killed(BaseException):
+    """The process ends at this moment."""
+
+
+STAGES = ("recorded-preparing", "settings-applied", "fabric-activated", "recording-prepared", "cdi-written")
+
+
+@pytest.mark.parametrize("machine", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_driver_leaves_no_active_partition(tmp_path: Path, stage: str, machine: bool) -> None:
+    """Whatever stage the driver is killed at: after a restart the claim is whole or gone, and with it the partition."""
+    claims, devices = Claims(), ("gpu-vfio-0", "gpu-vfio-1") if machine else ("gpu-0", "gpu-1")
+
+    def reached(now: str) -> None:
+        if now == stage:
+            raise Killed
+
+    async def main() -> None:
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, reached=reached))
+        await node.start()
+        claim = claims.allocate("pair", *devices)
+        with pytest.raises(Killed):
+            await node.service._prepare(claim, Stopwatch(NoMetrics(), "prepare"))
+        active = set(node.backend.active)
+        node.close()
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
+        node.backend.active = active
+        await node.start()
+        assert node.backend.active == ({2} if claim.uid in node.store.claims else set())
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == set() and persistence(node) == [True] * 4
+        node.close()
+
+    asyncio.run(main())
+
+
+def record(uid: str, number: int | None, *, ours: bool) -> ClaimRecord:
+    fabric = {} if number is None else {"partition": number, "activated": ours}
+    held = DeviceRecord("r", "node-1", "gpu-0", "GPU-0", "device", fabric=fabric)
+    return ClaimRecord(uid, "default", uid, "prepared", "boot-1", 0.0, (held,))
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "expected"),
+    [(True, None, 4), (True, 5, 4), (True, 4, None), (False, None, None)],
+)
+def test_last_claim_deactivates_what_the_driver_activated(ours: bool, other: int | None, expected: int | None) -> None:
+    mine = record("mine", 4, ours=ours)
+    assert to_deactivate(mine, [mine, record("other", other, ours=True)]) == expected
+
+
+def test_record_with_a_partition_is_read_back_and_is_unknown_to_older_releases() -> None:
+    with_one, without = record("with", 4, ours=True), record("without", None, ours=True)
+    assert record_of_document(with_one.to_document()) == with_one
+    assert '"version":6' in with_one.to_document() and '"version":1' in without.to_document()
