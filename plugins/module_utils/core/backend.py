@@ -63,12 +63,14 @@ class Backend(Protocol):
     has_companions: bool
     #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
     grouping: Grouping | None
-    #: Whether the machine's fabric has partitions at present, of which each claim's whole devices have to be one; see ``fabric_partition``.
-    has_fabric_partitions: bool
     #: What becomes of the offers while claims hold devices, or partitions of them; None where nothing does.
     arranged: Arranged | None
     #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
+
+    @property
+    def has_fabric_partitions(self) -> bool:
+        """Whether the machine's fabric has partitions at present, of which each claim's whole devices have to be one."""
 
     def is_there(self) -> bool:
         """Whether the machine shows a device of the vendor, with a driver for it or without. Asks no library."""

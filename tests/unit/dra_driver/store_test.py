@@ -309,13 +309,13 @@ def test_documents_that_are_none(text: str) -> None:
 
 
 def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(NewerRelease, match=r"newer release .*version 6; this release knows 5"):
-        record_of_document('{"version": 6, "anything": 1}')
+    with pytest.raises(NewerRelease, match=r"newer release .*version 7; this release knows 6"):
+        record_of_document('{"version": 7, "anything": 1}')
     path = tmp_path / "state.db"
     store = Store.open(str(path))
     commit(store, Change(put=record("u1")))
     store.close()
-    document = '{"version": 6}'
+    document = '{"version": 7}'
     for table, name, value in (("meta", "schema_version", "99"), ("claims", "u1", document)):
         with contextlib.closing(sqlite3.connect(path)) as connection:
             if table == "meta":
