@@ -10,7 +10,6 @@ Needs the standard library alone, because it also runs where nothing is installe
 from __future__ import annotations
 
 import fnmatch
-import posixpath
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,7 +53,7 @@ def device_rules(system: System, vendors: Iterable[str]) -> list[dict[str, Any]]
             for major, name in _character_drivers(system)
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in facts.character_drivers)
         )
-        for path in (*facts.control_nodes, *_matching(system, facts.device_nodes)):
+        for path in (*facts.control_nodes, *system.find_nodes(facts.device_nodes)):
             number = system.device_number(path)
             if number is not None and number.type == "c":
                 nodes.add((number.major, number.minor))
@@ -73,15 +72,6 @@ def _character_drivers(system: System) -> list[tuple[int, str]]:
         return []
     lines = [line.split() for line in text.partition("Block devices:")[0].splitlines()]
     return [(int(words[0]), words[1]) for words in lines if len(words) == 2 and words[0].isdecimal()]
-
-
-def _matching(system: System, patterns: Iterable[str]) -> list[str]:
-    return [
-        f"{posixpath.dirname(pattern)}/{name}"
-        for pattern in patterns
-        for name in system.list_directory(posixpath.dirname(pattern))
-        if fnmatch.fnmatchcase(name, posixpath.basename(pattern))
-    ]
 
 
 def ascend_facts(system: System) -> dict[str, Any]:

@@ -129,6 +129,14 @@ pods:
   type: list
   elements: str
   sample: ["team-a/training-0"]
+device_rules:
+  description:
+    - With O(vendors), the device rules of the handler's containers, in the form of an OCI specification. A container that runs keeps the
+      rules that it was created with.
+  returned: success
+  type: list
+  elements: dict
+  sample: [{allow: true, type: c, major: 195, access: rwm}]
 settled:
   description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
   returned: success
@@ -138,7 +146,7 @@ settled:
 
 import posixpath
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,10 +274,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         specification = params["specification"] or beside
     settings = daemon.settings()
     behind = False
+    rules = device_rules(system, params["vendors"]) if params["state"] == "present" else []
     if params["state"] == "absent":
         changes = plan_absent(daemon, params, specification)
     else:
-        changes = specified(system, daemon, specification, params["vendors"]) if specification else []
+        changes = specified(system, daemon, specification, rules) if specification else []
         changes += plan(daemon, settings, params, specification)
         behind = is_behind(daemon, system, specification)
     restarted = bool(changes or behind)
@@ -281,6 +290,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "files": [each.path for each in changes],
         "restarted": restarted,
         "pods": list(running_pods(system)) if restarted else [],
+        "device_rules": rules,
         "diff": diff_of(changes),
     }
 
@@ -297,13 +307,13 @@ def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
     ]
 
 
-def specified(system: System, daemon: Daemon, specification: str, vendors: Sequence[str]) -> list[Change]:
+def specified(system: System, daemon: Daemon, specification: str, rules: Sequence[Mapping[str, Any]]) -> list[Change]:
     """Return the change that writes the OCI specification of the handler's containers, or nothing. Raises AcceleratorError."""
     program = shutil.which("ctr") or "ctr"
     done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
     if done.returncode:
         raise AcceleratorError(f"{program} oci spec ended with {done.returncode}: {done.stderr.strip()}")
-    text, found = base_specification(done.stdout, device_rules(system, vendors)), daemon.read(specification)
+    text, found = base_specification(done.stdout, rules), daemon.read(specification)
     return [] if found and found.text == text else [Change(specification, found.text if found else None, text)]
 
 

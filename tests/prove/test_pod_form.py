@@ -105,6 +105,53 @@ def test_runtime_class_is_reserved_for_the_driver(form: PodForm) -> None:
     assert opened == {195: "ENXIO", 21: "EPERM", 10: "EPERM"}
 
 
+SPECIFICATION = "/etc/containerd/dra-accelerators-driver.json"
+#: Takes the major number of nvidia-caps out of the specification, as if the kernel had chosen another one at the last boot.
+FORGET_CAPS = f"""
+import json
+document = json.load(open("{SPECIFICATION}"))
+(major,) = [int(line.split()[0]) for line in open("/proc/devices") if line.split()[1:] == ["nvidia-caps"]]
+rules = document["linux"]["resources"]["devices"]
+document["linux"]["resources"]["devices"] = [each for each in rules if each.get("major") != major]
+assert len(document["linux"]["resources"]["devices"]) == len(rules) - 1
+json.dump(document, open("{SPECIFICATION}", "w"), indent=1, sort_keys=True)
+"""
+
+
+def test_changed_major_number_is_reported_and_repaired_by_the_playbook(form: PodForm) -> None:
+    """A container keeps the device rules that it was created with, also when the handler has new ones."""
+    cluster = form.cluster
+
+    def status() -> str:
+        program = "/opt/dra-accelerators/release/dra_driver/run.py"
+        command = (
+            "python3",
+            "-IB",
+            program,
+            "dra_driver.pod",
+            "status",
+            "--config",
+            "/etc/dra-accelerators/driver-pod.yaml",
+        )
+        name = the_pod(cluster)["metadata"]["name"]
+        return cluster.kubectl("exec", name, "-n", NAMESPACE, "-c", "driver", "--", *command, check=False, merge=True)
+
+    denied = "may not open /dev/nvidia-caps/nvidia-cap1"
+    assert denied not in status()
+    cluster.run(form.node, "python3", "-c", FORGET_CAPS)
+    # The rules of the run before the reboot.
+    former = "s/^device_rules: .*/device_rules: 0a1b2c3d4e5f6a7b/"
+    cluster.run(form.node, "sed", "-i", former, "/etc/dra-accelerators/driver-pod.yaml")
+    cluster.run(form.node, "systemctl", "restart", "containerd")
+    cluster.kubectl("delete", "pod", the_pod(cluster)["metadata"]["name"], "-n", NAMESPACE, "--wait=true")
+    cluster.wait("the driver names the device node", lambda: denied in status())
+    repaired = form.playbook("site.yml", "--tags", "driver")
+    assert not repaired.failed, repaired.output
+    assert denied not in status()
+    again = form.playbook("site.yml", "--tags", "driver")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
 def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> None:
     seen = form.sees()
     writable = set(seen["writable"])

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import os
+import posixpath
 import shutil
 import stat
 import subprocess
@@ -204,6 +206,19 @@ class System:
         else:
             return None
         return DeviceNumber(kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+
+    def find_nodes(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Return the paths of the device nodes that match shell patterns, of which only the last part has special characters."""
+        return tuple(
+            path
+            for folder, last in map(posixpath.split, patterns)
+            for path in (f"{folder}/{name}" for name in self.list_directory(folder) if fnmatch.fnmatchcase(name, last))
+            if self.device_number(path) is not None
+        )
+
+    def can_read(self, path: str) -> bool:
+        """Return whether this process may open a file to read it. Opens nothing; device cgroups count (access(2))."""
+        return os.access(self._where(path), os.R_OK)
 
     def make_character_device(self, path: str, major: int, minor: int, mode: int) -> bool:
         """Make a character device's node with its folder; False when something is there already. Raises OSError."""

@@ -54,6 +54,7 @@ class VendorFacts:
     ``character_drivers`` are shell patterns of the names that the vendor's kernel driver has in /proc/devices.
     ``kernel_module`` is the one by which the driver is known to be loaded, ``control_nodes`` are the device nodes that containers
     need besides those of their devices, ``device_nodes`` shell patterns of these.
+    ``opened_nodes`` are shell patterns of the device nodes that the vendor's library opens in the driver's process.
     ``layout_unit`` is this collection's unit that applies a layout at boot. ``fabric`` is None where nodes are joined by the network
     alone, or their devices do not tell. ``link_groups`` are attributes that are the same for devices of a node with direct links between
     them, or on one card, by what people call such a group; ``links`` is what people call the links between devices that no attribute
@@ -72,6 +73,7 @@ class VendorFacts:
     kernel_module: str
     control_nodes: tuple[str, ...]
     device_nodes: tuple[str, ...]
+    opened_nodes: tuple[str, ...]
     character_drivers: tuple[str, ...]
     layout_unit: str
     exporter: Exporter

@@ -18,6 +18,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.claims.records import DOCUMENT_VERSION
 from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.system import DeviceNumber, System
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.logs import current_operation
 from store_model import write_entry
@@ -74,6 +75,41 @@ def test_status_is_the_living_process_own(short: Path) -> None:
         told = await scene.status()
         assert (told["ready"], told["pid"]) == (False, 0)
         assert "does not answer" in told["problems"][0]
+
+    run(short, scenario)
+
+
+class DeniedNodes(System):
+    """The node's files in a container whose device rules lack the major number of the MIG capabilities."""
+
+    def list_directory(self, path: str) -> tuple[str, ...]:
+        found = {"/dev": ("nvidia0", "nvidiactl", "sg0"), "/dev/nvidia-caps": ("nvidia-cap1", "nvidia-cap12")}
+        return found.get(path) or super().list_directory(path)
+
+    def device_number(self, path: str) -> DeviceNumber | None:
+        return DeviceNumber("c", 234 if "caps" in path else 195, 0)
+
+    def can_read(self, path: str) -> bool:
+        return "caps" not in path
+
+
+@pytest.mark.parametrize("rules", ["", "0a1b2c3d4e5f6a7b"])
+def test_pod_without_a_device_node_is_not_ready(short: Path, rules: str) -> None:
+    """After a reboot the kernel can give a vendor's driver another major number, and the container has the previous one."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings = {"device_rules": rules}
+        await scene.api.start()
+        await scene.start()
+        await scene.register()
+        await scene.until(lambda: scene.api.slices)
+        scene.driver._system = DeniedNodes(scene.driver._system.root)
+        problems = [each for each in (await scene.status())["problems"] if each.startswith("device-nodes: ")]
+        assert len(problems) == bool(rules)
+        if rules:
+            assert "/dev/nvidia-caps/nvidia-cap1 (1 device nodes)" in problems[0]
+            assert "dra.accelerators.site with --limit" in problems[0]
+        await scene.stop()
 
     run(short, scenario)
 

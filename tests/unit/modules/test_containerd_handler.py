@@ -140,6 +140,7 @@ PROC_DEVICES = """Character devices:
 195 nvidia-frontend
 234 nvidia-caps
 239 devdrv-cdev
+240 vdevdrv-cdev
 241 vfio
 246 watchdog
 510 nvidia-uvm
@@ -163,11 +164,12 @@ def test_device_rules_are_those_of_the_vendors() -> None:
     }
     host = Host(PROC_DEVICES, nodes)
     assert majors(device_rules(host, ["nvidia"])) == [(195, None), (234, None), (510, None)]
-    assert majors(device_rules(host, ["ascend"])) == [(239, None), (10, 77)]
+    assert majors(device_rules(host, ["ascend"])) == [(239, None), (240, None), (10, 77)]
     assert majors(device_rules(host, ["nvidia", "ascend"])) == [
         (195, None),
         (234, None),
         (239, None),
+        (240, None),
         (510, None),
         (10, 77),
     ]

@@ -67,7 +67,8 @@ def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option:
 
 
 TOLD = (
-    "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks}"
+    "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks,"
+    " 'rules': __dra_driver_pod_settings.device_rules | default('')}"
     " | to_json | b64encode }}"
 )
 HOSTS = {
@@ -75,6 +76,7 @@ HOSTS = {
     "metrics": host(dra_driver_metrics_address="0.0.0.0:9817", files=["driver-pod.yaml"]),
     "node-network": host(dra_driver_metrics_address="0.0.0.0:9817", dra_driver_pod_host_network=True, label=True),
     "another-layout": host(dra_driver_layout=[{"match": {}, "mode": "whole"}], dra_driver_log_level="debug"),
+    "device-rules": host(__dra_driver_handler_written={"device_rules": [{"allow": True, "type": "c", "major": 195}]}),
     "another-image": host(dra_driver_image=f"{IMAGE}1"),
     "selinux": host(dra_driver_pod_selinux_type="spc_t", files=["driver.yaml", "kubeconfig"]),
     "allowed": host(
@@ -111,8 +113,9 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
     assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
     # What a node reads of its own file is no other pod; all that a pod is made of is.
     revisions = {name: each["revision"] for name, each in told.items()}
-    assert revisions["plain"] == revisions["another-layout"]
-    assert len(set(revisions.values())) == len(HOSTS) - 1
+    assert revisions["plain"] == revisions["another-layout"] == revisions["device-rules"]
+    assert len(set(revisions.values())) == len(HOSTS) - 2
+    assert {name for name, each in told.items() if each["rules"]} == {"device-rules"}
     for name, each in told.items():
         wanted = {"dra-accelerators/driver": "daemonset", f"dra-accelerators/driver-{revisions[name]}": ""}
         assert specs[name]["nodeSelector"] == wanted and each["set"]["metadata"]["name"].endswith(revisions[name])

@@ -35,8 +35,11 @@ FACTS = VendorFacts(
     kernel_module="drv_davinci_intf_host",
     control_nodes=(MANAGER, *CONTROL_NODES),
     device_nodes=("/dev/davinci[0-9]*", "/dev/vdavinci[0-9]*"),
+    opened_nodes=(MANAGER, "/dev/davinci[0-9]*"),
+    # Huawei's device plugin takes [v]devdrv-cdev for the devices of NPUs and of vNPUs.
     character_drivers=(
         "devdrv-cdev",
+        "vdevdrv-cdev",
         "davinci*",
         "vdavinci",
         "devmm_svm",

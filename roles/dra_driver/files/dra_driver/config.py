@@ -57,6 +57,7 @@ class Configuration:
     ``kubelet_interface`` is how devices are given to pods, one of INTERFACES.
     ``vendor_runtimes`` are the backends whose devices the vendor's own container runtime brings into containers.
     ``instance`` tells this process from another driver of the same name beside it; "" where none is to be expected.
+    ``device_rules`` is the digest of the device rules of the pod's container, which keeps those that it was created with.
     ``digest`` is that of the file's text.
     """
 
@@ -82,6 +83,7 @@ class Configuration:
     health_reset: bool = False
     health_effects: Mapping[Severity, str] = field(default_factory=lambda: dict(DEFAULT_EFFECTS))
     log: LogConfiguration = field(default_factory=LogConfiguration)
+    device_rules: str = ""
     instance: str = ""
     digest: str = ""
 
@@ -126,7 +128,7 @@ RELOADABLE = (
     "digest",
 )
 _PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory", "metrics_certificate", "metrics_key")
-_TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address")
+_TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address", "device_rules")
 _INTERVALS = ("inventory_interval", "full_inventory_interval")
 
 

@@ -152,6 +152,7 @@ class VendorDriver:
             storage.PART: "" if serving.conditions.problem_of(storage.PART) else storage.unwritable(self._directory),
             "identity": self._identity(),
             "publish": serving.publisher.problem,
+            "device-nodes": self._denied_nodes() if self._configuration.device_rules else "",
         }
         return status_of(
             self.driver,
@@ -166,6 +167,24 @@ class VendorDriver:
             refused=self._refused(),
             kubelet_interface=self._configuration.kubelet_interface,
             resources=serving.plugin.resources if serving.plugin is not None else (),
+        )
+
+    def _denied_nodes(self) -> str:
+        """Return which device nodes the pod's container may not open, and the remedy; "" if it may open all.
+
+        Vendors' drivers get most major numbers when they are loaded, so a reboot can change them. The container has the numbers of the
+        last run of the playbook.
+        """
+        denied = [
+            path
+            for path in self._system.find_nodes(self._backend.facts.opened_nodes)
+            if not self._system.can_read(path)
+        ]
+        if not denied:
+            return ""
+        return (
+            f"the pod's container may not open {', '.join(denied[:3])} ({len(denied)} device nodes), probably because major numbers have "
+            f"changed since the last run of the playbook. Run dra.accelerators.site with --limit for this node."
         )
 
     @property
@@ -194,7 +213,7 @@ class VendorDriver:
             pool=self.pool,
             picture=self._serving.pictures.value,
             records=tuple(service.store.claims.values()) if service is not None else (),
-            parts=(*PARTS, TURN, "identity", "publish", "kubelet"),
+            parts=(*PARTS, TURN, "identity", "publish", "kubelet", "device-nodes"),
             problems=problems,
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
