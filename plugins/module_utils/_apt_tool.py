@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import _apt
 from ._package_port import LOOK_SECONDS, MARK, OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
-from .core.system import Completed, System
+from .core.system import LONGEST_INSTALLATION, Completed, System
 
 LISTS, SOURCES, PREFERENCES = "/var/lib/apt/lists", "/etc/apt/sources.list.d", "/etc/apt/preferences.d"
 KEYS, LOGINS = "/etc/apt/keyrings", "/etc/apt/auth.conf.d"
@@ -303,7 +303,7 @@ class Apt(AptForm):
             self._said(["apt-mark", verb, *sorted(names)])
 
     def _act(self, argv: Sequence[str]) -> Completed:
-        return self.system.run(argv, self.timeout, input="", environment=_QUIET)
+        return self.system.run(argv, self.timeout, input="", environment=_QUIET, longest=LONGEST_INSTALLATION)
 
     def _said(self, argv: Sequence[str]) -> str:
         done = self.system.run(argv, LOOK_SECONDS, environment=_QUIET)

@@ -45,7 +45,7 @@ from ._driver_install import (
 from .core.ascend import bus
 from .core.ascend.driver_files import CONTROL_NODES, INSTALL_INFO, MANAGER
 from .core.ascend.families import family_of
-from .core.system import System
+from .core.system import LONGEST_INSTALLATION, System
 
 FOLDER = "/var/lib/dra-accelerators/ascend"
 RECORD = f"{FOLDER}/record.json"
@@ -216,7 +216,7 @@ class Installer:
             # By the path of the package another user may have put another file since.
             argv[1] = str(self.system.path(self._copies[step.package.path]))
         # It asks nothing with the words that it is run with; whatever it might ask gets no answer.
-        finished = self.system.run(argv, self.timeout, input="")
+        finished = self.system.run(argv, self.timeout, input="", longest=LONGEST_INSTALLATION)
         output = f"{finished.stdout}\n{finished.stderr}"
         failed = refusal(step, finished.returncode, output)
         if failed is not None:

@@ -44,7 +44,7 @@ from ._nvidia_record import KEPT, RECORD, Record, read_record
 from ._package_files import FileChange, Keeper, Kept, write_files
 from ._package_port import Change, Packages, PackageTool, upstream
 from .core.errors import AcceleratorError, InUse
-from .core.system import System
+from .core.system import LONGEST_INSTALLATION, System
 
 _CDI_UNIT = "nvidia-cdi-refresh.service"
 #: What this collection's roles have done at each start, since it is lost with the kernel modules.
@@ -307,7 +307,7 @@ class Installer:
         command = next((each for each in _INITRAMFS if self.system.finds(each[0])), None)
         if command is None:
             return ""
-        done = self.system.run(command, self.apt.timeout)
+        done = self.system.run(command, self.apt.timeout, longest=LONGEST_INSTALLATION)
         return f"{command[0]} has failed: {last_words(done.stdout + done.stderr)}" if done.returncode else ""
 
     def _prove(self, work: Work) -> Kept:
@@ -459,7 +459,7 @@ class Installer:
         for name in names:
             for verb in ("build", "install"):
                 words = ["dkms", verb, "--force", "-m", name, "-v", version, "-k", kernel]
-                done = self.system.run(words, self.apt.timeout)
+                done = self.system.run(words, self.apt.timeout, longest=LONGEST_INSTALLATION)
                 if done.returncode:
                     raise DriverError(
                         f"{' '.join(words)} ended with {done.returncode}: {last_words(done.stdout + done.stderr)}",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from . import _openpgp, _rpm
 from ._package_port import LOOK_SECONDS, OWN_FILES, PackageProblem, Places, Source
-from .core.system import Completed, System
+from .core.system import LONGEST_INSTALLATION, Completed, System
 
 #: Which keys this collection has had rpm trust, and for which of its files.
 _TRUSTED = "/var/lib/dra-accelerators/rpm-keys"
@@ -196,7 +196,10 @@ class RpmTool:
         """Run a program that asks nothing."""
         if self.bundle and argv[0] == self.title:
             argv = [argv[0], *self.bundle_options(), *argv[1:]]
-        return self.system.run(argv, seconds or self.timeout, input="", environment={**_QUIET, **(environment or {})})
+        variables = {**_QUIET, **(environment or {})}
+        return self.system.run(
+            argv, seconds or self.timeout, input="", environment=variables, longest=LONGEST_INSTALLATION
+        )
 
     def said(self, argv: Sequence[str]) -> str:
         """Return what a program says. Raises PackageProblem."""

@@ -143,7 +143,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._driver_install i
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.driver_files import RUNTIME_LISTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import LONGEST_INSTALLATION, System
 
 CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["package"])]}
 ACCEPTED = "Y\n"
@@ -222,7 +222,7 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
             type=params["type"],
         )
         argv[1] = str(system.path(copy))
-        done = system.run(argv, params["timeout"], input=ACCEPTED)
+        done = system.run(argv, params["timeout"], input=ACCEPTED, longest=LONGEST_INSTALLATION)
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     now = installed(system, target)
     if done.returncode or now != package.version or not system.exists(RUNTIME_LISTS):

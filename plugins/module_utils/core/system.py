@@ -48,6 +48,8 @@ _TEMPORARY = itertools.count()
 _READ_BYTES = 65536
 #: The most that a command may write to both outputs together, in bytes; one that writes more is ended.
 LONGEST_OUTPUT = 1024 * 1024
+#: The same for installers and package managers: one that is killed leaves a half-installed system.
+LONGEST_INSTALLATION = 64 * LONGEST_OUTPUT
 
 
 def _make_temporary(folder: str, name: str) -> tuple[int, str]:
