@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import ssl
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from dra_driver.core.certificates import Pair
 
 
 class JsonHandler(BaseHTTPRequestHandler):
@@ -41,6 +46,20 @@ class JsonServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def serve_tls(self, authority: Pair, names: list[str]) -> None:
+        """Serve TLS from now on, with a certificate for these names alone."""
+        from dra_driver.core.certificates import make_certificate
+
+        now = datetime.datetime.now(datetime.timezone.utc)
+        pair = make_certificate(authority, names, now=now, seconds=3600)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(pair.certificate + pair.key)
+            file.flush()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(file.name)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = self.url.replace("http:", "https:")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import datetime
 import json
 import stat
 import time
@@ -14,6 +16,7 @@ import pytest
 from dra_driver import renew_token
 from dra_driver.api.kubeconfig import load_access
 from dra_driver.api.token import Claims, refusal
+from dra_driver.core.certificates import make_authority
 from dra_driver.core.system import System
 from dra_driver.supervisors.identity import IdentityKeeper
 from hypothesis import given
@@ -63,6 +66,30 @@ def test_shorter_life_than_asked_is_said(
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7))
     assert renew(kubeconfig) == 0
     assert "for 3600 seconds and not for the 2592000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("by", ["program", "driver"])
+def test_renew_by_address_uses_tls_server_name_and_no_proxy(
+    server: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The certificate names the host ``kubernetes`` alone, the server is dialed by its IP address, the proxy is a closed port."""
+    for variable in ("https_proxy", "HTTPS_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    authority = make_authority(datetime.datetime.now(datetime.timezone.utc), 3600)
+    server.serve_tls(authority, ["kubernetes"])
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7))
+    document = json.loads(kubeconfig.read_text(encoding="utf-8"))
+    document["clusters"][0]["cluster"] = {
+        "server": server.url,
+        "certificate-authority-data": base64.b64encode(authority.certificate).decode(),
+        "tls-server-name": "kubernetes",
+    }
+    kubeconfig.write_text(json.dumps(document), encoding="utf-8")
+    if by == "program":
+        assert renew(kubeconfig) == 0
+    else:
+        assert keeper(kubeconfig)[0].look() > 600
+    assert load_access(str(kubeconfig)).token in server.valid
 
 
 @given(st.floats(600, 1e8), st.floats(0, 2))
@@ -184,8 +211,8 @@ def test_failure_is_said_and_the_file_is_kept(
     before = kubeconfig.read_text(encoding="utf-8")
     assert renew(kubeconfig) == 1
     expected = {
-        "refused": "HTTP status 404",
-        "unreachable": "could not be asked",
+        "refused": "was answered with 404",
+        "unreachable": "did not answer",
         "unbound": "bound to no node",
         "not a token": "not a JSON web token",
     }

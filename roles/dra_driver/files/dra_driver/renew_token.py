@@ -12,22 +12,21 @@ was off for longer than a token's life gets a new token from the next run of the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .api.kubeconfig import Access, load_access
-from .api.token import RENEW_BELOW, Claims, read_claims, refusal, shortened
+from .api.client import ApiClient, ApiError, ApiUnreachable
+from .api.kubeconfig import load_access
+from .api.token import RENEW_BELOW, Claims, read_claims, shortened
 from .core.errors import AcceleratorError
 from .core.system import System
 
-TIMEOUT_SECONDS = 30
 # What the API server takes.
 SHORTEST_LIFETIME = 600
 PREFIX = "system:serviceaccount:"
@@ -74,29 +73,28 @@ def token_request(claims: Claims, *, lifetime: int) -> tuple[str, dict[str, Any]
     }
 
 
-def post(access: Access, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send one request as the present token's owner and return the answer. Raises RenewalFailed."""
-    request = urllib.request.Request(  # noqa: S310
-        access.server + path,
-        data=json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {access.token}",
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-        },
-    )
+def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Send one POST request with the driver's API client and return the answer. Raises AcceleratorError.
+
+    The client heeds every setting of the kubeconfig, such as ``tls-server-name``, and ignores proxies. Call this on a
+    thread without a running event loop.
+    """
+
+    async def send() -> Mapping[str, Any]:
+        client = ApiClient(kubeconfig)
+        try:
+            return await client.request("POST", path, body=body)
+        finally:
+            await client.close()
+
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=access.ssl_context()) as response:  # noqa: S310
-            answer: Mapping[str, Any] = json.load(response)
-    except urllib.error.HTTPError as error:
-        detail = error.read(2000).decode("utf-8", "replace")
+        return asyncio.run(send())
+    except ApiError as error:
         raise RenewalFailed(
-            f"{access.server} refused to renew the token with HTTP status {error.code}: {detail.strip()}",
-            hint=refusal(access.token, time.time()) if error.code == 401 else "",
+            f"The API server rejected the renewal of the token: {error.message}", hint=error.hint
         ) from error
-    except (OSError, ValueError) as error:
-        raise RenewalFailed(f"{access.server} could not be asked to renew the token: {error}") from error
-    return answer
+    except ApiUnreachable as error:
+        raise RenewalFailed(f"The token could not be renewed. {error.message}", hint=error.hint) from error
 
 
 def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float 
         left = int(claims.expires - time.time())
         return Renewal(f"The token is good for another {left} seconds; nothing was done.", False, claims)
     path, body = token_request(claims, lifetime=lifetime)
-    token = str((post(access, path, body).get("status") or {}).get("token", ""))
+    token = str((post(kubeconfig, path, body).get("status") or {}).get("token", ""))
     new = claims_of(token)
     document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
     # JSON is YAML too, and has one form only: the role writes the same one and sees no difference.
