@@ -380,6 +380,12 @@ def cluster_of(module: AnsibleModule) -> Objects:
     return objects
 
 
+def known_of(objects: Objects) -> dict[str, Any]:
+    """Return what the cluster has that pods refer to."""
+    cluster = objects.cluster()
+    return {"claims": cluster.claims, "templates": cluster.templates, "classes": cluster.classes}
+
+
 def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[str], dict[str, Any]]:
     """Return what manifests and those who wait want, what they lack, and by name the pods of the cluster among them. Raises AcceleratorError."""
     found: list[Wish] = []
@@ -389,18 +395,18 @@ def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[s
         limit = time.time() - duration(params["pending_for"])
         waiting = []
         for each in objects.cluster().pods:
-            since = seconds_of(waiting_since(each))
+            since = seconds_of(waiting_since(each, objects.cluster().classes))
             if since is not None and since <= limit and params["namespace"] in (None, each["metadata"]["namespace"]):
                 waiting.append({**each, "kind": "Pod"})
                 pods[f"Pod {each['metadata']['namespace']}/{each['metadata']['name']}"] = each
-        more = wishes_of(waiting, claims=objects.cluster().claims, templates=objects.cluster().templates, alone=False)
+        more = wishes_of(waiting, alone=False, **known_of(objects))
         found, lacks = found + more[0], lacks + more[1]
     if params["src"]:
         documents = list(objects_of(read_all(params["src"]), params["namespace"] or "default"))
         for each in documents:
             if each["kind"] == "DeviceClass":
                 objects.add(each["kind"], each, "")
-        more = wishes_of(documents, claims=objects.cluster().claims, templates=objects.cluster().templates)
+        more = wishes_of(documents, **known_of(objects))
         found, lacks = found + more[0], lacks + more[1]
     return found, lacks, pods
 

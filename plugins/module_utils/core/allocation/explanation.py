@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..extended_claims import claim_for, claim_name, requests_of
 from .changes import Change, nearest
 from .cutting import Cutter
 from .moves import Holder
@@ -109,7 +110,7 @@ class Explainer:
         pods = [
             each
             for each in self._cluster.pods
-            if (each.get("spec") or {}).get("resourceClaims")
+            if self._wants(each)
             and not each["spec"].get("nodeName")
             and (each.get("status") or {}).get("phase", "Pending") == "Pending"
         ]
@@ -125,11 +126,15 @@ class Explainer:
     def claim(self, claim: Json) -> Explanation:
         """Explain a claim: with its pod where one waits for it, else as if a pod without any wishes had it."""
         for each in self._cluster.pods:
-            waits = (each.get("spec") or {}).get("resourceClaims") and not each["spec"].get("nodeName")
+            waits = self._wants(each) and not each["spec"].get("nodeName")
             subject = self._pod(each) if waits and _namespace(each) == _namespace(claim) else None
             if subject is not None and any(_name(one) == _name(claim) for one in subject.claims):
                 return self._explained(subject)
         return self._explained(self._alone(claim))
+
+    def _wants(self, pod: Json) -> bool:
+        spec = pod.get("spec") or {}
+        return bool(spec.get("resourceClaims") or claim_name(pod) or requests_of(spec, self._cluster.classes))
 
     # ------------------------------------------------------------------ who wants what
 
@@ -156,6 +161,11 @@ class Explainer:
                 )
             if found is not None:
                 subject.claims.append(found)
+        extended = self._claims.get((subject.namespace, claim_name(pod))) or claim_for(
+            subject.namespace, subject.name, pod["spec"], self._cluster.classes
+        )
+        if extended is not None:
+            subject.claims.append(extended)
         gates = [str(each["name"]) for each in pod["spec"].get("schedulingGates") or ()]
         if gates:
             subject.blockers.append(

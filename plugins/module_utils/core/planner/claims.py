@@ -26,6 +26,7 @@ from ..allocation.objects import (
     missing_classes,
     wanted_claim,
 )
+from ..extended_claims import claim_for, claim_name, requests_of
 from .demands import ANY, Demand, Kind, Part
 
 Json = Mapping[str, Any]
@@ -219,19 +220,28 @@ def _words(request: Request) -> str:
 
 
 def wishes_of(
-    documents: Sequence[Json], *, claims: Iterable[Json] = (), templates: Iterable[Json] = (), alone: bool = True
+    documents: Sequence[Json],
+    *,
+    claims: Iterable[Json] = (),
+    templates: Iterable[Json] = (),
+    classes: Iterable[Json] = (),
+    alone: bool = True,
 ) -> tuple[list[Wish], list[str]]:
     """Return what pods, workloads that make pods, and with ``alone`` claims that none of these names, want; and what they lack, in sentences.
 
     ``claims`` and ``templates`` are those that the cluster has beside those of the documents. Of a claim that several pods share the first one
-    counts, of a claim that has its devices none. Where nobody names them, a template counts for one claim.
+    counts, of a claim that has its devices none. Where nobody names them, a template counts for one claim. By ``classes``, the cluster's
+    DeviceClasses and those of the documents, extended resources in a pod's limits are devices.
     """
     by_kind: dict[str, list[Json]] = {}
     for each in documents:
         by_kind.setdefault(str(each.get("kind")), []).append(each)
     known = {_key(each): each for each in (*claims, *by_kind.get("ResourceClaim", ()))}
     made = {_key(each): each for each in (*templates, *by_kind.get("ResourceClaimTemplate", ()))}
-    classes = {str(each["metadata"]["name"]): int(each.get("value") or 0) for each in by_kind.get("PriorityClass", ())}
+    device_classes = (*classes, *by_kind.get("DeviceClass", ()))
+    priorities = {
+        str(each["metadata"]["name"]): int(each.get("value") or 0) for each in by_kind.get("PriorityClass", ())
+    }
     used: set[tuple[str, str]] = set()
     lacks: list[str] = []
     wishes: list[Wish] = []
@@ -243,7 +253,7 @@ def wishes_of(
             pods.append((each, (spec.get("template") or {}).get("spec") or {}, 1 if count is None else int(count)))
     for each, spec, count in pods:
         name = f"{each.get('kind')} {'/'.join(_key(each))}"
-        priority = int(spec.get("priority") or classes.get(str(spec.get("priorityClassName")), 0))
+        priority = int(spec.get("priority") or priorities.get(str(spec.get("priorityClassName")), 0))
         own: list[Json] = []
         shared: list[Json] = []
         status = (each.get("status") or {}).get("resourceClaimStatuses") or ()
@@ -263,6 +273,12 @@ def wishes_of(
             elif not (word in generated and generated[word] is None):
                 what = f"ResourceClaimTemplate {template}" if template else f"ResourceClaim {place[1]}"
                 lacks.append(f"{name}: {what} does not exist in namespace {place[0]}")
+        place = (_key(each)[0], claim_name(each))
+        extended = known.get(place) or claim_for(*_key(each), spec, device_classes)
+        if extended is not None:
+            used.add(_key(extended))
+            if not _has_devices(extended):
+                own.append(extended)
         if shared and count > 0:
             wishes.append(Wish(name, (*shared, *own), 1, priority, spec))
             count -= 1
@@ -282,13 +298,16 @@ def wishes_of(
     return wishes, lacks
 
 
-def waiting_since(pod: Json) -> str:
+def waiting_since(pod: Json, classes: Iterable[Json] = ()) -> str:
     """Return since when a pod waits for a node, as the API writes times; empty where it does not wait, or for nothing with devices.
 
-    A pod whose scheduling gates are not lifted waits for somebody else.
+    By ``classes``, the cluster's DeviceClasses, extended resources in its limits are devices. A pod whose scheduling gates are not lifted
+    waits for somebody else.
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    if spec.get("nodeName") or not spec.get("resourceClaims") or spec.get("schedulingGates"):
+    if spec.get("nodeName") or spec.get("schedulingGates"):
+        return ""
+    if not spec.get("resourceClaims") and not claim_name(pod) and not requests_of(spec, classes):
         return ""
     if status.get("phase", "Pending") != "Pending" or pod["metadata"].get("deletionTimestamp"):
         return ""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The claim that the scheduler makes for a pod that asks for devices by extended resources in its limits. Pure.
+
+Facts: KEP-5004 and k8s.io/kubernetes, pkg/scheduler/framework/plugins/dynamicresources (extended resources), 1.36: a resource means the
+DeviceClass whose ``extendedResourceName`` it is, the newest where several have it, and of those made in the same second the first by name;
+``deviceclass.resource.kubernetes.io/CLASS`` means that class. There is one request for each resource of each container. Once it is made, the
+claim's name is in ``status.extendedResourceClaimStatus`` of the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from .quantity import parse
+
+Json = Mapping[str, Any]
+
+CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
+
+
+def class_of_resource(resource: str, classes: Iterable[Json]) -> str:
+    """Return the name of the DeviceClass that serves a resource; empty where none does, as for cpu."""
+    known = list(classes)
+    if resource.startswith(CLASS_PREFIX):
+        name = resource[len(CLASS_PREFIX) :]
+        return name if any(each["metadata"]["name"] == name for each in known) else ""
+    serving = [each for each in known if (each.get("spec") or {}).get("extendedResourceName") == resource]
+    newest = max((str(each["metadata"].get("creationTimestamp") or "") for each in serving), default="")
+    names = [
+        str(each["metadata"]["name"])
+        for each in serving
+        if str(each["metadata"].get("creationTimestamp") or "") == newest
+    ]
+    return min(names, default="")
+
+
+def duplicates(classes: Iterable[Json]) -> dict[str, list[str]]:
+    """Return the resources that several DeviceClasses serve, each with the classes' names; the one that counts is the first."""
+    known = list(classes)
+    by_resource: dict[str, list[str]] = {}
+    for each in known:
+        resource = (each.get("spec") or {}).get("extendedResourceName")
+        if resource:
+            by_resource.setdefault(str(resource), []).append(str(each["metadata"]["name"]))
+    found = {}
+    for resource, names in sorted(by_resource.items()):
+        first = class_of_resource(resource, known)
+        if len(names) > 1:
+            found[resource] = [first, *sorted(set(names) - {first})]
+    return found
+
+
+def requests_of(spec: Json, classes: Iterable[Json]) -> list[dict[str, Any]]:
+    """Return the requests of the claim that the scheduler makes for a pod with this spec; none for a pod that asks for no devices."""
+    known = list(classes)
+    found = []
+    for place, container in enumerate((*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))):
+        for number, (device_class, count) in enumerate(_wanted(container, known)):
+            exactly = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": count}
+            found.append({"name": f"container-{place}-request-{number}", "exactly": exactly})
+    return found
+
+
+def _wanted(container: Json, classes: list[Json]) -> Iterator[tuple[str, int]]:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    for resource in sorted(limits):
+        device_class = class_of_resource(str(resource), classes) if "/" in resource else ""
+        try:
+            count = int(parse(limits[resource]))
+        except ValueError:
+            continue
+        if device_class and count > 0:
+            yield device_class, count
+
+
+def claim_name(pod: Json) -> str:
+    """Return the name of the claim that the scheduler has made for a pod; empty while there is none."""
+    return str(((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName") or "")
+
+
+def claim_for(namespace: str, name: str, spec: Json, classes: Iterable[Json]) -> dict[str, Any] | None:
+    """Return the claim that the scheduler is about to make for a pod; None for a pod that asks for no devices by resources."""
+    requests = requests_of(spec, classes)
+    if not requests:
+        return None
+    metadata = {"namespace": namespace, "name": f"{name}-extended-resources"}
+    return {"metadata": metadata, "spec": {"devices": {"requests": requests}}}
