@@ -9,13 +9,14 @@ Facts: k8s.io/api/resource DeviceClass, the same in v1, v1beta2 and v1beta1 in w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from ._kubernetes import Api, ApiError, PartlyWritten, served_version
 from .core.errors import AcceleratorError
+from .core.extended_claims import duplicates
 
 GROUP = "resource.k8s.io"
 #: Best first.
@@ -47,13 +48,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of the classes; in check mode what would have."""
+    """What became of the classes; in check mode what would have.
+
+    ``duplicates`` are the extended resources that one of them and another class serve; the class that the scheduler uses is the first.
+    """
 
     steps: tuple[dict[str, str], ...]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     left: tuple[str, ...]
     dropped: tuple[str, ...]
+    duplicates: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def document(wanted: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -133,6 +138,30 @@ def summary(item: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def duplicates_after(
+    present: Mapping[str, Mapping[str, Any]],
+    wanted: Iterable[Mapping[str, Any]],
+    ordered: Collection[str],
+    decided: Plan,
+) -> dict[str, list[str]]:
+    """Return the extended resources of the classes that are there now which other classes serve as well; pure.
+
+    Of a class that was made in this run the server's time is not known here: it counts as the newest.
+    """
+    written = {
+        str(each["metadata"]["name"]): each for each in wanted if str(each["metadata"]["name"]) not in decided.left
+    }
+    now: dict[str, Mapping[str, Any]] = {name: each for name, each in present.items() if name not in written}
+    for name in ordered:
+        if name in written:
+            there = (present.get(name) or {}).get("metadata") or {"creationTimestamp": "9999"}
+            times = {"creationTimestamp": there.get("creationTimestamp") or ""}
+            now[name] = {**written[name], "metadata": {**written[name]["metadata"], **times}}
+    return {
+        resource: names for resource, names in duplicates(now.values()).items() if not set(names).isdisjoint(written)
+    }
+
+
 class Classes:
     """The DeviceClasses of one API server."""
 
@@ -178,7 +207,14 @@ class Classes:
                 raise
             break
         ordered = {name: after[name] for name in names if name in after}
-        return Done(tuple(steps), first or {}, ordered, decided.left, dropped)
+        return Done(
+            tuple(steps),
+            first or {},
+            ordered,
+            decided.left,
+            dropped,
+            duplicates_after(present, wanted, ordered, decided),
+        )
 
     def _rehearse(self, writes: Sequence[Write]) -> tuple[list[Write], tuple[str, ...]]:
         """Let the server judge all writes. Returns those that would change anything, and what it would drop.

@@ -211,6 +211,11 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     )
     for field in done.dropped:
         module.warn(f"The API server did not keep {field}.")
+    for resource, names in done.duplicates.items():
+        module.warn(
+            f"The extended resource {resource} is served by several DeviceClasses: {', '.join(names)}. The scheduler uses the newest, "
+            f"{names[0]}, and pods wait when that one is deleted. Remove extendedResourceName from all but one."
+        )
     if done.left:
         module.warn(f"Somebody else made the DeviceClasses {', '.join(done.left)}; they are left as they are.")
     return {

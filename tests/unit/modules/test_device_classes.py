@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Several DeviceClasses that serve one extended resource are told of: the newest counts, silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.dra.accelerators.plugins.module_utils._device_classes import document, duplicates_after, plan
+
+
+def present(name: str, resource: str, created: str, *, ours: bool = True) -> dict[str, Any]:
+    made = document({"name": name, "extended_resource": resource}, "v1")
+    made["metadata"]["creationTimestamp"] = created
+    if not ours:
+        made["metadata"]["labels"] = {}
+    return made
+
+
+def told(there: list[dict[str, Any]], *classes: dict[str, Any], absent: bool = False) -> dict[str, list[str]]:
+    wanted = [document(each, "v1") for each in classes]
+    known = {each["metadata"]["name"]: each for each in there}
+    decided = plan(wanted, known, absent=absent, foreign="leave")
+    ordered = [] if absent else [each["metadata"]["name"] for each in wanted]
+    return duplicates_after(known, wanted, ordered, decided)
+
+
+GPU = {"name": "gpu", "extended_resource": "example.com/gpu"}
+
+
+def test_one_class_for_a_resource_is_no_duplicate() -> None:
+    assert told([], GPU) == {}
+    assert told([present("other", "example.com/other", "2026-01-01T00:00:00Z")], GPU) == {}
+
+
+def test_class_of_somebody_else_with_the_same_resource_is_named() -> None:
+    other = present("other", "example.com/gpu", "2026-01-02T00:00:00Z", ours=False)
+    assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the one that is made now is the newest"
+    older = present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")
+    assert told([older, other], GPU) == {"example.com/gpu": ["other", "gpu"]}
+
+
+def test_what_does_not_concern_the_classes_of_the_call_is_left_out() -> None:
+    two = [present(name, "example.com/x", "2026-01-01T00:00:00Z", ours=False) for name in ("a", "b")]
+    assert told(two, GPU) == {}
+    assert told([*two, present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")], GPU, absent=True) == {}
