@@ -220,3 +220,30 @@ def settled(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@on("8xH100")
+def numbers_stay_when_a_gpu_below_is_unplugged(stage: Stage) -> None:
+    """A virtual machine has GPU 6, and GPU 2 is unplugged: no two GPUs have one number, in this process and in the next."""
+    with bus(stage) as system:
+        before = {gpu.uuid: offers[-1].name for gpu, offers in zip(stage.gpus(), published(stage.backend))}
+        gpus = stage.gpus()
+        away, unplugged = gpus[6], gpus[2]
+        facts = json.loads(json.dumps(document_of(away)))
+        handover = handed_over(system, away)
+        stage.backend.detach(away.uuid, partial(passthrough.give, system, handover))
+        stage.control("unplug", unplugged.pci_address)
+        stage.backend.renew()
+        left = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
+        assert left == {uuid: name for uuid, name in before.items() if uuid != unplugged.uuid}
+        stage.backend.close()
+        stage.backend = NvidiaBackend(system)
+        stage.backend.remember([device_of(facts)])
+        stage.backend.open()
+        again = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
+        assert again[away.uuid] == "gpu-vfio-6" and len(set(again.values())) == 7
+        stage.control("plug", unplugged.pci_address)
+        stage.backend.renew()
+        back = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
+        assert again.items() <= back.items() and len(set(back.values())) == 8
+        stage.backend.attach(away.uuid, partial(passthrough.take_back, system, handover))

@@ -7,6 +7,7 @@ Whatever asks NVML here is called on the lane of the GPU that it asks about.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any, Callable, TypeVar
@@ -15,7 +16,7 @@ from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
 from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
-from . import condition, discover
+from . import condition, discover, names
 from .board_facts import BoardFacts, DriverFacts
 from .edits import Capabilities
 from .nvml import Nvml
@@ -46,6 +47,7 @@ class Boards:
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
         self._away: dict[str, Device] = {}  # those that another driver has, for us
         self._returned = 0
+        self._numbers: dict[str, int] = {}  # of GPUs for virtual machines, by PCI address
         self._capabilities = Capabilities(system)
 
     @property
@@ -100,6 +102,8 @@ class Boards:
         """Remember a GPU that NVML does not know any more, because another driver has it."""
         with self._lock:
             self._away[device.uuid] = self._last[device.uuid] = device
+            if device.passthrough is not None:
+                self._numbers[device.pci_address] = device.passthrough.number
         self.forget(device.uuid)
 
     def away(self) -> dict[str, Device]:
@@ -235,10 +239,27 @@ class Boards:
     def _keep(self, handle: Any) -> BoardFacts:
         board = discover.read_board(self._nvml, self._system, handle, self.driver)
         board.index = self.index_of(board.index)
+        if board.passthrough is not None:
+            board.passthrough = replace(
+                board.passthrough, number=self._number(board.pci_address, board.passthrough.number)
+            )
         self._watch.forget(board.uuid)
         with self._lock:
             self._kept[board.uuid] = board
         return board
+
+    def _number(self, address: str, place: int) -> int:
+        """Return the number of a GPU for virtual machines: its place on the bus when it was met first, or one beyond all places.
+
+        It stays while other GPUs come and go, because claims know the GPU by it.
+        """
+        places = len(names.gpus_on_the_bus(self._system))
+        with self._lock:
+            if address not in self._numbers:
+                taken = set(self._numbers.values())
+                beyond = next(number for number in itertools.count(places) if number not in taken)
+                self._numbers[address] = beyond if place in taken else place
+            return self._numbers[address]
 
     def _read(self, board: BoardFacts, known: Device | None = None, health: Health | None = None) -> Device:
         """Read what changes. Its condition is what the look found that read it last: claims do not wait for that."""
