@@ -268,6 +268,20 @@ def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
     assert not [path for path in {*tmp_path.iterdir()} - before if path.name.startswith((".", "fleet"))]
 
 
+@pytest.mark.usefixtures("as_venv")
+def test_check_mode_removes_directories_of_failed_runs(tmp_path: Path) -> None:
+    """A run in check mode that fails on all hosts leaves a directory with the size of the bundle. One of today can be in use."""
+    archive = bundle(tmp_path)
+    old, new = (tmp_path / f".dra-accelerators-check-{name}" for name in ("old", "new"))
+    for path in (old, new):
+        (path / "bundle").mkdir(parents=True)
+    two_days_ago = old.stat().st_mtime - 2 * 86400
+    os.utime(old, (two_days_ago, two_days_ago))
+    played = take(tmp_path, archive, "--check")
+    assert played.status == 0 and "changed=0" in played.output, played.output
+    assert new.exists() and not old.exists()
+
+
 def test_bundle_without_a_checksum_is_rejected(tmp_path: Path) -> None:
     archive = bundle(tmp_path)
     refused = take(tmp_path, archive, accelerator_offline_checksum="")
