@@ -64,6 +64,8 @@ UNIT_PROPERTIES = (
 )
 # Programs of NVIDIA's container toolkit that make libraries known inside containers.
 TOOLKIT = ("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk")
+# Where NVIDIA's GPU Operator installs a toolkit of its own, which the container runtime uses.
+OPERATOR_TOOLKIT = ("/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-ctk")
 COMMAND_SECONDS = 30.0
 # The kubeconfig's sections that say how the cluster is reached; the kubelet's identity is in another.
 OPEN_SECTIONS = ("apiVersion", "kind", "clusters", "contexts", "current-context")
@@ -204,15 +206,19 @@ def ask_nvidia(system: System) -> dict[str, Any]:
 
 
 def toolkit_facts(system: System) -> dict[str, Any]:
-    """Return the installed programs of NVIDIA's container toolkit, and their version; "" if none of them reports one."""
-    programs = [path for path in TOOLKIT if system.exists(path)]
-    for program in programs:
-        with contextlib.suppress(AcceleratorError):
-            answer = system.run([program, "--version"], COMMAND_SECONDS)
-            found = re.search(r"version (\d{1,9}(?:\.\d{1,9}){1,3})", answer.stdout[:1000])
-            if answer.returncode == 0 and found:
-                return {"toolkit": programs, "toolkit_version": found[1]}
-    return {"toolkit": programs, "toolkit_version": ""}
+    """Return the installed programs of NVIDIA's container toolkit, and the lowest version of them; "" if none reports one.
+
+    The version includes the toolkit of NVIDIA's GPU Operator. The driver does not use that one, so its programs are not returned.
+    """
+    versions = []
+    for program in (*TOOLKIT, *OPERATOR_TOOLKIT):
+        if system.exists(program):
+            with contextlib.suppress(AcceleratorError):
+                answer = system.run([program, "--version"], COMMAND_SECONDS)
+                found = re.search(r"version (\d{1,9}(?:\.\d{1,9}){1,3})", answer.stdout[:1000])
+                versions += [found[1]] if answer.returncode == 0 and found else []
+    lowest = min(versions, key=lambda version: [int(part) for part in version.split(".")], default="")
+    return {"toolkit": [path for path in TOOLKIT if system.exists(path)], "toolkit_version": lowest}
 
 
 def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[str, Any]:

@@ -176,7 +176,8 @@ kubelet:
 nvidia:
   description:
     - Whether C(nvidia-smi) answers, the driver's version, the error otherwise, and the installed programs of NVIDIA's container
-      toolkit with their version (C(toolkit_version), empty if they report none).
+      toolkit. C(toolkit_version) is the lowest version of these and of the toolkit that NVIDIA's GPU Operator has installed, empty if none
+      reports one.
   returned: success
   type: dict
   sample: {answers: true, version: 580.65.06, problem: "", toolkit: [/usr/bin/nvidia-cdi-hook], toolkit_version: 1.17.8}

@@ -283,3 +283,19 @@ class Toolkit(System):
 )
 def test_toolkit_facts_report_the_version(output: str, version: str) -> None:
     assert _node.toolkit_facts(Toolkit(output)) == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": version}
+
+
+class OperatorToolkit(Toolkit):
+    """A host with a toolkit of its own and an older one of NVIDIA's GPU Operator, which the container runtime uses."""
+
+    def exists(self, path: str) -> bool:
+        return path in ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")
+
+    def run(self, argv, timeout: float, input=None) -> Completed:  # type: ignore[no-untyped-def]  # noqa: A002
+        version = "1.9.0" if argv[0].startswith("/usr/local/") else "1.17.8"
+        return Completed(0, f"NVIDIA Container Toolkit CLI version {version}\n", "")
+
+
+def test_toolkit_facts_include_the_gpu_operators_version() -> None:
+    found = _node.toolkit_facts(OperatorToolkit(""))
+    assert found == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": "1.9.0"}
