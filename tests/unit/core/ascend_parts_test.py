@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -13,6 +14,7 @@ from dra_driver.core import room
 from dra_driver.core.ascend import codes, faults, names, topology
 from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
 from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
+from dra_driver.core.ascend.templates import CORES, Template, Totals, profiles_of
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
 from dra_driver.core.lanes import DeviceBusy
 from dra_driver.core.model import Placement, Version
@@ -250,3 +252,22 @@ def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
     fixed = {names.number_of(each) for each, at, _size in slices.values() if at == group} & {start}
     has_room = sum(at == group for _each, at, _size in slices.values()) < 2 and not fixed
     assert (room.in_the_way(wanted, partitions) == []) == has_room
+
+
+# ---------------------------------------------------------------------- memory of slices
+
+
+def names_of_910b4(memory: int) -> dict[str, int]:
+    """The slices of a chip of 20 cores with the templates of a 910B4, and their memory in MiB."""
+    told = [
+        Template("vir05_1c_8g", {CORES: Fraction(5)}, Fraction(8)),
+        Template("vir10_3c_16g", {CORES: Fraction(10)}, Fraction(16)),
+    ]
+    totals = Totals({CORES: Fraction(20)}, memory << 30)
+    return {each.name: each.memory_bytes >> 20 for each in profiles_of(BY_WORD["910B"], told, totals)}
+
+
+def test_slices_of_a_board_with_more_memory_than_its_templates_say() -> None:
+    """HAMi issue 1497: a 910B4-1 with an older driver; the slice of half its cores measures 30720 MiB."""
+    assert names_of_910b4(32) == {"vir05_1c_8g": 7168, "vir10_3c_16g": 14336}
+    assert names_of_910b4(64) == {"vir05_1c_8g": 15360, "vir10_3c_16g": 30720}

@@ -28,6 +28,8 @@ _COUNTERS: Mapping[str, str] = MappingProxyType({CORES: "aicore", HELPERS: "aicp
 _PARTS = re.compile(r"([A-Za-z]+)_(\d+)")
 _MEBIBYTE = 1024 * 1024
 _LARGEST_PART = 1000
+# From which ratio on the measured memory is that of another board than the one that the templates are named for.
+_OTHER_BOARD = Fraction(3, 2)
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,17 @@ def _counted(amounts: Mapping[str, Fraction], parts: Mapping[str, int]) -> dict[
 
 
 def _nominal_memory(templates: Iterable[Template], totals: Totals, cores: Fraction) -> Fraction:
-    """Return the memory, in GiB, that all templates are parts of: more than the measured one, which the device has had its share of."""
-    by_cores = [
-        each.memory * cores / each.amounts[CORES] for each in templates if each.amounts.get(CORES) and each.memory
-    ]
-    return max([*by_cores, Fraction(math.ceil(Fraction(totals.memory_bytes, GIBIBYTE)))])
+    """Return the memory, in GiB, that all templates are parts of: more than the measured one, which the device has had its share of.
+
+    Older drivers name the templates of a 910B4-1, which has 64 GiB, as those of a 910B4 with 32 GiB (HAMi issue 1497): vir10_3c_16g measures
+    30720 MiB there. Where a chip measures that much more than its templates say, they are parts of what it measures.
+    """
+    by_cores = max(
+        [each.memory * cores / each.amounts[CORES] for each in templates if each.amounts.get(CORES) and each.memory],
+        default=Fraction(0),
+    )
+    measured = Fraction(math.ceil(Fraction(totals.memory_bytes, GIBIBYTE)))
+    return by_cores if by_cores and measured >= by_cores * _OTHER_BOARD else max(by_cores, measured)
 
 
 def _memory_of(family: Family, template: Template, totals: Totals, nominal: Fraction) -> int:
