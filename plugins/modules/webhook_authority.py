@@ -13,7 +13,8 @@ short_description: Create and rotate the CA of the controller's admission webhoo
 description:
   - Keeps a certification authority (CA) in a Secret, below which the controllers issue their serving certificates. The controllers need
     the right to read this Secret, and no right on webhook configurations.
-  - Creates the CA if there is none, or if it has expired. Rotates it when less than a third of its lifetime remains, or with O(rotate).
+  - Creates the CA if there is none, or if it has expired. Rotates it when less than a third of its lifetime or of O(lifetime)
+    remains, or with O(rotate).
   - During a rotation the API server trusts both CAs. The module writes the next CA to the Secret and its certificate to the webhook
     configuration, waits O(settle) seconds, and then activates the next CA. The certificate of the previous CA stays trusted until it
     expires. An interrupted rotation is resumed by the next run.
@@ -231,7 +232,9 @@ def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple
     present, trusted_for, rotate = before, 0.0, params["rotate"]
     steps: list[str] = []
     while True:
-        what = certificates.decide(present, trusted_for=trusted_for, now=now(), rotate=rotate)
+        what = certificates.decide(
+            present, trusted_for=trusted_for, now=now(), rotate=rotate, lifetime=params["lifetime"]
+        )
         if what == certificates.NOTHING and present.next is None:
             return before, present, steps
         if what == certificates.NOTHING:

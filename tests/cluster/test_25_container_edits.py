@@ -13,19 +13,12 @@ import pytest
 
 from tests.cluster import other_family
 from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, Recap, execute
+from tests.cluster.container_edits import check_hook_environment, shared_edits
 from tests.cluster.manifests import claim, dynamic, pod
 
 SOCKET = "/run/nvidia-persistenced/socket"
 BIND = "import os, socket, sys; os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True); socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
 TOOLKIT = "/usr/bin/nvidia-ctk"
-
-
-def shared_edits(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
-    """What the CDI file of a claim gives to containers besides the devices."""
-    uid = cluster.get("resourceclaim", name)["metadata"]["uid"]
-    text = cluster.run(node, "cat", f"/var/run/cdi/k8s.gpu.nvidia.com-claim_{uid}.json")
-    edits: dict[str, Any] = json.loads(text)["containerEdits"]
-    return edits
 
 
 def sources(edits: dict[str, Any]) -> set[str]:
@@ -114,41 +107,8 @@ def test_where_nvidia_ctk_is_installed_the_shared_edits_come_from_it(clean: Clus
 
 
 def test_hook_does_not_inherit_the_environment_of_the_container(clean: Cluster) -> None:
-    """An image sets LD_PRELOAD (CVE-2025-23266); the hook, which runs as root on the node, runs with its own environment.
-
-    A stand-in for nvidia-cdi-hook records its environment. A CDI file of an earlier release, without the environment, is
-    written again when the driver starts.
-    """
     node = clean.nodes()[1]
-    program, record = "/usr/bin/nvidia-cdi-hook", "/run/hook-environment"
-    script = f"#!/bin/sh\ntr '\\\\0' '\\\\n' </proc/self/environ >>{record}\n"
-    write = f"printf '%b' \"$0\" >{program} && chmod 0755 {program}"
-    hostile = pod("hostile", "hooked", node=node)
-    hostile["spec"]["containers"][0]["env"] = [
-        {"name": "LD_PRELOAD", "value": "/proc/self/cwd/planted.so"},
-        {"name": "MARKER_OF_THE_IMAGE", "value": "inherited"},
-    ]
-    try:
-        clean.run(node, "sh", "-c", write, script)
-        clean.apply(claim("hooked", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), hostile)
-        clean.wait_running("hostile")
-        hooks = shared_edits(clean, node, "hooked")["hooks"]
-        assert [hook["path"] for hook in hooks] == [program] and all(hook["env"] for hook in hooks)
-        recorded = clean.run(node, "cat", record)
-        assert "PATH=" in recorded
-        assert "MARKER_OF_THE_IMAGE" not in recorded and "LD_PRELOAD" not in recorded
-        uid = clean.get("resourceclaim", "hooked")["metadata"]["uid"]
-        file = f"/var/run/cdi/k8s.gpu.nvidia.com-claim_{uid}.json"
-        remove = "import json, sys; p = sys.argv[1]; d = json.load(open(p)); [h.pop('env') for h in d['containerEdits']['hooks']]; json.dump(d, open(p, 'w'))"
-        clean.run(node, "python3", "-c", remove, file)
-        assert "env" not in shared_edits(clean, node, "hooked")["hooks"][0]
-        clean.restart_driver(node)
-        clean.wait(
-            "the CDI file of the prepared claim has the environment again",
-            lambda: all(hook.get("env") for hook in shared_edits(clean, node, "hooked")["hooks"]),
-        )
-    finally:
-        clean.run(node, "rm", "-f", program, record)
+    check_hook_environment(clean, node, lambda: clean.restart_driver(node))
 
 
 @pytest.mark.prove

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster
+from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
 from tests.cluster.ghosts import Ghost
 from tests.cluster.token_requests import check_limits, identity
 
@@ -102,11 +102,12 @@ class Installed:
     inventory: Path
     before: dict[str, str]
 
-    def change(self, **variables: Any) -> None:
+    def change(self, *words: str, **variables: Any) -> Recap:
         """Run the playbook with other variables."""
         chosen = {**CHOSEN, **{f"dra_controller_{name}": value for name, value in variables.items()}}
-        recap = self.cluster.playbook("controller.yml", "-e", json.dumps(chosen), inventory=self.inventory)
+        recap = self.cluster.playbook("controller.yml", "-e", json.dumps(chosen), *words, inventory=self.inventory)
         assert not recap.failed, recap.output
+        return recap
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.cluster.cluster import Cluster
 
@@ -14,11 +17,35 @@ from tests.cluster.cluster import Cluster
 As = Callable[..., str]
 
 
-def identity(cluster: Cluster, node: str, path: str, folder: Any) -> As:
+def token_of(cluster: Cluster, node: str, path: str = "/etc/dra-accelerators/kubeconfig") -> str:
+    """Return the token in a kubeconfig of a node."""
+    return str(json.loads(cluster.run(node, "cat", path))["users"][0]["user"]["token"])
+
+
+def identity(cluster: Cluster, node: str, path: str, folder: Path) -> As:
     """Return a function that runs kubectl with a kubeconfig of a node."""
+    return with_kubeconfig(cluster, cluster.run(node, "cat", path), folder)
+
+
+def pod_token(cluster: Cluster, namespace: str, name: str, container: str) -> str:
+    """Return the token of the service account that a pod's container has."""
+    program = "print(open('/var/run/secrets/kubernetes.io/serviceaccount/token').read())"
+    return cluster.kubectl("exec", name, "-n", namespace, "-c", container, "--", "python3", "-c", program).strip()
+
+
+def with_token(cluster: Cluster, token: str, folder: Path) -> As:
+    """Return a function that runs kubectl with a token, for example that of a pod."""
+    config = yaml.safe_load(Path(cluster.world("kubeconfig").strip()).read_text(encoding="utf-8"))
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    return with_kubeconfig(cluster, yaml.safe_dump(config), folder)
+
+
+def with_kubeconfig(cluster: Cluster, text: str, folder: Path) -> As:
+    """Return a function that runs kubectl with a kubeconfig of this text."""
     kubeconfig = folder / "stolen"
     kubeconfig.touch(mode=0o600)
-    kubeconfig.write_text(cluster.run(node, "cat", path), encoding="utf-8")
+    kubeconfig.write_text(text, encoding="utf-8")
 
     def call(*arguments: str, document: dict[str, Any]) -> str:
         text = json.dumps(document)

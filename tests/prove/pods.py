@@ -16,6 +16,7 @@ from typing import Any
 from tests.cluster.cluster import ROOT, Cluster, Recap, execute
 from tests.cluster.manifests import claim, dynamic, pod
 from tests.cluster.npus import NpuCluster
+from tests.cluster.token_requests import pod_token
 
 NAMESPACE = "dra-accelerators-driver"
 #: The label of nodes whose driver is a pod, and the pod that can take that one's place.
@@ -117,6 +118,17 @@ class PodForm:
         """The pod that serves, and how often its container was started again."""
         found = the_pod(self.cluster)
         return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
+
+    def restart(self) -> None:
+        """Delete the driver's pod and wait until another one serves."""
+        before = the_pod(self.cluster)["metadata"]
+        self.cluster.kubectl("delete", "pod", before["name"], "-n", NAMESPACE, "--timeout=120s", timeout=150)
+        self.cluster.wait("another pod", lambda: the_pod(self.cluster)["metadata"]["uid"] != before["uid"])
+        self.cluster.wait("the driver is ready", lambda: self.cluster.status(self.node)["ready"])
+
+    def token(self) -> str:
+        """Return the token of the service account that the driver's pod has."""
+        return pod_token(self.cluster, NAMESPACE, the_pod(self.cluster)["metadata"]["name"], "driver")
 
     def sees(self) -> dict[str, Any]:
         """What the pod's container may write of the node, by its mounts and by trying."""

@@ -22,9 +22,12 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, EXAMPLES, execute
+from tests.cluster.container_edits import check_hook_environment
 from tests.cluster.machines import drivers, listed
 from tests.cluster.manifests import claim, deployed, device_named, mps, pod
+from tests.cluster.shown_secrets import check_no_secret
 from tests.cluster.test_28_mps import computing, daemons, modes, told
+from tests.cluster.token_requests import request_token, token_of, with_token
 from tests.debian import programs
 from tests.prove.pods import DYNAMIC, NAMESPACE, PodForm, bare_world, images, the_pod, variables
 
@@ -149,6 +152,71 @@ def test_changed_major_number_is_reported_and_repaired_by_the_playbook(form: Pod
     assert not repaired.failed, repaired.output
     assert denied not in status()
     again = form.playbook("site.yml", "--tags", "driver")
+    assert (again.failed, again.changed) == (0, 0), again.output
+
+
+TOKEN_RIGHT = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "Role",
+    "metadata": {"name": "token-requests", "namespace": NAMESPACE},
+    "rules": [{"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}],
+}
+TOKEN_BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "RoleBinding",
+    "metadata": {"name": "token-requests", "namespace": NAMESPACE},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "token-requests"},
+    "subjects": [{"kind": "ServiceAccount", "name": "driver", "namespace": NAMESPACE}],
+}
+
+
+def test_token_of_the_pod_gets_no_other_token(form: PodForm, tmp_path: Path) -> None:
+    """The pod's service account has no right to request tokens. With the right, a policy rejects each request."""
+    cluster = form.cluster
+    stolen = with_token(cluster, form.token(), tmp_path)
+
+    def answers() -> list[str]:
+        """Return the answers to a request that is bound to the own node, a request without a binding, and one for 10 years."""
+        requests: list[tuple[str | None, dict[str, Any]]] = [
+            (form.node, {"expirationSeconds": 3600}),
+            (None, {"expirationSeconds": 3600}),
+            (form.node, {"expirationSeconds": 315360000}),
+            (form.node, {"audiences": ["sts.example.com"]}),
+        ]
+        return [request_token(stolen, NAMESPACE, "driver", bound, **spec) for bound, spec in requests]
+
+    for answer in answers():
+        assert "cannot create resource" in answer and "serviceaccounts/token" in answer, answer
+    cluster.apply(TOKEN_RIGHT, TOKEN_BINDING)
+    try:
+        policy = "ValidatingAdmissionPolicy 'dra-accelerators-driver-tokens'"
+        cluster.wait("the right is in effect", lambda: all(policy in answer for answer in answers()), timeout=30)
+    finally:
+        cluster.delete(TOKEN_BINDING, TOKEN_RIGHT)
+
+
+def test_hook_does_not_inherit_the_environment_of_the_container(form: PodForm) -> None:
+    check_hook_environment(form.cluster, form.node, form.restart)
+    form.cluster.wait("the claim is removed from the store", lambda: not form.cluster.recorded(form.node))
+
+
+def test_output_with_diff_and_verbosity_shows_no_token(form: PodForm) -> None:
+    """From the pod to the service, which writes a token to the node, and back, which removes it; and a removal in check mode."""
+    loud = ("--diff", "-vvv")
+    of_the_pod = form.token()
+    service = form.playbook("site.yml", *loud, dra_driver_form="service")
+    assert not service.failed, service.output
+    tokens = [of_the_pod, token_of(form.cluster, form.node)]
+    removals = [form.playbook("remove.yml", "--check", *loud, dra_driver_form="service")]
+    back = form.playbook("site.yml", *loud)
+    assert not back.failed, back.output
+    tokens.append(form.token())
+    removals.append(form.playbook("remove.yml", "--check", *loud))
+    assert "/etc/dra-accelerators/kubeconfig" in removals[0].output
+    for recap in (service, back, *removals):
+        assert not recap.failed, recap.output
+        check_no_secret(recap.output, *tokens)
+    again = form.playbook("site.yml")
     assert (again.failed, again.changed) == (0, 0), again.output
 
 

@@ -119,10 +119,18 @@ def _is_good(pair: Pair) -> bool:
         return False
 
 
-def decide(authorities: Authorities, *, trusted_for: float, now: datetime.datetime, rotate: bool = False) -> str:
+def decide(
+    authorities: Authorities,
+    *,
+    trusted_for: float,
+    now: datetime.datetime,
+    rotate: bool = False,
+    lifetime: float = 0.0,
+) -> str:
     """Return the next step. ``trusted_for`` is the time in seconds for which the API server has trusted the whole bundle.
 
-    ``rotate`` requests a new CA although the active one has enough lifetime left.
+    ``rotate`` requests a new CA although the active one has enough lifetime left. ``lifetime`` is that of a new CA in seconds: a CA
+    with a shorter one, for example of an earlier release, is replaced when less than a third of ``lifetime`` remains.
     """
     if authorities.active is None or authorities.active.left(now) <= 0:
         return PROMOTE if authorities.next is not None and trusted_for >= SETTLE_SECONDS else MAKE
@@ -130,7 +138,8 @@ def decide(authorities: Authorities, *, trusted_for: float, now: datetime.dateti
         return PROMOTE if trusted_for >= SETTLE_SECONDS else NOTHING
     if authorities.former and _has_ended(authorities.former, now):
         return FORGET
-    return MAKE_NEXT if rotate or authorities.active.due(now) else NOTHING
+    due = authorities.active.due(now) or authorities.active.left(now) <= RENEW_BELOW * lifetime
+    return MAKE_NEXT if rotate or due else NOTHING
 
 
 def step(authorities: Authorities, what: str, *, now: datetime.datetime, seconds: float) -> Authorities:

@@ -175,7 +175,7 @@ def test_interrupted_rotation_is_resumed(server: Objects, run: Run) -> None:
         server.stop_after = -1
         before = server.authorities
         assert before.next is not None and before.active is not None
-        done = run()
+        done = run(lifetime=10**7)
         assert done["steps"] == ["promote"] and server.authorities.active == before.next
 
 
@@ -190,6 +190,23 @@ def test_expired_ca_is_replaced_and_previous_one_forgotten(
     assert run(lifetime=86400 * 20)["steps"] == ["make-next", "promote"]
     age(server, monkeypatch, 13)
     assert run(lifetime=86400 * 20)["steps"] == ["forget"]
+
+
+def test_ca_of_an_earlier_release_is_replaced_with_an_overlap(server: Objects, run: Run) -> None:
+    """Earlier controllers kept a CA with a lifetime of 1 year. Nobody would replace it between two runs of the playbook."""
+    server.configure()
+    run(lifetime=365 * 86400)
+    earlier = server.authorities.active
+    assert earlier is not None
+    checked = run(check=True)
+    assert checked["changed"] and server.authorities.active == earlier
+    done = run()
+    assert done["steps"] == ["make-next", "promote"]
+    present = server.authorities
+    assert present.active is not None and present.active.left(webhook_authority.now()) > 9 * 365 * 86400
+    assert present.former == earlier.certificate
+    again = run()
+    assert not again["changed"] and again["ca_bundle"] == done["ca_bundle"]
 
 
 def test_objects_of_others_are_not_changed(server: Objects, run: Run) -> None:
