@@ -118,7 +118,7 @@ class ObjectServer:
             return web.json_response({"kind": "Status", "status": "Success"})
         merged = body if method == "PUT" else merge(present, body)
         merged["metadata"] = {**known, **merged.get("metadata", {})}
-        return web.json_response(self.put(path, merged))
+        return _answer(self.put(path, merged))
 
     def _json_patch(self, path: str, present: Json, operations: list[Json]) -> web.Response:
         """RFC 6902, as far as it is used."""

@@ -22,6 +22,7 @@ from controller_test import keeper
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched
+from dra_driver.claims.records import ClaimReference
 from dra_driver.controller.fleet import FleetReport
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.webhook import PATH, application
@@ -232,6 +233,26 @@ def test_reading_one_undecodable_claim_raises_api_error(tmp_path: Path) -> None:
         assert (await ResourceApi(client).claim("default", "a"))["metadata"]["name"] == "a"
         with pytest.raises(ApiError, match="ResourceClaim default/b"):
             await ResourceApi(client).claim("default", "b")
+
+    run(tmp_path, scenario)
+
+
+def test_write_to_claim_with_undecodable_parameters_succeeds(tmp_path: Path) -> None:
+    """The API server has stored the write. An error makes the status keeper and the cleanup repeat it, and all others wait."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        client.opaque_of.add(OWN)
+        for name, driver in (("a", OTHER), ("b", OWN)):
+            server.put(f"{path}/{name}", claim(name, opaque=driver, managed=True, data=driver))
+            reference = ClaimReference("default", name, f"uid-{name}")
+            await ResourceApi(client).apply_claim_devices(reference, OWN, [])
+            patch: Json = {"metadata": {"finalizers": []}}
+            answer = await client.request(
+                "PATCH", f"{path}/{name}", body=patch, content_type="application/merge-patch+json"
+            )
+            assert answer["metadata"]["name"] == name
+            assert server.objects[f"{path}/{name}"]["status"]["devices"] == []
 
     run(tmp_path, scenario)
 

@@ -44,8 +44,8 @@ LONGEST_RETRY_AFTER = 300.0
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
-# Lists and watches of claims and templates are read without opaque parameters: only prepare and explain need them.
-_CLAIMS = re.compile(r"/resourceclaim(?:s|templates)(?P<name>/[^/]+)?$")
+# Claims and templates are read without opaque parameters: only prepare and explain need them, which GET one claim.
+_CLAIMS = re.compile(r"/resourceclaim(?:s|templates)(?P<name>/[^/]+)?(?:/status)?$")
 
 
 class ApiUnreachable(AcceleratorError):
@@ -155,7 +155,7 @@ class ApiClient:
             if status == 401:
                 self._retire()
             raise _error(method, path, status, payload, asked_for, headers)
-        return self._decoded(payload, path)
+        return self._decoded(payload, path, is_read=method == "GET")
 
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
@@ -208,15 +208,19 @@ class ApiClient:
                 self._observe("WATCH", path, "unreachable", 0.0)
             raise self._unreachable(access, error) from error
 
-    def _decoded(self, payload: bytes, path: str) -> Json:
-        return self._decoded_event(payload, path)[0]
+    def _decoded(self, payload: bytes, path: str, *, is_read: bool) -> Json:
+        return self._decoded_event(payload, path, is_read=is_read)[0]
 
-    def _decoded_event(self, payload: bytes, path: str) -> tuple[Json, bool]:
-        """Decode an answer and return whether objects were left out of it. Raises ApiError."""
+    def _decoded_event(self, payload: bytes, path: str, *, is_read: bool = False) -> tuple[Json, bool]:
+        """Decode an answer and return whether objects were left out of it. Raises ApiError.
+
+        ``is_read``: the answer to a GET. The answer to a write has all opaque parameters of the claim, and a write that succeeded must
+        not fail because of them.
+        """
         if not payload.strip():
             return {}, False
         claims = _CLAIMS.search(path)
-        opaque_of = (self.opaque_of if claims["name"] else ()) if claims else None
+        opaque_of = (self.opaque_of if claims["name"] and is_read else ()) if claims else None
         try:
             decoded = decode(payload, opaque_of=opaque_of)
         except UndecodableObject as error:
