@@ -148,6 +148,12 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
             (tmp_path / "tls.crt").write_text("rubbish")
             await asyncio.sleep(0.2)
             assert await served_name(port) == "first"
+            # A program that renews them writes one file after the other, and can be killed in between.
+            (tmp_path / "other").mkdir()
+            write_certificate(tmp_path / "other", "other")
+            (tmp_path / "tls.crt").write_bytes((tmp_path / "other" / "tls.crt").read_bytes())
+            await asyncio.sleep(0.2)
+            assert await served_name(port) == "first"
             write_certificate(tmp_path, "second")
 
             async def renewed() -> bool:

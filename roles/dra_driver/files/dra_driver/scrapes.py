@@ -13,9 +13,11 @@ from pathlib import Path
 from aiohttp import web
 
 from .api.client import ApiClient
+from .controller.certificate_keeper import load_pair
 from .controller.readers import METRICS_AUDIENCE, METRICS_PATH, Readers
 from .controller.report_page import refusal
 from .controller.web import keep_serving
+from .core.certificates import Pair
 from .logs import StateLog
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +72,10 @@ async def keep_serving_metrics(
         reloading.cancel()
 
 
+def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    load_pair(context, Pair(certificate.read_bytes(), key.read_bytes()))
+
+
 async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loaded: asyncio.Event) -> None:
     """Load the certificate whenever its files change. The previous one stays in use while the new files cannot be loaded."""
     state = StateLog(LOG)
@@ -78,7 +84,7 @@ async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loa
         try:
             stamp = tuple((seen.st_ino, seen.st_mtime_ns) for seen in (Path(certificate).stat(), Path(key).stat()))
             if stamp != last:
-                await asyncio.to_thread(context.load_cert_chain, certificate, key)
+                await asyncio.to_thread(_load, context, Path(certificate), Path(key))
                 last = stamp
                 loaded.set()
                 state.report("the certificate of the metrics endpoint is loaded", certificate=certificate)

@@ -113,7 +113,7 @@ class CertificateKeeper:
         self._use(certificates.make_certificate(active, self._names, now=now, seconds=self._seconds))
 
     def _use(self, own: Pair) -> None:
-        _load(self.context, own)
+        load_pair(self.context, own)
         self._own = own
         expires = own.parsed.not_valid_after_utc
         self._told(expires.timestamp())
@@ -121,10 +121,14 @@ class CertificateKeeper:
         self.ready.set()
 
 
-def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    """Serve connections that come from now on with a pair. The ssl module reads files alone; this one is never on a disk."""
-    descriptor = os.memfd_create("webhook-certificate")
+def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
+    """Use a certificate and key for new connections; they are never written to a disk. Raises OSError (SSLError) for a pair that does not fit.
+
+    OpenSSL deletes the key of a context that gets a certificate with another key. So a context of its own checks the pair first.
+    """
+    descriptor = os.memfd_create("certificate")
     with os.fdopen(descriptor, "wb") as file:
-        file.write(pair.certificate + pair.key)
+        file.write(pair.certificate + b"\n" + pair.key)
         file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+            each.load_cert_chain(f"/proc/self/fd/{descriptor}")
