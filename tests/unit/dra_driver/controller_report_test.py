@@ -14,9 +14,10 @@ import pytest
 from aiohttp import ClientSession, web
 from api_model import kubeconfig
 from dra_driver.api.client import ApiClient
+from dra_driver.controller import readers
 from dra_driver.controller.fleet import KEPT_SECONDS, FleetReport, report_of
 from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, Readers
+from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, Readers
 from dra_driver.controller.readers import KEPT_SECONDS as JUDGED_SECONDS
 from dra_driver.controller.report_page import add_report
 from dra_driver.core.layout_differences import ANNOTATION
@@ -87,12 +88,15 @@ class Cluster:
         }
         self.asked: list[str] = []
         self.away = False
+        self.reviews_fail_with = 0
         self.readers = {"reader"}
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
         if self.away:
             return web.json_response({"message": "away"}, status=503)
+        if request.method == "POST" and self.reviews_fail_with:
+            return web.json_response({"message": "no reviews"}, status=self.reviews_fail_with)
         if request.method == "POST":
             return web.json_response({"status": self.judged(request.path, (await request.json())["spec"])}, status=201)
         if request.path in self.about:
@@ -122,6 +126,7 @@ class Scene:
     def __init__(self) -> None:
         self.cluster, self.now, self.url = Cluster(fleet()), 1000.0, ""
         self.measurements = Measurements()
+        self.readers: Readers
 
     async def get(self, token: str | None = f"reader.{AUDIENCE}") -> tuple[int, str, Any]:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -150,7 +155,8 @@ def run(tmp_path: Path, scenario: Any) -> None:
         client = ApiClient(str(file), user_agent="test")
         application = web.Application()
         report = FleetReport(client, [DRIVER], lambda: scene.now)
-        add_report(application, report, Readers(client, lambda: scene.now), scene.measurements)
+        scene.readers = Readers(client, lambda: scene.now)
+        add_report(application, report, scene.readers, scene.measurements)
         runner, scene.url = await started(application)
         try:
             await asyncio.wait_for(scenario(scene), 60)
@@ -214,6 +220,7 @@ def test_a_right_that_was_taken_away_is_gone_soon(tmp_path: Path) -> None:
         assert (await scene.get())[0] == 200
         scene.now += JUDGED_SECONDS
         assert (await scene.get())[0] == 403
+        scene.now += REFUSED_SECONDS
         scene.cluster.away = True
         assert (await scene.get())[0] == 503
 
@@ -236,6 +243,48 @@ def test_while_the_api_server_is_away_readers_get_the_last_one(tmp_path: Path) -
         scene.cluster.away = False
         status, text, headers = await scene.get()
         assert status == 200 and "Warning" not in headers
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
+def test_failed_review_of_allowed_reader_keeps_permission(tmp_path: Path, status: int) -> None:
+    """Each of these statuses concerns the request of the controller, not the reader."""
+
+    async def scenario(scene: Scene) -> None:
+        assert (await scene.get())[0] == 200
+        scene.cluster.reviews_fail_with = status
+        scene.now += JUDGED_SECONDS
+        assert (await scene.get())[0] == 200
+        assert (await scene.get(f"new.{AUDIENCE}"))[0] == 503
+        scene.now += OUTAGE_SECONDS
+        assert (await scene.get())[0] == 503
+
+    run(tmp_path, scenario)
+
+
+def test_refused_reader_is_reviewed_again_after_30_seconds(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        for _each in range(5):
+            assert (await scene.get(f"other.{AUDIENCE}"))[0] == 403
+        assert scene.cluster.reviews() == 1
+        scene.cluster.readers.add("other")
+        scene.now += REFUSED_SECONDS
+        assert (await scene.get(f"other.{AUDIENCE}"))[0] == 200
+        assert scene.cluster.reviews() == 2
+
+    run(tmp_path, scenario)
+
+
+def test_memory_for_refused_tokens_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MOST_READERS", 3)
+
+    async def scenario(scene: Scene) -> None:
+        for number in range(6):
+            assert (await scene.get(f"other{number}.{AUDIENCE}"))[0] == 403
+        assert len(scene.readers._refused) == 3
+        assert (await scene.get(f"other5.{AUDIENCE}"))[0] == 403 and scene.cluster.reviews() == 6
+        assert (await scene.get(f"other0.{AUDIENCE}"))[0] == 403 and scene.cluster.reviews() == 7
 
     run(tmp_path, scenario)
 

@@ -169,6 +169,11 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_metrics_readers_are_reviewed_every_five_minutes(tmp_path: Path) -> None:
+    """Each node asks the API server about each scraper: at 5,000 nodes one minute would be 167 requests per second."""
+    assert scrapes.metrics_readers(ApiClient(str(tmp_path), user_agent="test"))._kept == 300
+
+
 def test_controller_serves_metrics_at_the_webhook_alone(tmp_path: Path) -> None:
     """It has a certificate there. The address of the status has no TLS."""
     webhook = {"address": "127.0.0.1:1", "names": ["n"]}

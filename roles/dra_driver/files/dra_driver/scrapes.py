@@ -14,7 +14,7 @@ from aiohttp import web
 
 from .api.client import ApiClient
 from .controller.certificate_keeper import load_pair
-from .controller.readers import METRICS_AUDIENCE, METRICS_PATH, Readers
+from .controller.readers import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, Readers
 from .controller.report_page import refusal
 from .controller.web import keep_serving
 from .core.certificates import Pair
@@ -30,7 +30,8 @@ Stamp = tuple[tuple[int, int], ...]
 
 def metrics_readers(client: ApiClient) -> Readers:
     """Return the judge of callers that may read the metrics: tokens for METRICS_AUDIENCE with the right to get METRICS_PATH."""
-    return Readers(client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=f"the nonResourceURL {METRICS_PATH}")
+    right = f"the nonResourceURL {METRICS_PATH}"
+    return Readers(client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=right, kept=METRICS_KEPT_SECONDS)
 
 
 def add_metrics(application: web.Application, text: Callable[[], bytes], readers: Readers | None) -> None:

@@ -23,6 +23,10 @@ METRICS_PATH = "/metrics"
 METRICS_AUDIENCE = "dra-accelerators-metrics"
 #: For how long nobody asks again about who may read; and, while the API server does not answer, about who was allowed before.
 KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
+#: The same for metrics, as kubelets keep an authorization: each node asks by itself, with two requests for each reader.
+METRICS_KEPT_SECONDS = 300.0
+#: How long a refusal is kept, as kubelets keep one. A scraper with a wrong token asks every few seconds.
+REFUSED_SECONDS = 30.0
 #: Whoever reaches the port can have tokens judged: so many at a time, and so many readers are remembered. Headers end at 8 KiB anyway.
 AT_ONCE, MOST_READERS = 4, 1024
 
@@ -38,6 +42,7 @@ class Readers:
     """Judges tokens for one path. ``clock`` is in seconds and never goes back.
 
     A token has to be for ``audience``, and its user needs the right to get ``path``. ``right`` names what gives that right.
+    An allowed reader is judged again after ``kept`` seconds.
     """
 
     def __init__(
@@ -48,15 +53,19 @@ class Readers:
         path: str = PATH,
         audience: str = AUDIENCE,
         right: str = "the ClusterRole dra-accelerators-report",
+        kept: float = KEPT_SECONDS,
     ) -> None:
         self._client = client
         self._clock = clock
         self._path = path
         self._audience = audience
         self._right = right
+        self._kept = kept
         self._gate = asyncio.Semaphore(AT_ONCE)
         #: By a token's hash, when it was allowed.
         self._allowed: dict[bytes, float] = {}
+        #: By a token's hash, when and why it was refused; the oldest first.
+        self._refused: dict[bytes, tuple[float, Verdict]] = {}
 
     async def judge(self, authorization: str) -> Verdict:
         """Say whether the sender of this header may read the path."""
@@ -67,18 +76,27 @@ class Readers:
         known, now = hashlib.sha256(token.encode()).digest(), self._clock()
         self._allowed = {each: at for each, at in self._allowed.items() if now - at < OUTAGE_SECONDS}
         since = self._allowed.get(known)
-        if since is not None and now - since < KEPT_SECONDS:
+        if since is not None and now - since < self._kept:
             return Verdict(200)
+        refused = self._refused.get(known)
+        if refused is not None and now - refused[0] < REFUSED_SECONDS:
+            return refused[1]
         try:
             async with self._gate:
                 found = await self._ask(token)
         except AcceleratorError as error:
-            if since is not None and not 400 <= getattr(error, "status", 500) < 500:
+            # No answer about this reader, whatever the status: 429 and 401 concern the requests of this program.
+            if since is not None:
                 return Verdict(200)
             return Verdict(503, f"The API server cannot say who may read: {error}")
         self._allowed.pop(known, None)
+        self._refused.pop(known, None)
         if found.status == 200 and len(self._allowed) < MOST_READERS:
             self._allowed[known] = now
+        elif found.status != 200:
+            self._refused[known] = now, found
+            while len(self._refused) > MOST_READERS:
+                del self._refused[next(iter(self._refused))]
         return found
 
     async def _ask(self, token: str) -> Verdict:
