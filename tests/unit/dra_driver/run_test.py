@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,27 @@ def test_planted_modules_on_pythonpath_are_not_imported(planted: Path) -> None:
 def test_run_without_a_module_explains_its_use(planted: Path) -> None:
     done = run(planted)
     assert done.returncode == 1 and "usage: python -I run.py MODULE" in done.stderr
+
+
+def test_running_process_imports_from_the_release_that_it_was_started_from(tmp_path: Path) -> None:
+    """The role switches the link ``current`` before it restarts the process, which imports some modules late."""
+    for name in ("old", "new"):
+        package = tmp_path / name / "dra_driver"
+        package.mkdir(parents=True)
+        shutil.copy(RUN, package / "run.py")
+        (package / "__init__.py").touch()
+        (package / "late.py").write_text(f"RELEASE = {name!r}\n")
+        (package / "started.py").write_text(
+            "import sys\nprint('started', flush=True)\nsys.stdin.readline()\nfrom . import late\nprint(late.RELEASE, flush=True)\n"
+        )
+    current = tmp_path / "current"
+    current.symlink_to("old")
+    command = [sys.executable, "-IB", str(current / "dra_driver" / "run.py"), "dra_driver.started"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        current.unlink()
+        current.symlink_to("new")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "old\n"

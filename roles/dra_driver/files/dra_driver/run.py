@@ -17,7 +17,8 @@ def main() -> None:
     """Run the module that the first argument names as ``__main__``, with the other arguments."""
     if len(sys.argv) < 2:
         raise SystemExit("usage: python -I run.py MODULE [ARGUMENT ...]")
-    release = Path(__file__).absolute().parent.parent
+    # Not the link ``current``: it can lead to another release while this process runs and imports modules.
+    release = Path(__file__).absolute().parent.parent.resolve()
     # An image has its packages beside the release; on a node they are in the virtual environment.
     sys.path[:0] = [str(each) for each in (release, release.parent / "packages") if each.is_dir()]
     del sys.argv[0]
