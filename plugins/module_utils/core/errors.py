@@ -156,3 +156,12 @@ def unexpected(error: Exception, doing: str) -> AcceleratorError:
         hint="This is a defect of the driver: report it with the output of `dra-driver collect`.",
         code="unexpected-error",
     )
+
+
+def to_error(error: Exception, doing: str) -> AcceleratorError:
+    """Return any exception as an AcceleratorError. ``doing`` is the beginning of the sentence, as for ``unexpected``."""
+    if isinstance(error, AcceleratorError):
+        return error
+    if isinstance(error, OSError):
+        return AcceleratorError(f"{doing} failed: {error}")
+    return unexpected(error, doing)

@@ -420,7 +420,7 @@ class ClaimService:
         """Make a prepared claim's partitions and CDI file exist again. Raises AcceleratorError."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
-            if record is None:
+            if record is None or not record.prepared:  # unprepared since, or its next prepare has failed
                 return
             watch, code = Stopwatch(self.metrics, "restore", record.kind), "internal"
             try:
@@ -464,6 +464,8 @@ class ClaimService:
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
             if record is not None and (prepared_too or not record.prepared):
+                if not record.prepared:
+                    self.suspect.add(uid)  # the reconciler undoes it where this fails
                 async with self._devices.hold(record.device_uuids):
                     await self.undo(record)
 

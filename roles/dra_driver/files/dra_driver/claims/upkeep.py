@@ -43,6 +43,7 @@ class Upkeep:
         async with self._claims.hold([uid]):
             if uid not in self._store.claims:
                 await self._service.thread(self._hands.remove_cdi, uid)
+                await self._service.thread(self._hands.files.remove, uid)
 
     async def end_companions(self, uid: str) -> None:
         """End the companions of a claim that is not there, or has none. Raises AcceleratorError."""

@@ -11,11 +11,11 @@ from typing import Any, Callable
 
 from ..claims.answers import Reporter
 from ..claims.plan import mode_goes_off
-from ..claims.recovery import plan_recovery, stale_marks
+from ..claims.recovery import RecoveryPlan, plan_recovery, stale_marks
 from ..claims.service import ClaimService
 from ..claims.settings import void_settings
 from ..claims.store_tables import Change
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, to_error
 from ..inventory import Survey
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics
@@ -49,13 +49,16 @@ class Recovery:
         self._look = look
         self._reached = reached
         self._boot_id = boot_id
+        #: What is to be done for claims of an earlier run, once the part before the first served claim is complete.
+        self._plan: RecoveryPlan | None = None
+        self._to_restore: set[str] = set()
         self._recovered = False
         self._faulty: frozenset[str] = frozenset()
         self._owing = StateLog(LOG)
         self._modes: dict[str, StateLog] = {}
 
     async def run(self) -> None:
-        """Follow the hardware until cancelled."""
+        """Follow the hardware until cancelled. A second call continues where the first has ended."""
         async for snapshot in self._snapshots.follow():
             if snapshot.survey is not None:
                 if not self._recovered:
@@ -70,41 +73,17 @@ class Recovery:
                 self._service.set_ready(snapshot.given_up)
 
     async def _recover(self, current: Survey) -> None:
-        """Bring the claims of an earlier run, or of before a reboot, to an end: prepared or cleanly gone."""
-        service, store = self._service, self._service.store
+        """Restore the claims of an earlier run, or undo those that it has not finished. A completed part is not repeated."""
+        service = self._service
         with operation():
-            files = await service.thread(service.hands.cdi_uids)
-            invalid = await service.thread(service.hands.invalid_cdi_uids)
-            plan = plan_recovery(
-                store.claims,
-                files,
-                current.devices,
-                store.meta,
-                dynamic=current.dynamic,
-                boot_id=self._boot_id,
-                invalid=invalid,
-            )
-            self._reached("recovery-planned")
-            marks = {
-                **stale_marks(current.devices, store.meta),
-                **service.undoing.ownership.voided(),
-                **void_settings(store.meta, self._boot_id),
-            }
-            if marks:
-                await store.commit(Change(meta=marks))
-            service.suspect.update(plan.restore)
-            for uid in plan.undo:
-                await self._step(service.forget(uid), "undo", uid)
-            for uid in plan.stale_files:
-                await self._step(service.thread(service.hands.remove_cdi, uid), "remove-cdi", uid)
-            for uid in set(await service.thread(service.hands.files.uids)) - set(store.claims):
-                await self._step(service.thread(service.hands.files.remove, uid), "remove-metadata", uid)
-            for change in plan.mode_changes:
-                await self._step(service.upkeep.switch_off(change.device_uuid), "switch-off", change.device_uuid)
+            if self._plan is None:
+                self._plan = await self._clean_up(current)
+                self._to_restore = set(self._plan.restore)
+            plan = self._plan
             # From here on the kubelet is served: a claim that it asks for is restored then and there.
             service.set_ready()
             self._conditions.report(PART)
-            await asyncio.gather(*(self._step(service.restore(uid), "restore", uid) for uid in plan.restore))
+            await asyncio.gather(*(self._restore(uid) for uid in plan.restore if uid in self._to_restore))
             for uid in await self._orphans():
                 await self._step(service.upkeep.end_companions(uid), "end-companions", uid)
             if plan.undo or plan.restore or plan.stale_files or plan.mode_changes:
@@ -114,17 +93,56 @@ class Recovery:
                 )
                 await self._look()
 
+    async def _clean_up(self, current: Survey) -> RecoveryPlan:
+        """Plan the recovery, and do the part of it that no claim may be served before. Returns the plan."""
+        service, store = self._service, self._service.store
+        files = await service.thread(service.hands.cdi_uids)
+        invalid = await service.thread(service.hands.invalid_cdi_uids)
+        plan = plan_recovery(
+            store.claims,
+            files,
+            current.devices,
+            store.meta,
+            dynamic=current.dynamic,
+            boot_id=self._boot_id,
+            invalid=invalid,
+        )
+        self._reached("recovery-planned")
+        marks = {
+            **stale_marks(current.devices, store.meta),
+            **service.undoing.ownership.voided(),
+            **void_settings(store.meta, self._boot_id),
+        }
+        if marks:
+            await store.commit(Change(meta=marks))
+        service.suspect.update(plan.restore)
+        for uid in plan.undo:
+            # Whatever was prepared since the plan was made stays.
+            await self._step(service.forget(uid, prepared_too=False), "undo", uid)
+        for uid in plan.stale_files:
+            await self._step(service.upkeep.remove_files(uid), "remove-cdi", uid)
+        for uid in set(await service.thread(service.hands.files.uids)) - set(store.claims):
+            await self._step(service.upkeep.remove_files(uid), "remove-metadata", uid)
+        for change in plan.mode_changes:
+            await self._step(service.upkeep.switch_off(change.device_uuid), "switch-off", change.device_uuid)
+        return plan
+
+    async def _restore(self, uid: str) -> None:
+        await self._step(self._service.restore(uid), "restore", uid)
+        self._to_restore.discard(uid)
+
     async def _catch_up(self, current: Survey, faults: Collection[str]) -> None:
-        """Do on devices that answer again, or at last, what had to wait: undo what is owed, make prepared claims exist again."""
+        """Undo pending cleanups and restore prepared claims on devices that answer again."""
         service = self._service
         healed = self._faulty - set(faults)
         for uuid in sorted(service.undoing.owing - set(faults)):
             try:
                 await service.upkeep.settle(uuid)
-            except AcceleratorError as error:
-                self._owing.report(f"what is owed on {uuid} cannot be undone yet: {error}", level=logging.WARNING)
+            except Exception as error:  # noqa: BLE001  the error of one device is this device's own
+                text = to_error(error, f"The pending cleanup of {uuid}")
+                self._owing.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
             else:
-                self._owing.report("nothing is owed", level=logging.DEBUG)
+                self._owing.report("no cleanup is pending", level=logging.DEBUG)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
         # Left on by a run before this one, on a device that is read late; or it did not go off when its last claim did.
         for uuid in sorted(current.devices.keys() - held):
@@ -139,8 +157,9 @@ class Recovery:
         state = self._modes.setdefault(uuid, StateLog(LOG))
         try:
             await self._service.upkeep.switch_off(uuid)
-        except AcceleratorError as error:
-            state.report(f"partitioning stays on: {error}", level=logging.WARNING, device=uuid)
+        except Exception as error:  # noqa: BLE001  the error of one device is this device's own
+            text = to_error(error, f"Switching partitioning of {uuid} off")
+            state.report(f"partitioning stays on: {text}", level=logging.WARNING, device=uuid)
             self._metrics.recovery_step("switch-off", "failure")
         else:
             state.report("partitioning is off, as it was before its claims", device=uuid)
@@ -149,20 +168,25 @@ class Recovery:
     async def _orphans(self) -> tuple[str, ...]:
         try:
             return await self._service.upkeep.orphans()
-        except AcceleratorError as error:
-            LOG.warning("recovery: the programs that run for claims cannot be told: %s", error)
+        except Exception as error:  # noqa: BLE001  the claims go on without the list of programs
+            text = to_error(error, "Listing the programs that run for claims")
+            LOG.warning("recovery: the programs that run for claims cannot be listed: %s", text)
             return ()
 
     async def _step(self, work: Awaitable[Any], what: str, subject: str) -> None:
+        """Do one step. No exception of it ends the recovery: it concerns this claim, or this device, alone."""
         outcome = "failure"
         try:
             await work
             outcome = "success"
-        except (AcceleratorError, OSError) as error:
-            LOG.warning("recovery: %s failed: %s", what, error, extra=fields(subject=subject))
+        except Exception as error:
+            if not isinstance(error, (AcceleratorError, OSError)):
+                LOG.exception("recovery: unexpected exception", extra=fields(step=what, subject=subject))
+            failure = to_error(error, f"Step {what} of the recovery of {subject}")
+            LOG.warning("recovery: %s failed: %s", what, failure, extra=fields(subject=subject))
             record = self._service.store.claims.get(subject)
-            if record is not None and isinstance(error, AcceleratorError):
-                self._reporter.failed(record.reference, "Restore" if what == "restore" else "Unprepare", error)
+            if record is not None and not isinstance(error, OSError):
+                self._reporter.failed(record.reference, "Restore" if what == "restore" else "Unprepare", failure)
         else:
             LOG.info("recovery: %s", what, extra=fields(subject=subject))
         finally:

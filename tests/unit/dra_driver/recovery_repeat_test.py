@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The recovery at start, with unexpected exceptions in its steps: they concern one claim, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from claim_steps import SMALL, SMALL_2, prepare, unprepare
+from dra_driver.claims.execute import Hands
+from dra_driver.core.model import Fault
+from dra_driver.supervisors.recovery import Recovery
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
+from machine_model import POOL, Claims, Node
+
+
+class Restart:
+    """A node whose driver starts again, with a function that is called with each stage of its work on claims."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.claims = Claims()
+        self.snapshots = Shared(Snapshot())
+        self.conditions = Conditions("claims")
+        self.stages: list[str] = []
+        #: The stages at whose completion an exception is raised, once for each entry.
+        self.defects: list[str] = []
+        self.stops_at = ""
+        self.has_stopped, self.may_continue = threading.Event(), threading.Event()
+
+    async def prepare_before(self, *devices: str) -> list[str]:
+        """Prepare claims in an earlier run, remove their CDI files, and return their UIDs."""
+        node = Node(self.folder, self.claims)
+        await node.start()
+        uids = []
+        for number, device in enumerate(devices):
+            reference = self.claims.allocate(f"old-{number}", device)
+            assert await prepare(node, reference) == ""
+            node.service.hands.remove_cdi(reference.uid)
+            uids.append(reference.uid)
+        node.close()
+        return uids
+
+    async def start(self) -> tuple[Node, asyncio.Task[None]]:
+        node = Node(self.folder, self.claims, reached=self.reached)
+        await node.look()
+        assert node.survey is not None
+        recovery = Recovery(
+            node.service,
+            snapshots=self.snapshots,
+            conditions=self.conditions,
+            reporter=node.reports,
+            look=node.look,
+            reached=self.stages.append,
+            boot_id=node.boot_id,
+        )
+        work = asyncio.ensure_future(keep("recovery", recovery.run))
+        self.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=1.0))
+        return node, work
+
+    def reached(self, stage: str) -> None:
+        if stage == self.stops_at:
+            self.stops_at = ""
+            self.has_stopped.set()
+            assert self.may_continue.wait(10)
+        if stage in self.defects:
+            self.defects.remove(stage)
+            raise ValueError(f"a defect at {stage}")
+
+
+async def until(condition: object) -> None:
+    async def wait() -> None:
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), 10)
+
+
+def test_exception_in_restore_does_not_undo_claim_prepared_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a claim is being prepared, the restore of another one fails and the supervisor begins anew."""
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
+
+    async def main() -> None:
+        restart = Restart(tmp_path)
+        (old,) = await restart.prepare_before(SMALL)
+        restart.defects = ["cdi-written"]
+        node, work = await restart.start()
+        await until(lambda: not restart.defects and not restart.conditions.problems)
+        restart.stops_at = "recorded-preparing"
+        new = restart.claims.allocate("new", "gpu-1-mig-1g10gb-19-0")
+        preparing = asyncio.ensure_future(prepare(node, new))
+        await until(restart.has_stopped.is_set)
+        await asyncio.sleep(0.3)  # in this time the supervisor ran again
+        restart.may_continue.set()
+        assert await preparing == ""
+        await asyncio.sleep(0.3)
+        assert node.store.claims[new.uid].prepared
+        assert new.uid in node.cdi_files()
+        assert restart.stages.count("recovery-planned") == 1
+        (failure,) = node.reports.failures
+        assert failure[0].uid == old and "ValueError" in str(failure[2])
+        work.cancel()
+        node.close()
+
+    asyncio.run(main())
+
+
+def test_exception_in_one_restore_leaves_the_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        restart = Restart(tmp_path)
+        uids = await restart.prepare_before(SMALL, SMALL_2, "gpu-1")
+        restart.defects = ["cdi-written"]
+        node, work = await restart.start()
+        await until(lambda: restart.stages.count("recovery-step-done") == 3)
+        assert len(node.service.suspect) == 1
+        (failed,) = node.service.suspect
+        reference = node.store.claims[failed].reference
+        assert await prepare(node, reference) == "", "what failed is repeated when the kubelet asks"
+        assert sorted(node.cdi_files()) == sorted(uids)
+        work.cancel()
+        node.close()
+
+    asyncio.run(main())
+
+
+def test_exception_before_the_first_served_claim_repeats_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
+
+    async def main() -> None:
+        restart = Restart(tmp_path)
+        (old,) = await restart.prepare_before(SMALL)
+        node, work = await restart.start()
+        failures = [RuntimeError("the folder cannot be listed")]
+        list_uids = Hands.invalid_cdi_uids
+
+        def uids(hands: Hands) -> tuple[str, ...]:
+            if failures:
+                raise failures.pop()
+            return list_uids(hands)
+
+        monkeypatch.setattr(Hands, "invalid_cdi_uids", uids)
+        await until(lambda: old in node.cdi_files())
+        assert not failures
+        work.cancel()
+        node.close()
+
+    asyncio.run(main())
+
+
+def test_unexpected_error_of_a_device_that_answers_again_keeps_no_claim_from_being_served(tmp_path: Path) -> None:
+    async def main() -> None:
+        restart = Restart(tmp_path)
+        (old,) = await restart.prepare_before(SMALL)
+        node, work = await restart.start()
+        await until(lambda: old in node.cdi_files())
+        # The partition of a claim that was unprepared with a fault of its device is still to be destroyed.
+        reference = node.store.claims[old].reference
+        node.backend.faults[0] = Fault("unknown-error", "999")
+        await node.look()
+        assert await unprepare(node, reference) == ""
+        assert node.owing()
+        node.backend.faults.clear()
+        restart.defects = ["partition-destroyed"]
+        node.service.set_ready("the hardware does not answer")
+        await node.look()
+        assert node.survey is not None
+        restart.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=2.0))
+        await until(lambda: not restart.defects)
+        new = restart.claims.allocate("new", "gpu-1")
+        assert await prepare(node, new) == ""
+        work.cancel()
+        node.close()
+
+    asyncio.run(main())
