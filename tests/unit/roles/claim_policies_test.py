@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The policy that limits which fields of claims the controller can patch."""
+"""The policies that limit which claims the controller and the node drivers can change, and which fields."""
 
 from __future__ import annotations
 
@@ -8,40 +8,80 @@ from typing import Any
 
 import pytest
 from policies import denials, matches
-from token_policies_test import CONTROLLER, written
+from token_policies_test import CONTROLLER, DRIVER, NODE, written
 
-OWN = "dra.accelerators/own"
+OWN, KEPT = "dra.accelerators/own", "example.com/kept"
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "1"}
 RESERVED = [{"resource": "pods", "name": "pod", "uid": "2"}]
-STATUS = {"allocation": {"devices": {"results": []}}, "reservedFor": RESERVED}
-STORED = {"metadata": {"name": "claim", "finalizers": [OWN]}, "status": STATUS}
+NVIDIA, OTHER = "gpu.nvidia.com", "other.example.com"
 Objects = list[dict[str, Any]]
+
+
+def status(*drivers: str) -> dict[str, Any]:
+    """Return the status of a claim that has one device of each driver on node n1, and that a pod has reserved."""
+    devices = [{"driver": driver, "pool": "n1", "device": "gpu-0"} for driver in drivers]
+    return {
+        "allocation": {"devices": {"results": devices}, "nodeSelector": selector()},
+        "reservedFor": RESERVED,
+        "devices": devices,
+    }
+
+
+def selector(**changes: Any) -> dict[str, Any]:
+    """Return the node selector that the scheduler writes for a claim on node n1, with changes of its only term."""
+    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    return {"nodeSelectorTerms": [{"matchFields": [field], **changes}]}
+
+
+STATUS = status(NVIDIA)
 
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """The policies that the controller's role writes."""
-    read = {"read": {"__dra_controller_token_defaults": {"audiences": ["api"]}}}
-    objects = written(tmp_path_factory.mktemp("controller"), "dra_controller", "__dra_controller_objects", read)["read"]
+    """The policies that the roles of the controller and the driver write."""
+    answer = {"audiences": ["api"]}
+    read = {"read": {"__dra_driver_token_defaults": answer, "__dra_controller_token_defaults": answer}}
+    roles = {"dra_controller": "__dra_controller_objects", "dra_driver": "__dra_driver_shared_objects"}
+    objects = [
+        each
+        for role, expression in roles.items()
+        for each in written(tmp_path_factory.mktemp(role), role, expression, read)["read"]
+    ]
     return [each for each in objects if each["kind"] == "ValidatingAdmissionPolicy"]
 
 
-def denied(policies: Objects, metadata: dict[str, Any], status: dict[str, Any], user: str = CONTROLLER) -> list[str]:
-    """Return the reasons for which a patch of the stored claim is denied."""
-    changed = {"metadata": {"name": "claim", **metadata}, "status": status}
-    asking = [
-        each
-        for each in policies
-        if all(matches(each, "resource.k8s.io", one, "UPDATE") for one in ("resourceclaims", "resourceclaims/status"))
-    ]
-    request = {"userInfo": {"username": user}}
-    return [text for each in asking for text in denials(each, request=request, object=changed, oldObject=STORED)]
+def denied(
+    policies: Objects,
+    old: dict[str, Any],
+    new: dict[str, Any],
+    user: str = CONTROLLER,
+    resource: str = "resourceclaims/status",
+) -> list[str]:
+    """Return the reasons for which an update of a claim is denied. ``old`` and ``new`` are its status and finalizers."""
+
+    def claim(parts: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": "claim", **parts.get("metadata", {})}, "status": parts["status"]}
+
+    asking = [each for each in policies if matches(each, "resource.k8s.io", resource, "UPDATE")]
+    assert asking
+    request = {"userInfo": {"username": user, "extra": {NODE: ["n1"]}}}
+    return [text for each in asking for text in denials(each, request=request, object=claim(new), oldObject=claim(old))]
 
 
-def test_cleanup_patches_of_controller_are_allowed(policies: Objects) -> None:
-    assert denied(policies, {"finalizers": []}, STATUS) == []
-    assert denied(policies, {}, STATUS) == []
-    assert denied(policies, {"finalizers": [OWN]}, {}) == []
+def stored(*drivers: str, finalizers: tuple[str, ...] = (KEPT, OWN)) -> dict[str, Any]:
+    """Return a claim with devices of these drivers."""
+    return {"metadata": {"finalizers": list(finalizers)}, "status": status(*drivers)}
+
+
+@pytest.mark.parametrize("drivers", [(NVIDIA,), (OTHER, NVIDIA)])
+def test_cleanup_patches_of_controller_are_allowed(policies: Objects, drivers: tuple[str, ...]) -> None:
+    old = stored(*drivers)
+    assert denied(policies, old, {**old, "metadata": {"finalizers": [KEPT]}}, resource="resourceclaims") == []
+    assert denied(policies, old, old) == []
+    for empty in ({}, {"reservedFor": [], "devices": []}):
+        assert denied(policies, old, {**old, "status": empty}) == []
+    only_own = stored(*drivers, finalizers=(OWN,))
+    assert denied(policies, only_own, {"status": only_own["status"]}, resource="resourceclaims") == []
 
 
 @pytest.mark.parametrize(
@@ -50,13 +90,60 @@ def test_cleanup_patches_of_controller_are_allowed(policies: Objects) -> None:
         ({"ownerReferences": [OWNER]}, STATUS, "owners"),
         ({"labels": {"a": "b"}}, STATUS, "labels"),
         ({"annotations": {"a": "b"}}, STATUS, "annotations"),
-        ({"finalizers": [OWN, "example.com/kept"]}, STATUS, "finalizer"),
-        ({}, {**STATUS, "allocation": {"devices": {"results": [{"device": "gpu-9"}]}}}, "allocation"),
-        ({}, {**STATUS, "reservedFor": [*RESERVED, {"resource": "pods", "name": "other", "uid": "3"}]}, "reserve"),
+        ({"finalizers": [KEPT, OWN, "example.com/added"]}, STATUS, "add no finalizer"),
+        ({"finalizers": [OWN]}, STATUS, "begin with dra.accelerators/"),
+        ({}, STATUS, "begin with dra.accelerators/"),
+        ({"finalizers": []}, {}, "begin with dra.accelerators/"),
+        ({"finalizers": [KEPT, OWN]}, status(NVIDIA, OTHER), "change the status otherwise"),
+        (
+            {"finalizers": [KEPT, OWN]},
+            {**STATUS, "reservedFor": [*RESERVED, {"resource": "pods", "name": "other", "uid": "3"}]},
+            "change the status otherwise",
+        ),
+        ({"finalizers": [KEPT, OWN]}, {**STATUS, "reservedFor": []}, "change the status otherwise"),
+        ({"finalizers": [KEPT, OWN]}, {**STATUS, "devices": []}, "change the status otherwise"),
+        ({"finalizers": [KEPT, OWN]}, {"reservedFor": RESERVED}, "change the status otherwise"),
+        ({"finalizers": [KEPT, OWN]}, {"devices": STATUS["devices"]}, "change the status otherwise"),
     ],
 )
 def test_other_patches_of_controller_are_denied(
     policies: Objects, metadata: dict[str, Any], status: dict[str, Any], reason: str
 ) -> None:
-    assert any(reason in text for text in denied(policies, metadata, status))
-    assert denied(policies, metadata, status, user="system:kube-scheduler") == []
+    old, new = stored(NVIDIA), {"metadata": metadata, "status": status}
+    assert any(reason in text for text in denied(policies, old, new))
+    assert denied(policies, old, new, user="system:kube-scheduler") == []
+
+
+@pytest.mark.parametrize("drivers", [(OTHER,), ()])
+def test_controller_change_of_claim_without_own_device_is_denied(policies: Objects, drivers: tuple[str, ...]) -> None:
+    reason = "have a device of the drivers"
+    for old in (stored(*drivers), {**stored(), "status": {}}):
+        released = {**old, "metadata": {"finalizers": [KEPT]}}
+        assert any(reason in text for text in denied(policies, old, released, resource="resourceclaims"))
+    deallocated = {**stored(*drivers), "status": {}}
+    assert any(reason in text for text in denied(policies, stored(*drivers), deallocated))
+
+
+SELECTORS: list[tuple[dict[str, Any], bool]] = [
+    (selector(), True),
+    (selector(matchExpressions=[]), True),
+    (selector(matchFields=[{"key": "metadata.name", "operator": "In", "values": ["n2"]}]), False),
+    (selector(matchFields=[{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]), False),
+    (selector(matchFields=[{"key": "metadata.other", "operator": "In", "values": ["n1"]}]), False),
+    (selector(matchFields=[{"key": "metadata.name", "operator": "Exists"}]), False),
+    (selector(matchFields=[{"key": "metadata.name", "operator": "In", "values": ["n1", "n2"]}]), False),
+    (selector(matchExpressions=[{"key": "zone", "operator": "In", "values": ["a"]}]), False),
+    ({"nodeSelectorTerms": [{"matchExpressions": [{"key": "n1", "operator": "Exists"}]}]}, False),
+    ({"nodeSelectorTerms": selector()["nodeSelectorTerms"] * 2}, False),
+    ({"nodeSelectorTerms": []}, False),
+]
+
+
+@pytest.mark.parametrize(("nodes", "allowed"), SELECTORS)
+def test_node_driver_writes_status_of_claims_of_own_node_only(
+    policies: Objects, nodes: dict[str, Any], allowed: bool
+) -> None:
+    old = {"status": {**STATUS, "allocation": {**STATUS["allocation"], "nodeSelector": nodes}}}
+    new = {"status": {**old["status"], "devices": []}}
+    found = denied(policies, old, new, user=DRIVER)
+    assert (found == []) if allowed else any("allocated on its own node only" in text for text in found)
