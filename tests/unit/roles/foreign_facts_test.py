@@ -29,10 +29,12 @@ CONTROLLER_ACTIONS = (
     "set_fact",
 )
 HARMLESS = {
-    "dra_driver/tasks/pod_back.yml: Leave the node the driver that it had": "pod.yml, which includes it, has pinned the names",
+    "dra_driver/tasks/pod_back.yml: Leave the node the driver that it had": "main.yml has pinned the names",
     "python_environment/tasks/present.yml: Name the release of the node programs": "its words come from the role's vars, which facts do not replace",
     "node_features/tasks/main.yml: Note that there is no feature file any more": "it only removes a note of this collection",
 }
+#: Facts of dra_driver's tasks: from there on they use these, and the names that main.yml has pinned.
+PINNED = {"__dra_driver_named", "__dra_driver_pod_set_named", "__dra_driver_pinned"}
 HOSTILE = {"dra_driver_node_name": "victim", "accelerator_report": {}, "distribution": "Debian"}
 
 
@@ -100,7 +102,7 @@ def test_roles_that_use_the_operators_rights_have_the_guard() -> None:
 
 
 def test_no_task_acts_on_the_controller_after_an_answer_without_a_guard() -> None:
-    """Between an answer of the host and a write with the operator's rights stands the guard, or set_fact has pinned the names that are used."""
+    """Between an answer of the host and a write with the operator's rights stands the guard, or each host has named its node."""
     unguarded = []
     for path in role_files():
         answered = ""
@@ -108,7 +110,7 @@ def test_no_task_acts_on_the_controller_after_an_answer_without_a_guard() -> Non
             module = module_of(task)
             if task.get("name") == GUARD:
                 answered = ""
-            elif "dra_driver_node_name" in (task.get("ansible.builtin.set_fact") or {}):
+            elif PINNED & set(task.get("ansible.builtin.set_fact") or {}):
                 break
             elif task.get("delegate_to") == "localhost":
                 name = f"{path.relative_to(ROOT / 'roles')}: {task['name']}"
@@ -147,3 +149,28 @@ def test_guard_accepts_facts_that_do_not_become_variables(tmp_path: Path, monkey
     monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "false")
     played = play(tmp_path, [cached, guard], {"n1": {}})
     assert played.status == 0, played.output
+
+
+def test_pinned_names_end_with_the_role(tmp_path: Path) -> None:
+    """A later play can name another cluster: facts that a set_fact leaves under these names would take precedence over its variables."""
+    document = yaml.safe_load((ROOT / "roles/dra_driver/tasks/main.yml").read_text("utf-8"))
+    pin = next(task for task in document if "__dra_driver_pinned" in (task.get("ansible.builtin.set_fact") or {}))
+    (block,) = (task for task in document if "dra_driver_kubeconfig" in (task.get("vars") or {}))
+    assert set(block["vars"]) == {"dra_driver_node_name", "dra_driver_kubeconfig", "dra_driver_context"}
+    assert "Set the driver up, or take it away" in [task["name"] for task in block["block"]]
+    told = {
+        "ansible.builtin.debug": {"msg": "{{ [dra_driver_node_name, dra_driver_kubeconfig] | to_json | b64encode }}"}
+    }
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/hostile.py").write_text(
+        "from ansible.module_utils.basic import AnsibleModule\n"
+        f"AnsibleModule({{}}).exit_json(ansible_facts={HOSTILE!r})\n",
+        encoding="utf-8",
+    )
+    for path in ROOT.glob("roles/dra_driver/tasks/*.yml"):
+        for task in tasks_of(yaml.safe_load(path.read_text("utf-8"))):
+            assert not set(block["vars"]) & set(task.get("ansible.builtin.set_fact") or {}), path
+    options = {"dra_driver_node_name": "n", "dra_driver_kubeconfig": "/first", "dra_driver_context": ""}
+    tasks = [pin, {"vars": block["vars"], "block": [{"hostile": {}}, told]}]
+    played = play(tmp_path, tasks, {"n1": options}, "--module-path", str(tmp_path / "library"))
+    assert played.told == {"n1": ["n", "/first"]}, played.output
