@@ -76,6 +76,7 @@ def device_facts(device: Device) -> dict[str, Any]:
             "enabled": partitioning.enabled,
             "pending": partitioning.pending,
             "needs_reset": partitioning.needs_reset,
+            "blocked": partitioning.blocked,
         },
         "profiles": [profile_facts(profile) for profile in device.profiles],
         "partitions": [partition_facts(partition) for partition in device.partitions],

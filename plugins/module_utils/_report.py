@@ -158,6 +158,15 @@ def _notes(device: Device) -> list[dict[str, str]]:
         for sign in device.health.signs
         if sign.severity != Severity.INFORMATIVE
     ]
+    if device.partitioning.blocked:
+        notes.append(
+            attention(
+                "no-partitions",
+                f"{device.describe()}: no partition can be made at present, so only the whole device is offered",
+                device.partitioning.blocked,
+                device.uuid,
+            )
+        )
     if device.partitioning.pending != device.partitioning.enabled:
         notes.append(
             attention(

@@ -197,10 +197,12 @@ devices:
       returned: success
       sample: {"memory": 85520809984}
     partitioning:
-      description: Whether the device can be partitioned, is, will be after its next reset, and whether it needs one.
+      description:
+        - Whether the device can be partitioned, is, will be after its next reset, and whether it needs one.
+        - C(blocked) says why no partition can be made at present, and what to do; it is empty where one can.
       type: dict
       returned: success
-      sample: {"supported": true, "enabled": true, "pending": true, "needs_reset": false}
+      sample: {"supported": true, "enabled": true, "pending": true, "needs_reset": false, "blocked": ""}
     profiles:
       description: The kinds of partitions that the device offers.
       type: list

@@ -227,7 +227,7 @@ ansible_facts:
           description:
             - What somebody should look at, each with a C(code), a C(message), a C(remedy) and, where it is of one, the UUID of the C(device). Of a fleet
               also with the C(node), which is empty for what is of no one node.
-            - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(made-by-hand),
+            - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(no-partitions), V(made-by-hand),
               V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(node-unknown), V(not-published),
               V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ) and V(not-explained).
           returned: success

@@ -33,7 +33,9 @@ def document_of(device: Device) -> dict[str, Any]:
     found["capacities"] = dict(device.capacities)
     # Releases before it came know of no device without a mode, and read documents of all others.
     found["partitioning"] = {
-        name: value for name, value in vars(device.partitioning).items() if name != "has_mode" or not value
+        name: value
+        for name, value in vars(device.partitioning).items()
+        if name not in ("has_mode", "blocked") or (name == "has_mode" and not value)
     }
     found["profiles"] = [_profile_document(profile) for profile in device.profiles]
     found["linked"] = list(device.linked)

@@ -220,3 +220,24 @@ def a_chip_is_reset_when_nobody_uses_it(stage: Stage) -> None:
     stage.backend.destroy_partition(npu.uuid, made.instance_id)
     stage.backend.reset([npu.uuid])
     assert not stage.first().health.signs
+
+
+@on("8xA3", multi_die_policy="union")
+def chips_whose_mode_forbids_slices_are_offered_whole(stage: Stage) -> None:
+    npu = stage.first()
+    assert "multi-die-policy -d 1" in npu.partitioning.blocked
+    assert [offer.kind for offer in stage.backend.offers(npu, True)] == ["device"]
+
+
+@on("8x910B3")
+def slices_are_offered_again_when_the_mode_allows_them(stage: Stage) -> None:
+    from dra_driver.core.ascend import chips
+
+    chips.HINDRANCE_SECONDS = 0.0
+    assert len(stage.backend.offers(stage.first(), True)) > 1
+    stage.by_hand("vnpu-mode", "-d", "1")
+    npu = stage.first()
+    assert "vnpu-mode -d 0" in npu.partitioning.blocked and len(stage.backend.offers(npu, True)) == 1
+    stage.by_hand("vnpu-mode", "-d", "0")
+    npu = stage.first()
+    assert npu.partitioning.blocked == "" and len(stage.backend.offers(npu, True)) > 1

@@ -7,14 +7,16 @@ Whatever asks the source here is called on the lane of the chip that it asks abo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .. import pci
-from ..errors import BackendUnavailable, DeviceFaulty, NotFound
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..model import (
     UNKNOWN_ERROR,
     AttributeValue,
@@ -39,6 +41,8 @@ from .tool import Templates
 
 #: A chip that is not cut does not tell how many cores a slice of an unknown template has: it is taken for a large one.
 _LARGE, _SMALL = 2, 1
+#: For how long it is taken that the machine's modes are what they were.
+HINDRANCE_SECONDS = 60.0
 
 
 @dataclass
@@ -85,6 +89,7 @@ class Chips:
         self._kept: dict[str, Chip] = {}
         self._last: dict[str, Device] = {}
         self._attributes: dict[str, Mapping[str, AttributeValue]] = {}
+        self._hindrances: dict[Spot, tuple[float, str]] = {}  # each on its chip's lane
 
     @property
     def driver_version(self) -> str:
@@ -305,6 +310,7 @@ class Chips:
                 enabled=bool(partitions),
                 pending=bool(partitions),
                 has_mode=False,
+                blocked=self._hindrance(chip.spot) if readings is not None else "",
             ),
             profiles=chip.profiles,
             partitions=partitions,
@@ -318,6 +324,16 @@ class Chips:
         with self._lock:
             self._last[device.uuid] = device
         return device
+
+    def _hindrance(self, spot: Spot) -> str:
+        """Return what of the machine's modes keeps a chip from being cut. It is asked once a minute: npu-smi takes its time for it."""
+        now = time.monotonic()
+        asked, known = self._hindrances.get(spot, (now - HINDRANCE_SECONDS, ""))
+        if now - asked >= HINDRANCE_SECONDS:
+            with contextlib.suppress(AcceleratorError):  # who does not tell hinders nothing that is known
+                known = self.source.hindrance(spot)
+            self._hindrances[spot] = (now, known)
+        return known
 
     def _with_attributes(self, chip: Chip, device: Device) -> Device:
         """Return a device with its attributes: while it is not settled how it lies to others, as if it was alone."""
