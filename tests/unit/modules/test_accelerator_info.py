@@ -31,7 +31,13 @@ def test_facts_of_all_devices(node: Node) -> None:
     assert [device["index"] for device in result["devices"]] == list(range(8))
     first, second = result["devices"][:2]
     assert first["product"] == "NVIDIA H100 80GB HBM3"
-    assert first["partitioning"] == {"supported": True, "enabled": False, "pending": False, "needs_reset": False}
+    assert first["partitioning"] == {
+        "supported": True,
+        "enabled": False,
+        "pending": False,
+        "needs_reset": False,
+        "blocked": "",
+    }
     assert {profile["name"] for profile in first["profiles"]} >= {"1g.10gb", "3g.40gb", "7g.80gb"}
     assert first["partitions"] == []
     assert first["health"] == {"healthy": True, "causes": [], "signs": []}
