@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from dra_driver import renew_token
 from dra_driver.api.kubeconfig import load_access
-from dra_driver.api.token import Claims, refusal
+from dra_driver.api.token import Claims, read_claims, refusal
 from dra_driver.core.certificates import make_authority
 from dra_driver.core.system import System
 from dra_driver.supervisors.identity import IdentityKeeper
@@ -27,8 +27,9 @@ ACCOUNT = "system:serviceaccount:dra-accelerators:driver-node-1"
 LIFETIME = 2592000
 
 
-def token_of(server: TokenServer, age: float, node: str = "node-1") -> str:
-    return web_token(ACCOUNT, node, server.nodes["node-1"], issued=time.time() - age, lifetime=LIFETIME)
+def token_of(server: TokenServer, age: float, node: str = "node-1", audiences: list[str] | None = None) -> str:
+    uid = server.nodes["node-1"]
+    return web_token(ACCOUNT, node, uid, issued=time.time() - age, lifetime=LIFETIME, audiences=audiences)
 
 
 def renew(kubeconfig: Path) -> int:
@@ -90,6 +91,37 @@ def test_renew_by_address_uses_tls_server_name_and_no_proxy(
     else:
         assert keeper(kubeconfig)[0].look() > 600
     assert load_access(str(kubeconfig)).token in server.valid
+
+
+def test_renew_after_change_of_issuer_requests_audiences_of_the_present_token(
+    server: TokenServer, tmp_path: Path
+) -> None:
+    """The policy for token requests lists the audiences of the last playbook run, and all nodes renew their tokens meanwhile."""
+    old, new = "https://old.example", "https://new.example"
+    server.audiences, server.allowed_audiences = [old], [old]
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7, audiences=[old]))
+    assert renew(kubeconfig) == 0 and "audiences" not in server.requests[-1]
+    server.audiences = [new, old]
+    server.kubeconfig(kubeconfig, token_of(server, age=LIFETIME * 0.7, audiences=[old]))
+    assert renew(kubeconfig) == 0
+    claims = read_claims(load_access(str(kubeconfig)).token)
+    assert claims is not None and claims.audiences == (old,)
+    # After a playbook run the token is for both again, so that it outlasts the removal of the old issuer.
+    server.allowed_audiences = [new, old]
+    server.kubeconfig(kubeconfig, token_of(server, age=LIFETIME * 0.7, audiences=[old]))
+    assert renew(kubeconfig) == 0
+    claims = read_claims(load_access(str(kubeconfig)).token)
+    assert claims is not None and claims.audiences == (new, old)
+
+
+def test_renew_rejected_for_all_audiences_keeps_the_token(
+    server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.allowed_audiences = []
+    old = token_of(server, age=LIFETIME * 0.7, audiences=["https://old.example"])
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
+    assert renew(kubeconfig) == 1 and "403" in capsys.readouterr().err
+    assert load_access(str(kubeconfig)).token == old and len(server.requests) == 2
 
 
 @given(st.floats(600, 1e8), st.floats(0, 2))

@@ -20,7 +20,14 @@ def part(content: dict[str, Any]) -> str:
 
 
 def web_token(
-    account: str, node: str, uid: str, *, issued: float, lifetime: float, signature: str = "c2lnbmF0dXJl"
+    account: str,
+    node: str,
+    uid: str,
+    *,
+    issued: float,
+    lifetime: float,
+    signature: str = "c2lnbmF0dXJl",
+    audiences: list[str] | None = None,
 ) -> str:
     """A JSON web token as the API server makes them for a service account, bound to a Node object."""
     claims = {
@@ -28,6 +35,7 @@ def web_token(
         "iat": int(issued),
         "exp": int(issued + lifetime),
         "kubernetes.io": {"node": {"name": node, "uid": uid}} if node else {},
+        **({"aud": audiences} if audiences else {}),
     }
     return f"{part({'alg': 'none'})}.{part(claims)}.{signature}"
 
@@ -43,6 +51,8 @@ class TokenServer(JsonServer):
         self.binds = True
         self.longest = 1 << 40
         self.audiences = ["https://kubernetes.default.svc.cluster.local"]
+        #: Audiences that an admission policy allows; None for no policy. It sees the defaults where a request names none.
+        self.allowed_audiences: list[str] | None = None
         self.refuse_callers = False
         server = self
 
@@ -68,6 +78,12 @@ class TokenServer(JsonServer):
                 if words[-2] not in server.accounts:
                     self.answer(404, {"reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'})
                     return
+                audiences = body["spec"].get("audiences") or server.audiences
+                if server.allowed_audiences is not None and not {*audiences} <= {*server.allowed_audiences}:
+                    self.answer(
+                        403, {"reason": "Forbidden", "message": "a node driver may request tokens for others only"}
+                    )
+                    return
                 bound = body["spec"].get("boundObjectRef", {}) if server.binds else {}
                 token = web_token(
                     f"system:serviceaccount:{words[-4]}:{words[-2]}",
@@ -76,9 +92,10 @@ class TokenServer(JsonServer):
                     issued=time.time(),
                     lifetime=min(body["spec"]["expirationSeconds"], server.longest),
                     signature=f"issue{len(server.requests)}",
+                    audiences=audiences,
                 )
                 server.valid.add(token)
-                self.answer(201, {"spec": {"audiences": server.audiences}, "status": {"token": token}})
+                self.answer(201, {"spec": {"audiences": audiences}, "status": {"token": token}})
 
         super().__init__(Handler)
 

@@ -30,6 +30,8 @@ from .core.system import System
 # What the API server takes.
 SHORTEST_LIFETIME = 600
 PREFIX = "system:serviceaccount:"
+#: The code of a renewal that the API server rejected with status 403, as an admission policy does.
+FORBIDDEN = "renewal-forbidden"
 
 
 class RenewalFailed(AcceleratorError):
@@ -56,8 +58,11 @@ def claims_of(token: str) -> Claims:
     return claims
 
 
-def token_request(claims: Claims, *, lifetime: int) -> tuple[str, dict[str, Any]]:
-    """Return path and body of the request for a token like the present one: same account, bound to the same node."""
+def token_request(claims: Claims, *, lifetime: int, audiences: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Return path and body of the request for a token like the present one: same account, bound to the same node.
+
+    Without ``audiences`` the token is for the default audiences of the API server.
+    """
     if not claims.subject.startswith(PREFIX) or not claims.node:
         raise RenewalFailed(
             f"The kubeconfig's token belongs to {claims.subject or 'nobody'} and is bound to "
@@ -66,11 +71,29 @@ def token_request(claims: Claims, *, lifetime: int) -> tuple[str, dict[str, Any]
         )
     namespace, _colon, name = claims.subject[len(PREFIX) :].partition(":")
     bound = {"apiVersion": "v1", "kind": "Node", "name": claims.node, "uid": claims.node_uid}
+    spec = {"expirationSeconds": max(lifetime, SHORTEST_LIFETIME), "boundObjectRef": bound}
     return f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
-        "spec": {"expirationSeconds": max(lifetime, SHORTEST_LIFETIME), "boundObjectRef": bound},
+        "spec": {**spec, "audiences": list(audiences)} if audiences else spec,
     }
+
+
+def request_token(kubeconfig: str, claims: Claims, *, lifetime: int) -> str:
+    """Request a token for the default audiences of the API server, or else for those of the present token. Raises AcceleratorError.
+
+    The admission policy for token requests lists the default audiences at the time of the last playbook run. They change when the API
+    server gets another issuer (``--service-account-issuer``), and it accepts the audiences of present tokens meanwhile.
+    """
+    path, body = token_request(claims, lifetime=lifetime)
+    try:
+        answer = post(kubeconfig, path, body)
+    except RenewalFailed as error:
+        if error.code != FORBIDDEN or not claims.audiences:
+            raise
+        path, body = token_request(claims, lifetime=lifetime, audiences=claims.audiences)
+        answer = post(kubeconfig, path, body)
+    return str((answer.get("status") or {}).get("token", ""))
 
 
 def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,7 +114,9 @@ def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, An
         return asyncio.run(send())
     except ApiError as error:
         raise RenewalFailed(
-            f"The API server rejected the renewal of the token: {error.message}", hint=error.hint
+            f"The API server rejected the renewal of the token: {error.message}",
+            hint=error.hint,
+            code=FORBIDDEN if error.status == 403 else "",
         ) from error
     except ApiUnreachable as error:
         raise RenewalFailed(f"The token could not be renewed. {error.message}", hint=error.hint) from error
@@ -115,8 +140,7 @@ def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float 
     if not claims.due(time.time(), renew_below):
         left = int(claims.expires - time.time())
         return Renewal(f"The token is good for another {left} seconds; nothing was done.", False, claims)
-    path, body = token_request(claims, lifetime=lifetime)
-    token = str((post(kubeconfig, path, body).get("status") or {}).get("token", ""))
+    token = request_token(kubeconfig, claims, lifetime=lifetime)
     new = claims_of(token)
     document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
     # JSON is YAML too, and has one form only: the role writes the same one and sees no difference.

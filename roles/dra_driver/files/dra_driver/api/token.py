@@ -37,6 +37,7 @@ class Claims:
     expires: float
     node: str = ""
     node_uid: str = ""
+    audiences: tuple[str, ...] = ()
 
     @property
     def life(self) -> float:
@@ -60,12 +61,14 @@ def read_claims(token: str) -> Claims | None:
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         node: Mapping[str, Any] = (claims.get("kubernetes.io") or {}).get("node") or {}
+        audiences = claims.get("aud") or ()
         return Claims(
             subject=str(claims.get("sub", "")),
             issued=float(claims["iat"]),
             expires=float(claims["exp"]),
             node=str(node.get("name", "")),
             node_uid=str(node.get("uid", "")),
+            audiences=(audiences,) if isinstance(audiences, str) else tuple(map(str, audiences)),
         )
     except (IndexError, KeyError, TypeError, ValueError, AttributeError, binascii.Error):
         return None
