@@ -414,6 +414,28 @@ def list_invalid_specs(system: System, directory: str, kind: str) -> tuple[str, 
     )
 
 
+def repair_hooks(system: System, directory: str, kind: str) -> tuple[str, ...]:
+    """Give HOOK_ENVIRONMENT to the hooks without an environment in the files of this kind. Return the claim UIDs of the changed files.
+
+    This needs neither the hardware nor the store, so that a claim that cannot be restored now has no such hook either. Raises OSError.
+    """
+    changed = []
+    for uid in list_invalid_specs(system, directory, kind):
+        path = spec_path(directory, kind, uid)
+        try:
+            spec = json.loads(system.read_text(path))
+            hooks = [hook for edits in _all_edits(spec) for hook in edits.get("hooks") or () if not hook.get("env")]
+            for hook in hooks:
+                hook["env"] = list(HOOK_ENVIRONMENT)
+            validate_spec(spec)
+        except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            continue  # gone since, or invalid in another way: the driver restores the claim
+        if hooks:
+            write_spec(system, path, spec)
+            changed.append(uid)
+    return tuple(changed)
+
+
 def _is_valid_file(system: System, path: str) -> bool:
     try:
         validate_spec(json.loads(system.read_text(path)))

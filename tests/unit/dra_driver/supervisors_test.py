@@ -212,6 +212,38 @@ def test_claims_are_served_while_the_hardware_answers(tmp_path: Path, monkeypatc
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("state", ["no hardware", "faulty device"])
+def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path, state: str) -> None:
+    """A container that restarts runs the hooks of the file as it is, whether the driver can restore the claim or not."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        reference = claims.allocate("c", "gpu-1-mig-1g10gb-19-2")
+        assert await prepare(node, reference) == ""
+        document = node.cdi(reference.uid)
+        hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook"]}
+        document["containerEdits"]["hooks"] = [dict(hook)]
+        document["devices"][0]["containerEdits"]["hooks"] = [dict(hook), {**hook, "env": ["A=b"]}]
+        node.system.write_atomic(node.service.hands.cdi_path(reference.uid), json.dumps(document).encode(), mode=0o644)
+        broken = node.service.hands.cdi_path("broken")
+        node.system.write_atomic(broken, b'{"devices": [')
+        snapshots = Shared(Snapshot(given_up="no driver"))
+        if state == "faulty device":
+            node.backend.faults[1] = Fault("gpu-lost", "It fell off the bus")
+            await node.look()
+            snapshots.put(snapshot_of(node))
+        work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
+        await until(lambda: reference.uid not in node.service.hands.invalid_cdi_uids())
+        repaired = node.cdi(reference.uid)
+        for edits in (repaired["containerEdits"], repaired["devices"][0]["containerEdits"]):
+            for found in edits["hooks"]:
+                found["env"] = None if found["env"] != ["A=b"] else ["A=b"]
+        assert repaired["containerEdits"]["hooks"] == [{**hook, "env": None}]
+        assert repaired["devices"][0]["containerEdits"]["hooks"] == [{**hook, "env": None}, {**hook, "env": ["A=b"]}]
+        work.cancel()
+
+    run(tmp_path, scenario)
+
+
 def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         snapshots = Shared(Snapshot())

@@ -22,6 +22,7 @@ from ..core.cdi import (
     list_invalid_specs,
     list_specs,
     remove_spec,
+    repair_hooks,
     spec_path,
     write_spec,
 )
@@ -367,6 +368,10 @@ class Hands:
     def invalid_cdi_uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims whose CDI file has to be written again before a container restarts with it."""
         return list_invalid_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
+
+    def repair_hooks(self) -> tuple[str, ...]:
+        """Give an environment to the hooks in CDI files that have none; return the UIDs of their claims. Raises OSError."""
+        return repair_hooks(self.system, self.cdi_directory, self.backend.cdi_kind)
 
     def cdi_path(self, claim_uid: str) -> str:
         """Return where a claim's CDI file is."""

@@ -59,6 +59,7 @@ class Recovery:
 
     async def run(self) -> None:
         """Follow the hardware until cancelled. A second call continues where the first has ended."""
+        await self._repair_hooks()
         async for snapshot in self._snapshots.follow():
             if snapshot.survey is not None:
                 if not self._recovered:
@@ -71,6 +72,16 @@ class Recovery:
                 self._conditions.report(PART)
             elif snapshot.given_up:
                 self._service.set_ready(snapshot.given_up)
+
+    async def _repair_hooks(self) -> None:
+        """Repair the CDI files of an earlier release before the hardware answers: containers can restart meanwhile."""
+        try:
+            repaired = await self._service.thread(self._service.hands.repair_hooks)
+        except OSError as error:
+            LOG.warning("recovery: hooks without an environment cannot be repaired: %s", error)
+            return
+        if repaired:
+            LOG.info("recovery: hooks without an environment repaired", extra=fields(claims=len(repaired)))
 
     async def _recover(self, current: Survey) -> None:
         """Restore the claims of an earlier run, or undo those that it has not finished. A completed part is not repeated."""
