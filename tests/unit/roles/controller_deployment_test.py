@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import find_secrets
 from cryptography.x509 import DNSName, SubjectAlternativeName
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.controller.certificate_keeper import utc_now
@@ -318,13 +319,20 @@ def test_certificate_of_cert_manager_has_the_names_of_the_webhook(sites: dict[st
         "kind": "ClusterIssuer",
         "name": "internal-ca",
     }
-    assert certificate["spec"]["secretName"] == sites["cert-manager"]["settings"]["webhook"]["secret"]
+    assert certificate["spec"]["secretName"] == sites["cert-manager"]["settings"]["webhook"]["secret_name"]
     annotations = sites["cert-manager"]["webhook"]["metadata"]["annotations"]
     assert annotations == {"cert-manager.io/inject-ca-from": f"{NAMESPACE}/{NAME}"}
     role = rules(sites["cert-manager"], "Role")
     assert role["secrets"] == ["get"]
     of_services = sites["cert-manager for services"]["certificate"]["spec"]
     assert (of_services["dnsNames"], of_services["ipAddresses"]) == (["a", "node-b"], ["10.0.0.1", "fd00::2"])
+
+
+def test_configuration_of_the_controller_is_shown_in_a_diff(sites: dict[str, Written]) -> None:
+    """The module file_set hides every file in which it finds a secret: a name under the key ``secret`` would be one."""
+    texts = {name: yaml.safe_dump(site["settings"]) for name, site in sites.items() if "settings" in site}
+    assert any("secret_name" in text for text in texts.values())
+    assert {name: find_secrets(text) for name, text in texts.items()} == dict.fromkeys(texts, frozenset())
 
 
 def test_ca_bundle_comes_from_the_module(sites: dict[str, Written]) -> None:

@@ -85,7 +85,7 @@ class Webhook:
 
     def __init__(self, settings: ControllerSettings, client: ApiClient, measurements: Measurements) -> None:
         chosen = settings.webhook
-        secret = WebhookSecret(client, settings.namespace, chosen.secret)
+        secret = WebhookSecret(client, settings.namespace, chosen.secret_name)
         self._address = chosen.address
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements

@@ -69,7 +69,7 @@ class WebhookSettings:
 
     address: str = ""
     names: tuple[str, ...] = ()
-    secret: str = "dra-accelerators-controller-authority"  # noqa: S105  the Secret's name
+    secret_name: str = "dra-accelerators-controller-authority"  # noqa: S105  the Secret's name
     certificate_seconds: int = 30 * 86400
     device_classes: Mapping[str, str] = field(default_factory=dict)
     report: bool = False
@@ -122,7 +122,7 @@ WEBHOOK = Record(
     {
         "address": Text(address=True),
         "names": Texts(),
-        "secret": Text(),
+        "secret_name": Text(),
         "certificate_seconds": Whole(30, 365 * 86400, "seconds"),
         "device_classes": Classes(),
         "report": Truth(),
