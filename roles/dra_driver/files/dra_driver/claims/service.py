@@ -29,6 +29,7 @@ from .adopting import Adopting
 from .allocation import Allocation, decode_allocation
 from .answers import Answers, Outcome, Reporter
 from .asking import look_at, refuse_missing
+from .calls import PrepareCall, PrepareCalls
 from .compare import reallocated, refuse_in_use
 from .doing import Doing, Work
 from .execute import Hands
@@ -121,6 +122,7 @@ class ClaimService:
         self._look_soon = look_soon
         self._prepared = prepared
         self._claims = NamedLocks()
+        self._calls = PrepareCalls()
         self._turns = Turns()
         self._devices = devices
         self._answers = Answers(reporter, metrics)
@@ -195,10 +197,15 @@ class ClaimService:
     # ------------------------------------------------------------------ prepare
 
     async def _prepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord:
+        with self._calls.begin(reference) as call:
+            return await self._prepare_called(reference, call, watch)
+
+    async def _prepare_called(self, reference: ClaimReference, call: PrepareCall, watch: Stopwatch) -> ClaimRecord:
         asked = time.monotonic()
         with watch.stage("ready"):
             await self.wait_until_ready()
         async with self._claims.hold([reference.uid]):
+            call.refuse_outdated()
             record = self.store.claims.get(reference.uid)
             if self.hands.driver_edits.is_due:  # the API server takes longer than that does
                 asyncio.get_running_loop().call_soon(self._executor.submit, self.hands.look_ahead)
@@ -436,28 +443,33 @@ class ClaimService:
     # ------------------------------------------------------------------ unprepare
 
     async def _unprepare(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord | None:
-        async with self._claims.hold([reference.uid]):
-            record = self.store.claims.get(reference.uid)
-            was_lost = record is None
-            if record is None:
-                record = await self._adopting.adopt_ending(reference)
-            if record is None:
-                self._compared.pop(reference.uid, None)
-                with watch.stage("cdi"):
-                    await self.thread(self.hands.remove_cdi, reference.uid)
-                return None
-            watch.kind = record.kind
-            if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
-                with watch.stage("ready"):
-                    await self.wait_until_ready()
-            # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
-            async with self._devices.hold(record.device_uuids), self._turns.take():
-                self.hands.reached("unprepare-started")
-                with watch.stage("undo"):
-                    await self.undo(record)
-            if was_lost:
-                self._look_soon()
-            return record
+        with self._calls.ending_earlier(reference.uid):
+            async with self._claims.hold([reference.uid]):
+                return await self._unprepare_held(reference, watch)
+
+    async def _unprepare_held(self, reference: ClaimReference, watch: Stopwatch) -> ClaimRecord | None:
+        """Unprepare a claim whose lock is held."""
+        record = self.store.claims.get(reference.uid)
+        was_lost = record is None
+        if record is None:
+            record = await self._adopting.adopt_ending(reference)
+        if record is None:
+            self._compared.pop(reference.uid, None)
+            with watch.stage("cdi"):
+                await self.thread(self.hands.remove_cdi, reference.uid)
+            return None
+        watch.kind = record.kind
+        if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
+            with watch.stage("ready"):
+                await self.wait_until_ready()
+        # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
+        async with self._devices.hold(record.device_uuids), self._turns.take():
+            self.hands.reached("unprepare-started")
+            with watch.stage("undo"):
+                await self.undo(record)
+        if was_lost:
+            self._look_soon()
+        return record
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
         """Undo a claim, wholly or half-way prepared, and forget it. Raises AcceleratorError, InUse among them."""

@@ -16,6 +16,7 @@ from ..kubelet.server import Claims
 
 # Who serves a call gives an answer of his own when his time is up; it is waited for.
 GRACE_SECONDS = 2.0
+Outcomes = Mapping[str, Outcome]
 
 
 class Intake:
@@ -24,6 +25,9 @@ class Intake:
     def __init__(self, driver: str) -> None:
         self._driver = driver
         self._served: asyncio.Future[Claims] = asyncio.get_running_loop().create_future()
+        # Calls that have to wait are passed on in the order of their arrival: a Prepare never after a later Unprepare.
+        self._order = asyncio.Lock()
+        self._queued = 0
 
     def open(self, claims: Claims) -> None:
         """Pass calls on from now on, those that wait among them."""
@@ -47,18 +51,27 @@ class Intake:
     ) -> Mapping[str, Outcome]:
         if not references:  # a probe's call: it asks whether somebody answers
             return {}
-        if self._served.done():
+        if self._served.done() and not self._queued:
             return await work(self._served.result())
         began = time.monotonic()
+        self._queued += 1
         try:
-            claims = await within(asyncio.shield(self._served), ANSWER_SECONDS)
+            task = await within(self._begin(work), ANSWER_SECONDS)
         except asyncio.TimeoutError:
             return self._late(references, f"another instance of the driver {self._driver} has not handed over")
+        finally:
+            self._queued -= 1
         # What has begun goes on though nobody waits for it; the kubelet's next call finds what became of it.
-        task = asyncio.ensure_future(work(claims))
         left = ANSWER_SECONDS - (time.monotonic() - began)
         await asyncio.wait((task,), timeout=max(left, 0.0) + GRACE_SECONDS)
         return task.result() if task.done() else self._late(references, "it is under way and goes on")
+
+    async def _begin(self, work: Callable[[Claims], Awaitable[Mapping[str, Outcome]]]) -> asyncio.Future[Outcomes]:
+        """Begin a call when it may be served, and after the calls that had arrived before it."""
+        async with self._order:
+            task = asyncio.ensure_future(work(await asyncio.shield(self._served)))
+            await asyncio.sleep(0)  # it has reached the claims before the next call begins
+            return task
 
     @staticmethod
     def _late(references: Sequence[ClaimReference], why: str) -> Mapping[str, Outcome]:
