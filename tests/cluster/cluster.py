@@ -157,6 +157,11 @@ class Cluster:
         """Run a shell script on a node, as root; returns its standard output."""
         return self.run(node, "sh", "-c", script, check=check, timeout=timeout)
 
+    def heal(self, node: str, *devices: object) -> None:
+        """End all injected faults of devices of a node, by default of all, and report the repair to its driver."""
+        self.run(node, "accelerator-simulator", "clear", *devices)
+        self.run(node, "dra-driver", "recovered", "all")
+
     # The API
 
     def kubectl(

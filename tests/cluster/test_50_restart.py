@@ -179,7 +179,7 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
         assert clean.get("pod", "lost")["status"]["phase"] == "Pending"
         assert "allocation" not in clean.get("resourceclaim", "lost").get("status", {})
     finally:
-        clean.run(node, "accelerator-simulator", "clear")
+        clean.heal(node)
     clean.wait_running("lost")
     assert tainted(clean, node) == set()
 

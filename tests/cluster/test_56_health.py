@@ -22,7 +22,7 @@ def node(clean: Cluster) -> Iterator[str]:
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
-    clean.run(name, "accelerator-simulator", "clear")
+    clean.heal(name)
     clean.wait("no device is tainted", lambda: not taints(clean, name))
 
 
@@ -135,8 +135,23 @@ def test_each_fault_is_seen_as_what_it_is_and_goes_again(
     keys = {f"gpu.nvidia.com/{each.split(' ')[0]}" for each in expected}
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-5") == keys)
     assert all(name.startswith("gpu-5") for name in taints(clean, node))
-    clean.run(node, "accelerator-simulator", "clear", "5")
+    clean.heal(node, 5)
     clean.wait("it is over", lambda: ailments(clean, node, 5) == set())
+
+
+def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluster, node: str) -> None:
+    """After Xid 119 a GPU asks for no recovery: nothing but a reset ends the fault, and nobody made one here."""
+    clean.run(node, "accelerator-simulator", "fault", "4", "xid", "119")
+    clean.wait("it is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
+    before = clean.status(node)["looked_at"]
+    clean.wait("three scans", lambda: clean.status(node)["looked_at"] > before + 25, timeout=120)
+    assert ailments(clean, node, 4) == {"xid 119"}
+    clean.restart_driver(node)
+    clean.wait("the driver looked", lambda: clean.status(node)["published"])
+    assert ailments(clean, node, 4) == {"xid 119"}
+    uuid = clean.devices(node)["gpu-4"]["attributes"]["uuid"]["string"]
+    assert "reported" in clean.run(node, "dra-driver", "recovered", uuid)
+    clean.wait("no device is tainted", lambda: not taints(clean, node))
 
 
 @pytest.mark.prove

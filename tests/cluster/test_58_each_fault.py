@@ -61,7 +61,8 @@ CASES = (
     ),
     case("ecc dbe", told=(Ailment("xid", "48"), DRAIN)),
     case("xid 95", told=(Ailment("xid", "95", "NoExecute"), DRAIN)),
-    case("xid 119", told=(Ailment("xid", "119", "NoExecute"), RESET)),
+    case("xid 119", told=(Ailment("xid", "119", "NoExecute"),)),
+    case("xid 62", told=(Ailment("xid", "62", "NoExecute"), RESET)),
     case(
         "recovery-action 2",
         "xid 54",
@@ -134,7 +135,7 @@ def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
     cluster.apply(*made)
     cluster.wait_running(*(each.pod for each in found))
     yield found
-    cluster.run(node, "accelerator-simulator", "clear")
+    cluster.heal(node)
     cluster.delete(*reversed(made))
     cluster.wait("no device is tainted", lambda: not taints(cluster, node))
 
@@ -146,7 +147,7 @@ def surfaces(cluster: Cluster, node: str, holders: list[Holder]) -> Iterator[Sur
     listening = Surfaces(cluster, node)
     yield listening
     listening.close()
-    cluster.run(node, "accelerator-simulator", "clear")
+    cluster.heal(node)
 
 
 def name_of(cases: tuple[Case, ...]) -> str:
@@ -171,7 +172,7 @@ def test_it_is_told_in_every_place_and_goes_again(
         cluster.shell(node, " && ".join(f"accelerator-simulator fault {holder.uuid} {words}" for words in each.faults))
     seen = surfaces.wait_seen(sick)
     ended = time.time()
-    cluster.run(node, "accelerator-simulator", "clear")
+    cluster.heal(node)
     gone = surfaces.wait_gone(sick, ended)
     for one in sick:
         times.add(one, seen[one.name], ended, gone[one.name])

@@ -33,7 +33,7 @@ def node(clean: Cluster) -> Iterator[str]:
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
     clean.run(name, "accelerator-simulator", "plug", "all")
-    clean.run(name, "accelerator-simulator", "clear")
+    clean.heal(name)
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     clean.wait("no device is tainted", lambda: not taints(clean, name))
 
@@ -168,7 +168,10 @@ def resetting(clean: Cluster, node: str) -> Iterator[str]:
 
 
 def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean: Cluster, resetting: str) -> None:
-    """By the real way: NVML is let go of, and nvidia-smi resets. Nobody clears the faults."""
+    """By the real way: NVML is let go of, and nvidia-smi resets. Nobody clears the faults.
+
+    After Xid 119 a GPU needs a reset and asks for none, after recovery action 4 it asks.
+    """
     node, pid = resetting, clean.driver_pid(resetting)
     wanted = [tolerant("used", on(clean, node, "gpu-6")), pod("used", "used", node=node)]
     clean.apply(*wanted)
@@ -178,7 +181,6 @@ def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean
     clean.wait("it is known", lambda: ailments(clean, node, 6) == {"recovery-action drain-and-reset"})
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-6"))
     clean.run(node, "accelerator-simulator", "fault", "5", "xid", "119")
-    clean.wait("the board was reset", lambda: boards(clean, node)[5]["recovery_action"] == 0)
     clean.wait("it is told", lambda: resets_told(clean, node) == {uuids[5]})
     clean.wait("its taints are gone", lambda: all(name.startswith("gpu-6") for name in taints(clean, node)))
     assert ("DeviceRecovered", "Normal") in events(clean, "Node", node)

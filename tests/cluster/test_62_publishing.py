@@ -43,7 +43,7 @@ def node(clean: Cluster) -> Iterator[str]:
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=180
     )
     yield name
-    clean.run(name, "accelerator-simulator", "clear")
+    clean.heal(name)
     clean.wait(
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=240
     )

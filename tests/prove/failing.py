@@ -287,7 +287,7 @@ def refuse(gpu: int, *calls: tuple[str, ...]) -> Callable[[World], None]:
 
 
 def clear(world: World) -> None:
-    world.cluster.run(world.node, "accelerator-simulator", "clear", "all")
+    world.cluster.heal(world.node, "all")
 
 
 def lose(world: World) -> None:

@@ -17,11 +17,13 @@ from tests.simulator.nvml_support import (
     NOT_SUPPORTED,
     NOT_TIED,
     TIMEOUT,
+    VERSION,
     Client,
     Silicon,
     gpu_section,
     machine_text,
 )
+from tests.unit.core.xid_table import ASKS_FROM, BRANCHES, ROWS, asks
 
 ALL_EVENTS = 0xFF1F
 XID, RECOVERY = 8, 0x8000
@@ -103,10 +105,10 @@ def test_xids_of_a_mig_device_and_changes_of_the_configuration(silicon: Silicon)
     client, events = listener(silicon)
     instance = client("create_at", client.gpu(), 19, 2, 1)
     client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
-    assert silicon.control("fault 0 xid 94 9 0")["ok"]
-    refused = silicon.control("fault 0 xid 94 10 0")
+    assert silicon.control("fault 0 xid 69 9 0")["ok"]
+    refused = silicon.control("fault 0 xid 69 10 0")
     assert refused["code"] == INVALID_ARGUMENT
-    assert received(client, events) == [(0x100, 1, 9, NOT_TIED), (0x100, 1, 9, 0), (XID, 94, 9, 0)]
+    assert received(client, events) == [(0x100, 1, 9, NOT_TIED), (0x100, 1, 9, 0), (XID, 69, 9, 0)]
 
 
 def test_only_registered_and_supported_types(silicon: Silicon) -> None:
@@ -284,13 +286,30 @@ def test_a_gpu_that_is_taken_out_is_lost_for_who_has_it_and_unknown_to_who_comes
     assert silicon.show()["gpus"][1]["gpu_instances"] == []
 
 
-def test_the_recovery_action_of_an_xid(silicon: Silicon) -> None:
+@pytest.mark.parametrize("branch", BRANCHES)
+def test_recovery_action_follows_the_xids_that_the_catalog_links_to_it(bare_silicon: Silicon, branch: int) -> None:
+    text = machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0)])
+    assert bare_silicon.load(text.replace(VERSION, f"{branch}.10.01"))["ok"]
+    client = bare_silicon.client()
+    assert client("nvmlSystemGetDriverVersion") == f"{branch}.10.01"
+    for xid in sorted(set(ROWS) - set(ASKS_FROM)) if branch == BRANCHES[-1] else (46, 119, 140):
+        bare_silicon.control(f"fault 0 xid {xid}")
+    assert recovery(client, client.gpu()) == 0, "among these are 46, 119, and 140, after which a reset is needed"
+    asking = set()
+    for xid in ASKS_FROM:
+        bare_silicon.control(f"fault 0 xid {xid}")
+        if recovery(client, client.gpu()):
+            asking.add(xid)
+            bare_silicon.control("clear 0")
+    assert asking == {xid for xid in ASKS_FROM if asks(xid, branch)}
+
+
+def test_recovery_actions_of_xids(silicon: Silicon) -> None:
     client = silicon.client()
-    for xid, action in {13: 0, 63: 0, 109: 1, 119: 1, 48: 4, 95: 4, 79: 2}.items():
+    for xid, action in {13: 0, 109: 1, 119: 0, 48: 4, 95: 4, 79: 2}.items():
         silicon.control(f"fault 0 xid {xid}")
         assert recovery(client, client.gpu()) == action, xid
         silicon.control("clear 0")
-        assert recovery(client, client.gpu()) == 0
 
 
 def test_a_call_that_fails_at_its_nth_time(silicon: Silicon) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .errors import AcceleratorError, InUse
+from .repair_marks import report_resets
 
 FOLDER = "locks"
 LIBRARY = "library"
@@ -35,7 +36,7 @@ class DeviceLocks:
     """
 
     def __init__(self, state_directory: str, holder: str, *, keeps_open: bool = False) -> None:
-        self._state_directory = state_directory
+        self.state_directory = state_directory
         self._folder = f"{state_directory}/{FOLDER}"
         # Of one length, so that taking a lock again and again leaves the disk nothing to do.
         text = f"{holder} (pid {os.getpid()})".encode()
@@ -182,7 +183,7 @@ class DeviceLocks:
         try:
             return os.open(path, flags, 0o600)
         except (FileNotFoundError, NotADirectoryError):
-            if not Path(self._state_directory).is_dir():
+            if not Path(self.state_directory).is_dir():
                 return None
         Path(self._folder).mkdir(mode=0o750, exist_ok=True)
         return os.open(path, flags, 0o600)
@@ -216,4 +217,5 @@ def library_alone(locks: DeviceLocks, wake: Callable[[], object], seconds: float
         stack.enter_context(locks.hold([REQUEST], seconds))
         wake()
         stack.enter_context(locks.hold([LIBRARY], seconds))
+        stack.callback(report_resets, locks.state_directory)  # first: before the driver opens the library
         yield

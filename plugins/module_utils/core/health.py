@@ -4,8 +4,9 @@
 
 A *sign* is what a backend says at one moment; an *ailment* is a sign from when it was first found until its recovery was
 seen. A device has any number of them at a time. States (a pending repair, a device that does not answer) are found by
-every look and end when looks find them no more. What was told once (an error's number) ends by what the sign says ends it.
-Either way the end is verified: two looks that find the device well, ``VERIFY_SECONDS`` apart.
+every look and end when looks find them no more. A fault that was reported once (an error's number) ends as its sign says.
+Either way the end is verified: two looks that find the device well, ``VERIFY_SECONDS`` apart. A reset or repair that the
+driver knows of ends faults at once.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Ailment:
     monotonic clock: ``found_at`` and ``seen_at`` (None: not in this process), and ``well_since``, when a scan first missed
     the fault. ``times`` counts the reports. ``is_confirmed`` is set once a second scan or a report confirms the fault.
     ``processes`` are the processes that used the device when it was reported, ``boot`` is the boot it belongs to.
+    ``asked`` is set once the device has asked for a reset since the fault.
     """
 
     sign: Sign
@@ -58,6 +60,7 @@ class Ailment:
     boot: str = ""
     found_at: float | None = None
     seen_at: float | None = None
+    asked: bool = False
 
     def effect(self, effects: Mapping[Severity, str] = DEFAULT_EFFECTS) -> str:
         """Return the effect of its taint. Nobody loses a place to what one single look has found."""
@@ -66,8 +69,8 @@ class Ailment:
 
     @property
     def is_of_all(self) -> bool:
-        """Whether all of the physical device has it: what only a reset or a restart mends is not one partition's."""
-        return self.sign.instance is None or self.sign.ends in (Ends.RESET, Ends.RESTART)
+        """Whether it is a fault of the whole physical device. Only faults that end with processes can be one partition's."""
+        return self.sign.instance is None or self.sign.ends not in (Ends.LOOK, Ends.PROCESSES)
 
     def concerns(self, offer: Offer, device: Device | None) -> bool:
         """Whether a published device has it: all of its physical device, or the partition that it is about."""
@@ -94,7 +97,12 @@ class Moment:
 
 
 def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Moment) -> Ailments:
-    """Return the ailments of a device that has just told of something."""
+    """Return the faults of a device after it has reported one, while these processes use it."""
+    same_cause = [each.sign for each in before if each.sign.cause == sign.cause]
+    if sign.is_consequence and not all(each.is_consequence for each in same_cause):
+        return before
+    if not sign.is_consequence:
+        before = tuple(each for each in before if not (each.sign.cause == sign.cause and each.sign.is_consequence))
     for ailment in before:
         if ailment.sign.key == sign.key:
             again = replace(
@@ -107,6 +115,7 @@ def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Momen
                 is_confirmed=True,
                 processes=ailment.processes | frozenset(processes),
                 boot=moment.boot,
+                asked=False,
             )
             return _kept(again if each is ailment else each for each in before)
     return _kept([*before, replace(_new(sign, moment), is_confirmed=True, processes=frozenset(processes))])
@@ -140,7 +149,8 @@ def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
             )
             continue
         if finding.fault is not None or finding.device is None or not _is_over(ailment, finding.device, moment):
-            after.append(replace(ailment, well_since=None))
+            asked = ailment.asked or bool(finding.device is not None and finding.device.health.needs_reset)
+            after.append(replace(ailment, well_since=None, asked=asked))
             continue
         well_since = ailment.well_since if ailment.well_since is not None else moment.clock
         if moment.clock - well_since < VERIFY_SECONDS:
@@ -150,8 +160,23 @@ def looked(before: Ailments, finding: Finding, moment: Moment) -> Ailments:
 
 
 def was_reset(before: Ailments) -> Ailments:
-    """Return the ailments of a device that was reset just now: the next looks tell of states that stay."""
-    return tuple(each for each in before if each.sign.ends in (Ends.LOOK, Ends.RESTART))
+    """Return the faults that a device keeps after a reset. The next scans find the states that stay."""
+    return tuple(each for each in before if each.sign.ends in (Ends.LOOK, Ends.RESTART, Ends.REPLACEMENT))
+
+
+def was_repaired(before: Ailments) -> Ailments:
+    """Return the faults that a device keeps after an administrator has reported its repair: the states that scans find."""
+    return tuple(each for each in before if each.sign.ends is Ends.LOOK)
+
+
+def needs_reset(device: Device, ailments: Iterable[Ailment]) -> bool:
+    """Return whether a device needs a reset, by its own report or by a fault that nothing but a reset ends."""
+    return any(
+        each.is_confirmed
+        and each.sign.is_mended_by_reset
+        and (bool(device.health.needs_recovery) or each.sign.ends is Ends.RESET)
+        for each in ailments
+    )
 
 
 def verify_at(ailments: Iterable[Ailment], scanned: float) -> float | None:
@@ -252,6 +277,8 @@ def to_data(ailments: Mapping[str, Ailments]) -> dict[str, Any]:
                 "value": each.sign.value,
                 "instance": each.sign.instance,
                 "is_mended_by_reset": each.sign.is_mended_by_reset,
+                "is_consequence": each.sign.is_consequence,
+                "asked": each.asked,
                 "since": each.since,
                 "seen": each.seen,
                 "times": each.times,
@@ -285,6 +312,7 @@ def _ailment(data: Mapping[str, Any]) -> Ailment:
         value=str(data["value"]),
         instance=None if instance is None else int(instance),
         is_mended_by_reset=bool(data["is_mended_by_reset"]),
+        is_consequence=bool(data.get("is_consequence")),
     )
     return Ailment(
         sign=sign,
@@ -294,6 +322,7 @@ def _ailment(data: Mapping[str, Any]) -> Ailment:
         is_confirmed=bool(data["is_confirmed"]),
         processes=frozenset(int(pid) for pid in data["processes"]),
         boot=str(data["boot"]),
+        asked=bool(data.get("asked")),
     )
 
 
@@ -311,13 +340,15 @@ def _age(ailment: Ailment, moment: Moment) -> float:
 
 def _is_over(ailment: Ailment, device: Device, moment: Moment) -> bool:
     """Whether a look that does not find an ailment speaks for its end."""
-    if ailment.sign.cause in device.health.untold:
+    if ailment.sign.cause in device.health.untold or ailment.sign.ends is Ends.REPLACEMENT:
         return False
     if ailment.sign.ends is Ends.LOOK or ailment.boot != moment.boot:
         return True
     if ailment.sign.ends is Ends.PROCESSES:
         return ailment.processes.isdisjoint(process.pid for process in device.processes)
-    return device.health.needs_recovery is False
+    if ailment.sign.ends is Ends.RESTART:
+        return False
+    return device.health.needs_recovery is False and (ailment.sign.ends is Ends.RECOVERY or ailment.asked)
 
 
 def _kept(ailments: Iterable[Ailment]) -> Ailments:

@@ -225,12 +225,13 @@ class Partitioning:
 class Health:
     """What a look finds wrong with a device.
 
-    ``needs_recovery`` is what the device itself says of that; None for one that does not tell. ``untold`` are causes that
-    this look could not ask for: that none of their signs is there means nothing.
+    ``needs_recovery`` is the device's own report of that, ``needs_reset`` whether this recovery is a reset; None for a device
+    that reports neither. ``untold`` are causes that this look could not ask for: that none of their signs is there means nothing.
     """
 
     signs: tuple[Sign, ...] = ()
     needs_recovery: bool | None = None
+    needs_reset: bool | None = None
     untold: frozenset[str] = frozenset()
 
     @property

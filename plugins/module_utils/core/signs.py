@@ -25,16 +25,20 @@ class Severity(enum.IntEnum):
 
 
 class Ends(enum.Enum):
-    """What ends something that was told once, and is no state that can be looked at."""
+    """What ends a fault. A new boot ends all of them but those of a board to be replaced."""
 
-    #: A look that finds it no more: it is a state.
+    #: A scan that does not find the state any more.
     LOOK = "look"
-    #: A reset of the device, or the device itself saying that it needs none.
+    #: A report of the device that it needs no recovery.
+    RECOVERY = "recovery"
+    #: A reset that is known: this product made it, somebody reported it, or the device asked for it since the fault and no longer does.
     RESET = "reset"
-    #: A new start of the machine, or the device itself saying that it needs none.
+    #: A new boot of the machine.
     RESTART = "restart"
     #: The end of the processes that were using the device.
     PROCESSES = "processes"
+    #: The replacement of the board.
+    REPLACEMENT = "replacement"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Sign:
     ``cause`` is the stable word for it, which taints carry in their key, ``value`` what tells it apart from others of the
     same cause (an error's number), which taints carry as their value. ``instance`` is the partition that it is about, where
     it is about one. ``is_mended_by_reset`` says that resetting the device while it is idle is what the vendor advises.
+    ``is_consequence`` marks an error that only follows another one of the same cause, and counts without that alone.
+    ``only_in_use`` marks an error that counts only while processes use the device.
     """
 
     cause: str
@@ -54,6 +60,8 @@ class Sign:
     value: str = ""
     instance: int | None = None
     is_mended_by_reset: bool = False
+    is_consequence: bool = False
+    only_in_use: bool = False
 
     @property
     def key(self) -> tuple[str, str, int | None]:

@@ -19,6 +19,7 @@ from tests.simulator.backend import (
     scenarios_of_settings,
     scenarios_of_telemetry,
     scenarios_of_watching,
+    scenarios_of_xids,
 )
 from tests.simulator.backend.stage import SCENARIOS, Stage
 
@@ -36,6 +37,7 @@ __all__ = [
     "scenarios_of_settings",
     "scenarios_of_telemetry",
     "scenarios_of_watching",
+    "scenarios_of_xids",
 ]
 
 

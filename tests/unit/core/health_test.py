@@ -13,7 +13,7 @@ from board_model import device
 from dra_driver.core import health
 from dra_driver.core.health import Ailment, Ailments, Moment
 from dra_driver.core.model import Device, Fault, Finding, Health, Process, Taint
-from dra_driver.core.nvidia import offers, xids
+from dra_driver.core.nvidia import offers
 from dra_driver.core.nvidia.condition import _of_fabric, _of_fields
 from dra_driver.core.signs import Ends, Severity, Sign
 from hypothesis import given
@@ -26,7 +26,9 @@ BROKEN = Sign("broken", Severity.FAILED, "It is broken.", "Replace it.")
 ERROR = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9", is_mended_by_reset=True)
 CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at it.", Ends.PROCESSES, "5")
 STOP = Sign("error", Severity.FAILED, "It told of error 7.", "Restart.", Ends.RESTART, "7")
-SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, replace(CRASH, instance=1), replace(ERROR, instance=2))
+WORN = Sign("error", Severity.FAILED, "It told of error 3.", "Replace it.", Ends.REPLACEMENT, "3")
+ASKED = Sign("error", Severity.DEGRADED, "It told of error 4.", "Look at it.", Ends.RECOVERY, "4")
+SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, ASKED, replace(CRASH, instance=1), replace(ERROR, instance=2))
 
 
 def at(now: float, boot: str = "boot", wall: float = 0.0) -> Moment:
@@ -103,7 +105,10 @@ def test_verify_at_severe_faults_are_verified_at_once_and_informative_ones_when_
     assert health.verify_at(crashed, 10.5) == 10 + health.QUIET_SECONDS
     again = health.looked(health.told(crashed, CRASH, (), at(12)), found(), at(12.5))
     assert health.verify_at(again, 12.5) == 12 + health.QUIET_SECONDS
-    failed = health.looked(health.told(crashed, ERROR, (), at(12)), found(needs_recovery=False), at(12.5))
+    worse = health.looked(
+        health.told(crashed, ERROR, (), at(12)), found(needs_recovery=True, needs_reset=True), at(12.2)
+    )
+    failed = health.looked(worse, found(needs_recovery=False), at(12.5))
     assert health.verify_at(failed, 12.5) == 12.5 + health.VERIFY_SECONDS
     assert health.verify_at(health.told((), STOP, (), at(1)), 2) is None, "no scan can end it"
     once = health.looked((), found(BROKEN), at(10))
@@ -125,7 +130,7 @@ def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> N
 
 def test_what_was_told_ends_by_what_ends_it() -> None:
     before: Ailments = ()
-    for sign in (ERROR, CRASH, STOP):
+    for sign in (ERROR, CRASH, STOP, WORN):
         before = health.told(before, sign, (41, 42), at(10))
     assert [each.effect() for each in before if each.sign == ERROR] == ["NoExecute"]
 
@@ -134,12 +139,21 @@ def test_what_was_told_ends_by_what_ends_it() -> None:
             ailments = health.looked(ailments, found(**look), at(now, boot))
         return names(ailments)
 
-    assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7"}, "no device tells that it needs no reset"
-    assert later(before, pids=(42,), needs_recovery=True) == {"error 9", "error 5", "error 7"}
-    assert later(before, pids=(42,), needs_recovery=False) == {"error 5"}
-    assert later(before, pids=(43,)) == {"error 9", "error 7"}
-    assert later(before, boot="next", pids=(42,)) == set()
-    assert names(health.was_reset(before)) == {"error 7"}
+    assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7", "error 3"}, (
+        "no device tells that it needs no reset"
+    )
+    assert later(before, pids=(42,), needs_recovery=True) == {"error 9", "error 5", "error 7", "error 3"}
+    assert later(before, pids=(42,), needs_recovery=False) == {"error 9", "error 5", "error 7", "error 3"}, (
+        "it asked for no reset"
+    )
+    asked = health.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=True), at(11))
+    assert later(asked, pids=(42,), needs_recovery=False) == {"error 5", "error 7", "error 3"}
+    drained = health.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=False), at(11))
+    assert later(drained, pids=(42,), needs_recovery=False) == {"error 9", "error 5", "error 7", "error 3"}
+    assert later(before, pids=(43,)) == {"error 9", "error 7", "error 3"}
+    assert later(before, boot="next", pids=(42,)) == {"error 3"}
+    assert names(health.was_reset(before)) == {"error 7", "error 3"}
+    assert health.was_repaired(before) == ()
 
 
 def test_what_is_told_again_is_one_thing() -> None:
@@ -253,30 +267,6 @@ def test_nothing_but_what_ends_an_error_ends_it(steps: Any, sign: Sign) -> None:
 def test_data_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no ailments"):
         health.from_data(json.loads(text))
-
-
-def test_every_xid_of_the_catalogue_stands_in_one_bucket_and_says_what_to_do() -> None:
-    numbers = [
-        number
-        for _kind, entries in xids._BUCKETS
-        for entry in entries
-        for number in (entry if isinstance(entry, range) else (entry,))
-    ]
-    assert len(numbers) == len(set(numbers)) == len(xids.KINDS)
-    for number in (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158):
-        sign = xids.of_xid(number, None)
-        assert sign is not None and (sign.severity, sign.ends, sign.is_mended_by_reset) == (
-            Severity.FAILED,
-            Ends.RESET,
-            True,
-        )
-    for number in (8, 13, 31, 45, 94, 105, 126, 135, 999):
-        sign = xids.of_xid(number, 3)
-        assert sign is not None and (sign.severity, sign.instance) == (Severity.INFORMATIVE, 3)
-    assert [xids.of_xid(number, None) for number in (14, 43, 63, 92, 121, 154)] == [None] * 6
-    fallen = xids.of_xid(79, None)
-    assert fallen is not None and fallen.ends is Ends.RESTART and "fallen off the bus" in fallen.message
-    assert all(kind is None or kind.remedy for kind in xids.KINDS.values())
 
 
 def test_what_fields_and_the_fabric_say() -> None:

@@ -15,8 +15,11 @@ import grpc.aio
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
+from dra_driver import cli
 from dra_driver.claims.plan import Inventory
+from dra_driver.core import health, repair_marks
 from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.health import Moment
 from dra_driver.core.model import Health, Notice
 from dra_driver.core.nvidia import offers
 from dra_driver.core.signs import Ends, Severity, Sign
@@ -191,6 +194,111 @@ def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_w
         assert resets(scene) == [((idle.uuid,),), ((used.uuid,),)]
 
     run(short, scenario)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Path, automatic: bool) -> None:
+    """As Xid 119: the GPU itself asks for nothing."""
+    hang = Sign("error", Severity.FAILED, "It hangs.", "Reset it.", Ends.RESET, "119", is_mended_by_reset=True)
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings["health_reset"] = automatic
+        scene.backend.conditions = {each: Health((), needs_recovery=False, needs_reset=False) for each in (0, 1)}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        ill = scene.backend.gpus.template(1).uuid
+        scene.backend.notices.put(Notice(ill, "GPU 1 tells of error 119", hang))
+        if automatic:
+            await scene.until(lambda: resets(scene) == [((ill,),)])
+            await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
+            await scene.until(lambda: not taints(scene))
+            return
+        await scene.until(lambda: len(taints(scene)) == 26)
+        await asyncio.sleep(2.5)
+        assert len(taints(scene)) == 26 and resets(scene) == [], "it has ended without a reset"
+        await scene.stop()
+        await scene.start()
+        await scene.until(lambda: scene.driver.status().published)
+        assert len(taints(scene)) == 26
+        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [ill], repair_marks.RESET)
+        scene.driver.look_again()
+        await scene.until(lambda: not taints(scene))
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize(
+    ("ends", "what", "gone"),
+    [
+        (Ends.RESTART, repair_marks.RESET, False),
+        (Ends.REPLACEMENT, repair_marks.RESET, False),
+        (Ends.REPLACEMENT, repair_marks.REPAIRED, True),
+    ],
+)
+def test_mark_from_before_the_start_ends_the_faults_that_it_can_end(
+    short: Path, ends: Ends, what: str, gone: bool
+) -> None:
+    fault = Sign("error", Severity.FAILED, "It is broken.", "Repair it.", ends, "9")
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        ill = scene.backend.gpus.template(1).uuid
+        scene.backend.notices.put(Notice(ill, "GPU 1 tells of error 9", fault))
+        await scene.until(lambda: len(taints(scene)) == 26)
+        await scene.stop()
+        repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [ill, "GPU-unknown"], what)
+        await scene.start()
+        await scene.until(lambda: scene.driver.status().published)
+        await scene.until(lambda: (not taints(scene)) == gone)
+        await asyncio.sleep(1.2)
+        assert (not taints(scene)) == gone
+        assert repair_marks.take(str(short / "kubelet/plugins" / DRIVER)) == ()
+
+    run(short, scenario)
+
+
+def test_error_that_counts_in_use_alone_is_a_fault_of_a_device_with_a_claim(short: Path) -> None:
+    used = Sign("error", Severity.DEGRADED, "It broke.", "Reset it.", Ends.RESET, "159", only_in_use=True)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert await scene.prepare("a", SMALL) == ""
+        for index in (0, 1):
+            scene.backend.notices.put(Notice(scene.backend.gpus.template(index).uuid, "error 159", used))
+        of_gpu_0 = {name for name in scene.devices() if name.startswith("gpu-0")}
+        await scene.until(lambda: set(taints(scene)) == of_gpu_0)
+        await asyncio.sleep(1.2)
+        assert set(taints(scene)) == of_gpu_0
+
+    run(short, scenario)
+
+
+def test_recovered_command_marks_devices_with_faults_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "plugins" / DRIVER
+    state.mkdir(parents=True)
+    config = tmp_path / "driver.yaml"
+    config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {tmp_path}\n")
+    told = health.told((), TORN, (), Moment(1.0, "b", 1.0))
+    assert cli.main(["recovered", "all", "--config", str(config)]) == 0
+    assert capsys.readouterr().out == "no device has a fault\n"
+    content = {"form": 1, "devices": health.to_data({"GPU-1": told, "GPU-2": told, "GPU-3": told})}
+    (state / FILE).write_text(json.dumps(content))
+    assert cli.main(["recovered", "GPU-1", "GPU-9", "--config", str(config)]) == 1
+    assert "no fault of GPU-9" in capsys.readouterr().err
+    assert repair_marks.take(str(state)) == (), "nothing is marked where one device is unknown"
+    assert cli.main(["recovered", "GPU-1", "GPU-3", "--config", str(config)]) == 0
+    assert "GPU-1: reported, for the next start of the driver" in capsys.readouterr().out
+    assert repair_marks.take(str(state)) == tuple((uuid, repair_marks.REPAIRED) for uuid in ("GPU-1", "GPU-3"))
+    assert cli.main(["recovered", "all", "--config", str(config)]) == 0
+    assert len(repair_marks.take(str(state))) == 3
+    (state / FILE).write_text("{")
+    assert cli.main(["recovered", "all", "--config", str(config)]) == 1
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,16 @@ def test_commands_read_the_pods_configuration_where_there_is_no_other(
     assert config.default_path() == str(service)
     pod.touch()
     assert config.default_path() == str(pod)
-    words = (["status"], ["reload"], ["claims"], ["devices"], ["explain", "a"], ["collect"], ["probe", "liveness"])
+    words = (
+        ["status"],
+        ["reload"],
+        ["claims"],
+        ["devices"],
+        ["explain", "a"],
+        ["collect"],
+        ["probe", "liveness"],
+        ["recovered", "all"],
+    )
     assert {cli._parser().parse_args(each).config for each in words} == {str(pod)}
     service.touch()
     assert config.default_path() == str(service)

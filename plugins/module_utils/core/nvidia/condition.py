@@ -64,6 +64,9 @@ _ACTIONS: Mapping[int, Action] = MappingProxyType(
 )
 
 
+#: The actions that end with a reset of the GPU; a reset of its bus is one as well.
+_RESETS = frozenset({1, 4, 6})
+
 #: The causes that each field tells of. A GPU with MIG devices does not tell of its rows.
 _CAUSES: Mapping[int, str] = MappingProxyType(
     {REMAP_PENDING: "row-remap-pending", REMAP_FAILURE: "row-remap-failure", RECOVERY_ACTION: "recovery-action"}
@@ -91,9 +94,11 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
             board.unanswered.add("clocks")
         else:
             signs.extend(_of_clocks(int(getattr(reasons, "value", reasons))))
+    action = fields.get(RECOVERY_ACTION)
     return Health(
         tuple(signs),
-        needs_recovery=bool(fields[RECOVERY_ACTION]) if RECOVERY_ACTION in fields else None,
+        needs_recovery=None if action is None else action != 0,
+        needs_reset=None if action is None else action in _RESETS,
         untold=frozenset(cause for field, cause in _CAUSES.items() if field not in fields),
     )
 

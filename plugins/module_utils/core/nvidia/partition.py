@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import Device, Partition, Partitioning, Placement, Process, Profile
+from ..repair_marks import note_resets
 from ..system import System
 from . import discover
 from .board_facts import BoardFacts
@@ -71,6 +72,7 @@ def reset(system: System, uuids: Sequence[str]) -> None:
     doing = f"Resetting {', '.join(uuids)}"
     done = system.run(["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)], timeout=RESET_TIMEOUT)
     if done.returncode == 0:
+        note_resets(uuids)
         return
     said = " ".join((done.stdout + " " + done.stderr).split())
     if "permission" in said.lower():

@@ -103,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     reload.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="wait so long (default 60)")
     reload.set_defaults(run=_reload)
 
+    recovered = commands.add_parser(
+        "recovered", help="report that devices were reset or repaired by hand, which ends their reported faults"
+    )
+    recovered.add_argument("device", nargs="+", metavar="UUID", help="a device's UUID, or all")
+    recovered.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
+    recovered.set_defaults(run=_recovered)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -118,6 +125,13 @@ def _node(options: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()
     return asyncio.run(run_node(configuration, options.config))
+
+
+def _recovered(options: argparse.Namespace) -> int:
+    from .commands.recovered import report_repairs
+
+    sys.stdout.write("".join(f"{line}\n" for line in report_repairs(options.config, options.device)))
+    return 0
 
 
 def _layout(options: argparse.Namespace) -> int:

@@ -195,6 +195,7 @@ class Serving:
             report_problem=self._reports.problem,
             refusals=refusals,
             repartition=repartition,
+            take_marks=lambda: keeper.take_marks(),
         )
         statuses = ClaimStatuses(
             driver=self._driver,

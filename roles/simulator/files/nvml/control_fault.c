@@ -6,6 +6,7 @@
 #include "simulator.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { XID_FALLEN_OFF_THE_BUS = 79, XID_DOUBLE_BIT_ECC = 48, XID_ROW_REMAP_RECORDED = 63, XID_ROW_REMAP_FAILURE = 64,
@@ -42,21 +43,28 @@ static void set_recovery(struct fault *fault, uint32_t action)
     event_add(fault->machine, fault->index, EVENT_RECOVERY_ACTION, action, NOT_TIED, NOT_TIED);
 }
 
-/* What NVIDIA's catalogue asks for at once: a reset, a restart of the machine, or nothing of the node. */
-static uint32_t recovery_of_xid(uint64_t xid)
+/* Xids after which the GPU asks for a recovery (Xid 154), by NVIDIA's Xid catalog, each from its first driver branch on. Which action
+ * follows 63, 94, 95, and 161 is chosen. 46, 119, and 140 are not among them, although a reset is needed. */
+static uint32_t recovery_of_xid(uint64_t xid, unsigned long branch)
 {
-    static const unsigned resets[] = { 46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158 };
-    for (size_t index = 0; index < COUNT_OF(resets); index++) {
-        if (resets[index] == xid)
-            return xid == 95 || xid == 48 ? RECOVER_DRAIN_AND_RESET : RECOVER_GPU_RESET;
+    enum { EVERY = 0 };
+    static const struct { unsigned xid, branch; enum recovery action; } raising[] = {
+        { XID_DOUBLE_BIT_ECC, EVERY, RECOVER_DRAIN_AND_RESET }, { 62, 565, RECOVER_GPU_RESET }, { XID_ROW_REMAP_RECORDED, 565, RECOVER_DRAIN_AND_RESET },
+        { XID_ROW_REMAP_FAILURE, 565, RECOVER_GPU_RESET }, { XID_FALLEN_OFF_THE_BUS, 565, RECOVER_NODE_REBOOT },
+        { 94, 565, RECOVER_DRAIN_AND_RESET }, { 95, 565, RECOVER_DRAIN_AND_RESET }, { 109, 570, RECOVER_GPU_RESET }, { 110, 565, RECOVER_GPU_RESET },
+        { 120, 565, RECOVER_GPU_RESET }, { 136, 565, RECOVER_GPU_RESET }, { 143, 575, RECOVER_GPU_RESET }, { 155, 565, RECOVER_GPU_RESET },
+        { 156, 565, RECOVER_GPU_RESET }, { 158, EVERY, RECOVER_GPU_RESET }, { 161, 575, RECOVER_DRAIN_AND_RESET } };
+    for (size_t index = 0; index < COUNT_OF(raising); index++) {
+        if (raising[index].xid == xid && branch >= raising[index].branch)
+            return raising[index].action;
     }
-    return xid == XID_FALLEN_OFF_THE_BUS ? RECOVER_NODE_REBOOT : RECOVER_NONE;
+    return RECOVER_NONE;
 }
 
 static void emit_xid(struct fault *fault, uint64_t xid, uint32_t instance, uint32_t compute)
 {
     event_add(fault->machine, fault->index, EVENT_XID, xid, instance, compute);
-    uint32_t action = recovery_of_xid(xid);
+    uint32_t action = recovery_of_xid(xid, strtoul(fault->machine->driver_version, NULL, 10));
     if (action > fault->machine->gpus[fault->index].recovery_action)
         set_recovery(fault, action);
 }

@@ -42,7 +42,10 @@ SURROUNDINGS_SECONDS = 1.0
 
 
 class HardwareWatch:
-    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next look."""
+    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next look.
+
+    ``take_marks`` is called before each scan, and while the library is closed, before it is opened.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,9 @@ class HardwareWatch:
         report_problem: Callable[[str, str], None],
         refusals: Refusals | None = None,
         repartition: Watch | None = None,
+        take_marks: Callable[[], object] = lambda: None,
     ) -> None:
+        self._take_marks = take_marks
         self._repartition = repartition
         self._backend = backend
         self._driver = driver
@@ -100,6 +105,7 @@ class HardwareWatch:
                 if not is_open:
                     self._lending.take()
                     await self._has_changed()
+                    self._take_marks()
                     await self._thread(self._backend.open)
                     is_open = True
                 elif self._is_outdated:
@@ -107,6 +113,7 @@ class HardwareWatch:
                     self._full_look = float("-inf")
                     await self._thread(self._backend.renew)
                 self._is_outdated = False
+                self._take_marks()
                 await self.look()
                 failures, delay = 0, shared.RETRY_FIRST
                 await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
@@ -204,9 +211,14 @@ class HardwareWatch:
             self._lent = True
             self._conditions.report(PART, f"the library is lent to {self._lending.holder}, which resets a device")
             try:
-                await self._lending.give_way(self._close, lambda: self._thread(self._backend.open))
+                await self._lending.give_way(self._close, self._reopen)
             finally:
                 self._lent = False
+
+    async def _reopen(self) -> None:
+        """Open the library again after it was lent."""
+        self._take_marks()
+        await self._thread(self._backend.open)
 
     async def _close(self) -> None:
         try:

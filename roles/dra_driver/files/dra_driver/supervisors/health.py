@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
 from ..claims.records import ClaimRecord
-from ..core import health
+from ..core import health, repair_marks
 from ..core.health import Ailment, Ailments, Moment
 from ..core.model import Device, Notice, Offer
 from ..core.signs import Severity
@@ -129,6 +129,7 @@ class HealthKeeper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
+        self._directory = directory
         self._path = f"{directory}/{FILE}"
         self._system = system
         self._boot_id = boot_id
@@ -142,7 +143,8 @@ class HealthKeeper:
         self._clock = clock
         self._ailments: dict[str, Ailments] = {}
         self._kept: dict[str, list[object]] = {}
-        self._state = StateLog(LOG)
+        self._state, self._marks = StateLog(LOG), StateLog(LOG)
+        self._is_loaded = False
         self._verifying: asyncio.TimerHandle | None = None
         self._scanned: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
@@ -164,6 +166,8 @@ class HealthKeeper:
                 continue
             device = survey.devices.get(notice.uuid) if survey is not None else None
             processes = _users(device, notice.sign.instance)
+            if notice.sign.only_in_use and not processes and not self._claims_of(notice.uuid):
+                continue
             before = self._ailments.get(notice.uuid, ())
             after = health.told(before, notice.sign, processes, self._moment())
             changed = self._settle(notice.uuid, before, after, device) or changed
@@ -172,13 +176,30 @@ class HealthKeeper:
             self._keep()
 
     def was_reset(self, uuid: str) -> None:
-        """Take in that a device was reset just now."""
+        """End the faults that a reset of a device ends; it was reset just now."""
+        if self._repaired(uuid, repair_marks.RESET):
+            self._publish()
+            self._keep()
+
+    def take_marks(self) -> None:
+        """End the faults of devices that others have reset or repaired. Called while the vendor's library is closed."""
+        self._load()
+        try:
+            marks = repair_marks.take(self._directory)
+        except OSError as error:
+            self._marks.report(f"marks of repaired devices cannot be read: {error}", level=logging.WARNING)
+            return
+        changed = [self._repaired(uuid, what) for uuid, what in marks]
+        if any(changed):
+            self._publish()
+            self._keep()
+
+    def _repaired(self, uuid: str, what: str) -> bool:
         survey = self._snapshots.value.survey
         before = self._ailments.get(uuid, ())
         device = survey.devices.get(uuid) if survey is not None else None
-        if self._settle(uuid, before, health.was_reset(before), device):
-            self._publish()
-            self._keep()
+        after = health.was_reset(before) if what == repair_marks.RESET else health.was_repaired(before)
+        return self._settle(uuid, before, after, device)
 
     def _moment(self) -> Moment:
         return Moment(self._now(), self._boot_id, self._clock())
@@ -233,6 +254,10 @@ class HealthKeeper:
         sign = ailment.sign
         return fields(driver=self._driver, device=uuid, cause=sign.cause, value=sign.value, severity=sign.severity.word)
 
+    def _claims_of(self, uuid: str) -> list[ClaimRecord]:
+        """Return the claims that hold a device or a part of it."""
+        return [record for record in self._claims() if any(uuid in each.device_uuids for each in record.devices)]
+
     def _holders(self, uuid: str, ailment: Ailment) -> list[ClaimRecord]:
         """Return the claims that hold what an ailment is about."""
         return [
@@ -255,21 +280,16 @@ class HealthKeeper:
 
     def _load(self) -> None:
         """Read what was known when the driver ended. A file that cannot be read is set aside: looks find states again."""
-        try:
-            text = self._system.read_text(self._path)
-        except FileNotFoundError:
+        if self._is_loaded:
             return
+        self._is_loaded = True
+        try:
+            self._ailments = known_faults(self._system, self._directory)
         except OSError as error:
             LOG.warning("%s cannot be read, what devices told before is not known: %s", self._path, error)
-            return
-        try:
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("form") != FORM:
-                raise ValueError(f"it has another form than {FORM}")
-            self._ailments = health.from_data(data["devices"])
-            self._kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             LOG.warning("%s holds no health of devices (%s): it begins anew", self._path, error)
+        self._kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
 
     def _keep(self) -> None:
         """Write what should outlive this process. That something is found once more is no reason to."""
@@ -284,6 +304,20 @@ class HealthKeeper:
         else:
             self._kept = kept
             self._state.report(f"{self._path} is kept", level=logging.DEBUG)
+
+
+def known_faults(system: System, directory: str) -> dict[str, Ailments]:
+    """Return the faults that a driver keeps in its state folder, by the device's UUID; none without a file.
+
+    Raises OSError, and ValueError for a file with another content.
+    """
+    try:
+        data = json.loads(system.read_text(f"{directory}/{FILE}"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(data, dict) or data.get("form") != FORM:
+        raise ValueError(f"it has another form than {FORM}")
+    return health.from_data(data.get("devices"))
 
 
 def _users(device: Device | None, instance: int | None) -> frozenset[int]:
@@ -306,4 +340,5 @@ def _lasting(ailment: Ailment) -> object:
         ailment.is_confirmed,
         ailment.processes,
         ailment.boot,
+        ailment.asked,
     )

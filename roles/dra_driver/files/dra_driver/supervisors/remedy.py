@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Resets devices that ask for it while nothing uses them, where the configuration says so."""
+"""Resets devices that need it while nothing uses them, where the configuration says so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 from ..claims.records import ClaimRecord
 from ..core.errors import AcceleratorError
+from ..core.health import needs_reset
 from ..core.model import Device
 from ..logs import fields, operation
 from .health import Picture
@@ -28,8 +29,8 @@ def due(
 ) -> tuple[str, ...]:
     """Return the UUIDs of devices to be reset together, the first group that may be; nothing when there is none. Pure.
 
-    A device is reset when it says itself that it needs that, two looks have found so, and nothing uses it or any of those
-    that are reset along with it: no claim, no process, no partition.
+    A device is reset when it needs that, by its own report or by a fault that nothing but a reset ends, and nothing uses it or
+    any of those that are reset along with it: no claim, no process, no partition.
     """
     survey = picture.snapshot.survey
     if survey is None:
@@ -37,9 +38,7 @@ def due(
     held = {uuid for record in records for uuid in record.device_uuids}
     by_address = {device.pci_address: device for device in survey.devices.values()}
     for device in sorted(survey.devices.values(), key=lambda each: each.index):
-        if not device.health.needs_recovery or not any(
-            each.sign.is_mended_by_reset and each.is_confirmed for each in picture.ailments.get(device.uuid, ())
-        ):
+        if not needs_reset(device, picture.ailments.get(device.uuid, ())):
             continue
         tried = attempts.get(device.uuid, ())
         if len(tried) >= MOST_ATTEMPTS or (tried and now - tried[-1] < AGAIN_SECONDS):
@@ -97,14 +96,14 @@ class Remedy:
             self._attempts[uuid] = (*self._attempts.get(uuid, ()), self._clock())
         names = ", ".join(uuids)
         with operation():
-            LOG.warning("resetting %s: it asks for that, and nothing uses it", names, extra=fields(driver=self._driver))
+            LOG.warning("resetting %s: it needs that, and nothing uses it", names, extra=fields(driver=self._driver))
             try:
                 await self._reset(uuids)
             except AcceleratorError as error:
                 LOG.warning("%s could not be reset: %s", names, error, extra=fields(driver=self._driver))
-                self._report("ResetFailed", f"{names} asks for a reset, which failed: {error}")
+                self._report("ResetFailed", f"{names} needs a reset, which failed: {error}")
                 return
             LOG.info("%s was reset", names, extra=fields(driver=self._driver))
-            self._told("DeviceReset", f"{names} asked for a reset, which was made while nothing used it")
+            self._told("DeviceReset", f"{names} needed a reset, which was made while nothing used it")
         for uuid in uuids:
             self._was_reset(uuid)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The Xids of NVIDIA's catalog, injected: severity, and the end of a fault that needs a reset, with what the GPU itself reports."""
+
+from __future__ import annotations
+
+from dra_driver.core import health
+from dra_driver.core.health import Ailments, Moment
+from dra_driver.core.signs import Ends
+
+from tests.simulator.backend.scenarios_of_watching import Listening
+from tests.simulator.backend.stage import Stage, on
+from tests.unit.core.xid_table import NEVER, REBOOT, RESET, ROWS, asks
+
+BRANCH = 580  # of the simulated driver
+GPU = 1
+
+
+class Clock:
+    """A clock that goes on by ten seconds at each scan."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def next(self) -> Moment:
+        self.now += 10
+        return Moment(self.now, "boot", self.now)
+
+
+def scans(stage: Stage, clock: Clock, ailments: Ailments) -> Ailments:
+    """Scan the GPU three times and return its faults, without the states that scans find."""
+    for _scan in range(3):
+        finding = stage.backend.discover()[GPU]
+        ailments = health.looked(ailments, finding, clock.next())
+    return tuple(each for each in ailments if each.sign.ends is not Ends.LOOK)
+
+
+@on("8xH100")
+def each_xid_ends_as_the_catalog_says(stage: Stage) -> None:
+    gpus = stage.gpus()
+    listening, clock = Listening(stage), Clock()
+    listening.registered(gpus)
+    for number, row in ROWS.items():
+        if row.severity is None or row.ends not in (RESET, REBOOT, NEVER):
+            continue
+        listening.told.clear()
+        stage.control("fault", str(GPU), "xid", str(number))
+        listening.until(f"Xid {number}", gpus[GPU])
+        (sign,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == str(number)]
+        assert sign.severity is row.severity, number
+        ill = scans(stage, clock, health.told((), sign, (), clock.next()))
+        assert [each.sign for each in ill] == [sign], (number, "it has ended without a reset")
+        assert stage.gpus()[GPU].health.needs_recovery is asks(number, BRANCH), number
+        # Somebody else resets the GPU, and reports nothing.
+        stage.control("clear", str(GPU))
+        after = scans(stage, clock, ill)
+        assert bool(after) == (row.ends != RESET or not asks(number, BRANCH)), (number, after)
+        assert bool(health.was_reset(after)) == (row.ends != RESET), number
+    listening.ended = True
+
+
+@on("8xH100")
+def a_reset_is_reported_to_the_driver(stage: Stage) -> None:
+    """By the process that makes it, when it gives the library back."""
+    from dra_driver.core import repair_marks
+    from dra_driver.core.device_locks import DeviceLocks, library_alone
+
+    gpus = stage.gpus()
+    state = stage.root / "state"
+    state.mkdir()
+    locks = DeviceLocks(str(state), "a test")
+    with library_alone(locks, lambda: None, 5):
+        stage.backend.reset([gpus[GPU].uuid])
+        assert repair_marks.take(str(state)) == ()
+    assert repair_marks.take(str(state)) == ((gpus[GPU].uuid, repair_marks.RESET),)
+    with library_alone(locks, lambda: None, 5):
+        pass
+    assert repair_marks.take(str(state)) == ()

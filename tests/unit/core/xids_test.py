@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Each Xid of NVIDIA's catalog: its severity, what ends its fault, and that nothing else does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from board_model import device
+from dra_driver.core import health
+from dra_driver.core.health import Ailments, Moment
+from dra_driver.core.model import Fault, Finding, Health, Process
+from dra_driver.core.nvidia import xids
+from dra_driver.core.signs import Severity
+from xid_table import _ROWS, NEVER, PROCESS, RECOVERY, RESET, ROWS, asks, branches_of, numbers
+
+GPU = device("h100-80")
+PID = 7
+CASES = [(number, branch) for number in sorted(ROWS) for branch in branches_of(number)]
+
+
+def scans(
+    ailments: Ailments, start: float, *, boot: str = "boot", used: bool = True, asking: bool | None = False
+) -> Ailments:
+    """Scan the GPU three times; ``asking`` is whether it asks for a reset then, None where it does not report that."""
+    processes = (Process(PID),) if used else ()
+    gpu = replace(GPU, health=Health((), needs_recovery=asking, needs_reset=asking), processes=processes)
+    for number in range(3):
+        now = start + 10 * number
+        ailments = health.looked(ailments, Finding(0, "GPU 0", GPU.uuid, gpu), Moment(now, boot, now))
+    return ailments
+
+
+def reported(number: int, branch: int) -> Ailments:
+    """Return the faults of a GPU in use that has reported an Xid and was scanned since."""
+    sign = xids.of_xid(number, None)
+    assert sign is not None
+    return scans(health.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
+
+
+@pytest.mark.parametrize(("number", "branch"), CASES)
+def test_xid_ends_by_its_row_and_nothing_else(number: int, branch: int) -> None:
+    row, sign, is_asking = ROWS[number], xids.of_xid(number, None), asks(number, branch)
+    if row.severity is None:
+        assert sign is None
+        return
+    assert sign is not None and (sign.severity, sign.is_mended_by_reset) == (row.severity, row.mended)
+    assert sign.remedy
+    ill = reported(number, branch)
+    if row.ends == RECOVERY:
+        assert not ill, "the GPU reports that it needs no recovery"
+        ill = scans(health.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=True)
+    (fault,) = ill
+    ends = {
+        "the processes end": not scans(ill, 100, used=False, asking=is_asking or row.ends == RECOVERY),
+        "the driver does not report its state": not scans(ill, 100, asking=None),
+        "a known reset": not health.was_reset(ill),
+        "the GPU stops asking": not scans(ill, 100, asking=False),
+        "a reboot": not scans(ill, 100, boot="next"),
+        "a reported repair": not health.was_repaired(ill),
+        "a fault of the scan": not health.looked(
+            ill, Finding(0, "GPU 0", GPU.uuid, GPU, Fault("no-answer", "It hangs")), Moment(500, "boot", 500)
+        ),
+    }
+    assert ends == {
+        "the processes end": row.ends == PROCESS,
+        "the driver does not report its state": False,
+        "a known reset": row.ends in (PROCESS, RESET, RECOVERY),
+        "the GPU stops asking": row.ends == RECOVERY or (row.ends == RESET and is_asking),
+        "a reboot": row.ends != NEVER,
+        "a reported repair": True,
+        "a fault of the scan": False,
+    }, fault
+
+
+@pytest.mark.parametrize("branch", [560, 580])
+@pytest.mark.parametrize("number", sorted(ROWS))
+def test_xid_the_reset_remedy_resets_where_a_reset_is_needed_and_nowhere_else(number: int, branch: int) -> None:
+    if ROWS[number].severity is None or ROWS[number].ends == RECOVERY:
+        return
+    asking = asks(number, branch)
+    gpu = replace(GPU, health=Health((), needs_recovery=asking, needs_reset=asking))
+    assert health.needs_reset(gpu, reported(number, branch)) == ROWS[number].mended
+
+
+def test_table_has_every_number_once() -> None:
+    counts = Counter(number for _row, text in _ROWS for number in numbers(text))
+    assert set(counts.values()) == {1}
+    assert set(counts) == {*range(1, 177), 185}
+    buckets = Counter(
+        number
+        for _kind, entries in xids._BUCKETS
+        for entry in entries
+        for number in (entry if isinstance(entry, range) else (entry,))
+    )
+    assert set(buckets.values()) == {1} and set(buckets) == set(counts) - {175, 185}
+
+
+def test_xid_45_counts_without_another_xid_alone() -> None:
+    cleanup, error = xids.of_xid(45, None), xids.of_xid(94, None)
+    assert cleanup is not None and error is not None and "restart nvidia-fabricmanager" in cleanup.remedy
+
+    def told(*signs: object) -> list[str]:
+        ailments: Ailments = ()
+        for second, sign in enumerate(signs):
+            ailments = health.told(ailments, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
+        return [each.sign.value for each in ailments]
+
+    assert told(cleanup) == told(cleanup, cleanup) == ["45"]
+    assert told(error, cleanup) == told(cleanup, error) == ["94"]
+
+
+def test_xid_159_counts_while_the_gpu_is_used_alone() -> None:
+    sign = xids.of_xid(159, None)
+    assert sign is not None and sign.only_in_use
+    assert {number for number in ROWS if getattr(xids.of_xid(number, None), "only_in_use", False)} == {159}
+
+
+def test_unknown_xid_is_informative_and_names_the_catalog() -> None:
+    sign = xids.of_xid(999, 3)
+    assert sign is not None and (sign.severity, sign.instance) == (Severity.INFORMATIVE, 3)
+    assert "Xid catalog" in sign.remedy
+
+
+def test_fault_of_a_restarted_driver_has_kept_what_the_gpu_asked_for() -> None:
+    (before,) = reported(95, 580)
+    assert before.asked
+    after = health.from_data(health.to_data({"u": (before,)}))["u"]
+    assert not scans(after, 100, asking=False)
+    again = health.told(after, before.sign, {PID}, Moment(90, "boot", 90))
+    assert scans(again, 100, asking=False), "it was reported again since the reset"
