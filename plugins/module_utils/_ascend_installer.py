@@ -67,9 +67,10 @@ class Installer:
         self._copies: dict[str, str] = {}
 
     def close(self) -> None:
-        """Delete the verified copies."""
+        """Delete the verified copies, and those of a killed run."""
         self._copies.clear()
         self._stack.close()
+        self.system.remove_tree(_VERIFIED)
 
     # What is there
 

@@ -47,7 +47,8 @@ def bring(
 ) -> dict[str, Any]:
     """Install or remove a group of packages; return the module's result. Raises AcceleratorError."""
     installer = GroupInstaller(system, apt, group, keep=params["keep"], proof=proof)
-    with verified_files(system, params, is_check=check or params["state"] != "present") as verified:
+    given = params if params["state"] == "present" else {**params, "files": []}
+    with verified_files(system, given, is_check=check) as verified:
         own = replace(options, files=verified["files"])
         return _bring(params, installer, own, users, check=check, devices=devices)
 

@@ -106,8 +106,11 @@ def hide_passwords(module: AnsibleModule) -> None:
 def verified_files(system: System, params: Mapping[str, Any], *, is_check: bool) -> Iterator[dict[str, Any]]:
     """Yield the module's options with ``files`` replaced by verified copies that only root can write. In check mode they stay as they are.
 
-    The copies are deleted at the end. Raises PackageProblem for a missing file, ChecksumMismatch for one with another digest.
+    The copies are deleted at the end, and those of a killed run at the beginning. Raises PackageProblem for a missing file,
+    ChecksumMismatch for one with another digest.
     """
+    if not is_check:
+        system.remove_tree(_VERIFIED)
     with contextlib.ExitStack() as stack:
         copies = []
         for number, path in enumerate([] if is_check else params["files"]):

@@ -509,7 +509,8 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
     hide_passwords(module)
     system = system or System()
     apt = apt or tool_of(system, timeout=float(module.params["timeout"]))
-    with verified_files(system, module.params, is_check=module.check_mode) as params:
+    given = module.params if module.params["state"] == "present" else {**module.params, "files": []}
+    with verified_files(system, given, is_check=module.check_mode) as params:
         return work_with(params, system, apt, check=module.check_mode)
 
 

@@ -69,7 +69,7 @@ class Machine(System):
     def finds(self, program: str) -> bool:
         return program == "update-initramfs"
 
-    def run(self, argv: Sequence[str], timeout: float, input: str | None = None, environment: Any = None) -> Completed:  # noqa: A002
+    def run(self, argv: Sequence[str], timeout: float, **_options: Any) -> Completed:
         return getattr(self, "_" + argv[0].replace("-", "_"))(list(argv[1:]))
 
     def _update_initramfs(self, words: list[str]) -> Completed:

@@ -143,6 +143,14 @@ def test_package_replaced_after_its_check_is_not_run(node: Node, tmp_path: Path)
     assert hashlib.sha256(kept.read_bytes()).hexdigest() == digest
 
 
+def test_copies_of_a_killed_run_are_removed(node: Node) -> None:
+    left = node.root / "var/lib/dra-accelerators/ascend-verified/firmware/left.run"
+    left.parent.mkdir(parents=True)
+    left.write_text("left")
+    assert "msg" not in node.run(driver=node.package("driver", BOTH["driver"]))
+    assert not left.parent.parent.exists()
+
+
 def test_check_mode_leaves_no_copy_of_a_package(node: Node) -> None:
     assert node.run(BOTH, check=True)["changed"]
     assert not (node.root / "var/lib/dra-accelerators").exists()

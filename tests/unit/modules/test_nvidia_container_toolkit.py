@@ -320,6 +320,14 @@ def test_files_are_installed_from_verified_copies(node: Node, monkeypatch: pytes
     assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
 
 
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_copies_of_a_killed_run_are_removed(node: Node, state: str) -> None:
+    node.run(NEWER)
+    node.machine.put_file("/var/lib/dra-accelerators/packages-verified/7/left.deb", "left")
+    assert "msg" not in node.run(NEWER, state=state)
+    assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
+
+
 def test_a_key_with_another_fingerprint_is_refused(node: Node) -> None:
     source = {"uris": ["http://mirror/toolkit"], "suites": ["/"], "key": "none", "fingerprints": ["0" * 40]}
     assert node.run(NEWER, source=source)["error_code"] == "repository-key" and node.has("")

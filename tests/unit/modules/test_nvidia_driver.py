@@ -293,6 +293,15 @@ def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
     assert refused["error_code"] == "checksum" and not node.versions()
 
 
+def test_removal_reads_no_package_files(node: Node) -> None:
+    """The option ``files`` is for the installation. A copy of a killed installation goes with the driver."""
+    node.run("580")
+    node.machine.put_file("/var/lib/dra-accelerators/packages-verified/7/left.deb", "left")
+    removed = node.run(state="absent", files=["/packages/gone.deb"])
+    assert "error_code" not in removed and removed["changed"], removed
+    assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
+
+
 def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node) -> None:
     node.run(OLDER)
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
