@@ -248,7 +248,8 @@ def test_local_users_reach_no_daemon(clean: Cluster) -> None:
     assert json.loads(clean.run(node, "python3", "-c", REACH, folder))["list"] == "possible"
     clean.run(node, "rm", "-f", f"{folder}/shm/planted")
     # A link of a container leads no program of the node anywhere.
-    assert "nosymfollow" in clean.shell(node, f"grep ' {folder} ' /proc/mounts")
+    mounted = clean.shell(node, f"grep ' {folder} ' /proc/mounts")
+    assert "nosymfollow" in mounted and "size=1048576k" in mounted, "a claim cannot use up the node's memory"
     clean.delete(*reversed(documents))
     assert clean.companions(node) == []
 

@@ -17,6 +17,7 @@ MARK = "@value@"
 VALUES: dict[str, bytes] = {
     "nested arrays": NESTED.encode(),
     "nested objects": b'{"a":' * LEVELS + b"0" + b"}" * LEVELS,
+    "number beyond a float": b'{"a":-1.5e400}',
     "long integer": b'{"a":' + b"9" * LEVELS + b"}",
     "surrogate": b'{"a":"\\ud800"}',
 }

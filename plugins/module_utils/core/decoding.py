@@ -3,8 +3,8 @@
 """Decode JSON from the Kubernetes API so that one bad object affects no other object.
 
 Users can store values that Python's ``json`` module cannot decode or that later code cannot process: thousands of nested
-arrays, integers of thousands of digits, unpaired surrogates, bytes that are not UTF-8. The API server returns these fields as
-it received them: ``opaque.parameters`` and ``status.devices[].data`` of claims, and ``fieldsV1`` of ``managedFields``.
+arrays, integers of thousands of digits, numbers that a float cannot hold, unpaired surrogates, bytes that are not UTF-8. The API
+server returns these fields as it received them: ``opaque.parameters`` and ``status.devices[].data`` of claims, and ``fieldsV1`` of ``managedFields``.
 
 Facts: ``runtime.RawExtension`` of k8s.io/apimachinery; k8s.io/api/resource/v1/types.go; CPython's ``Modules/_json.c``, whose
 recursion limit differs between versions.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -25,8 +26,8 @@ Json = dict[str, Any]
 Path = tuple[Union[str, int], ...]
 #: Nested objects and arrays of one API object. The deepest fields of the Kubernetes API, in managedFields, have about 20.
 MAX_LEVELS = 100
-#: Digits of an integer. Kubernetes' own integers have at most 19.
-MAX_DIGITS = 1000
+#: Digits of an integer. Kubernetes' own integers have at most 19, and one of more than 308 cannot become a float.
+MAX_DIGITS = 300
 #: Objects that one warning names, and characters of each name or reason.
 MAX_NAMED, MAX_CHARACTERS = 20, 300
 
@@ -73,19 +74,44 @@ class _NotDecoded:
 
 _TOO_DEEP = _NotDecoded(f"nested more than {MAX_LEVELS} levels deep")
 _TOO_LONG = _NotDecoded(f"an integer of more than {MAX_DIGITS} digits")
+_TOO_LARGE = _NotDecoded("a number beyond the range of a float (1.8e308)")
 
 
 def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _bounded_integer(digits: str) -> Any:
-    return int(digits) if len(digits) <= MAX_DIGITS else _TOO_LONG
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(_TOO_LONG.reason)
+    return int(digits)
 
 
-_FAST = json.JSONDecoder(parse_constant=_reject_constant)
+def _float(digits: str) -> float:
+    """Return the number. Raises ValueError where float() would return infinity, which JSON does not have."""
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(_TOO_LARGE.reason)
+    return value
+
+
+def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], Any]:
+    def number(digits: str) -> Any:
+        try:
+            return parse(digits)
+        except ValueError:
+            return mark
+
+    return number
+
+
+_FAST = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float)
 # JSON has no NaN, so it can stand for what was cut out of the text.
-_BOUNDED = json.JSONDecoder(parse_constant=lambda _name: _TOO_DEEP, parse_int=_bounded_integer)
+_BOUNDED = json.JSONDecoder(
+    parse_constant=lambda _name: _TOO_DEEP,
+    parse_int=_or_mark(_integer, _TOO_LONG),
+    parse_float=_or_mark(_float, _TOO_LARGE),
+)
 
 
 def loads(text: str) -> Any:

@@ -151,12 +151,32 @@ def test_text_that_is_not_json_raises_value_error(text: str) -> None:
 
 @VALUE
 def test_loads_raises_value_error_for_undecodable_text(value: bytes) -> None:
-    with pytest.raises(ValueError, match=r"levels deep|digits|surrogate"):
+    with pytest.raises(ValueError, match=r"levels deep|digits|surrogate|range of a float"):
         loads(value.decode())
 
 
 def test_integers_up_to_the_limit_are_decoded() -> None:
     assert loads("9" * MAX_DIGITS) == int("9" * MAX_DIGITS)
+    assert float(loads("9" * MAX_DIGITS)) > 0, "programs can compute with it"
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "[1.0E999]", "9" * (MAX_DIGITS + 1)])
+def test_numbers_beyond_the_limit_are_rejected(text: str) -> None:
+    for document in (text, f'{{"b": "\\ud800", "a": {text}}}'):
+        with pytest.raises(ValueError, match=r"range of a float|digits"):
+            loads(document)
+
+
+def test_floats_within_the_range_are_decoded() -> None:
+    assert loads('[1.5e308, -1.5e308, 1e-400, 0.5, {"a": 1.25}]') == [1.5e308, -1.5e308, 0.0, 0.5, {"a": 1.25}]
+
+
+def test_error_names_the_field_of_a_number_that_is_too_large() -> None:
+    text = dumps(claim("c1", opaque=OWN), b"1e400")
+    with pytest.raises(
+        UndecodableObject, match=r"ResourceClaim default/c1.*parameters\.a is a number beyond the range"
+    ):
+        decode(text, opaque_of=[OWN])
 
 
 def test_warning_names_at_most_some_objects() -> None:

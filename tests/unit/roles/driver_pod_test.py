@@ -66,6 +66,21 @@ def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option:
     assert f"{role}_{option} is " in played.failed["n1"]["msg"], played.output
 
 
+INVALID_SIZES = ["50%", "63M", "0G", "1", 1073741824, "1G,uid=0", "1G; reboot", "1G\n", "1.5G", "1Gi", "12345G", ""]
+
+
+def test_invalid_size_of_mps_memory_is_rejected(tmp_path: Path) -> None:
+    """The value becomes a part of a command of root."""
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
+    # Without an image the role fails later, so that the valid sizes stop before anything is written.
+    sizes = {f"n{index}": size for index, size in enumerate([*INVALID_SIZES, "64M", "999M", "1024M", "1G", "64G"])}
+    hosts = {name: host(dra_driver_image="", dra_driver_mps_memory=size) for name, size in sizes.items()}
+    played = play(tmp_path, tasks, hosts)
+    said = {name: "".join(played.failed[name]["msg"]) for name in sizes}
+    rejected = [sizes[name] for name, text in said.items() if "dra_driver_mps_memory is" in text]
+    assert rejected == INVALID_SIZES, said
+
+
 TOLD = (
     "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks,"
     " 'rules': __dra_driver_pod_settings.device_rules | default('')}"

@@ -128,7 +128,7 @@ def test_memory_unit_without_nosymfollow_mounts_with_a_warning(tmp_path: Path, f
     (line,) = [each for each in lines("dra-accelerators-memory@.service.j2") if "/bin/sh -c" in each]
     found = re.fullmatch(r"ExecStart=/bin/sh -c '(.*)'", line)
     assert found is not None
-    text = found[1].replace("$$", "$").replace("%%", "%")
+    text = found[1].replace("$$", "$").replace("{{ dra_driver_mps_memory }}", "1G")
     program = tmp_path / "mount"
     program.write_text(
         f'#!/bin/sh\necho "$*" >> {tmp_path}/called\ncase "$*" in *nosymfollow*) exit {int(fails)} ;; esac\n', "ascii"
@@ -138,5 +138,5 @@ def test_memory_unit_without_nosymfollow_mounts_with_a_warning(tmp_path: Path, f
     done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False, env=environment)
     called = (tmp_path / "called").read_text("ascii").splitlines()
     assert done.returncode == 0 and len(called) == options
-    assert all("nosuid,nodev,noexec,mode=0700,size=50%" in each for each in called)
+    assert all("nosuid,nodev,noexec,mode=0700,size=1G" in each for each in called)
     assert ("without nosymfollow" in done.stderr) == fails
