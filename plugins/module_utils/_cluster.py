@@ -13,6 +13,7 @@ from urllib.parse import quote
 from ._kubernetes import Api, ApiError
 
 GROUP = "resource.k8s.io"
+_UNPROCESSABLE = 422
 MANAGED_BY = "app.kubernetes.io/managed-by=dra-accelerators"
 # Every kind of object that the collection makes, in the order in which they can be removed.
 KINDS = (
@@ -113,30 +114,48 @@ def claim_facts(claim: Mapping[str, Any], nodes: Iterable[str], drivers: Iterabl
     }
 
 
-def probe(node: str) -> dict[str, Any]:
-    """The slice with counters that is offered to the API server for a dry run."""
+def probe(**content: Any) -> dict[str, Any]:
+    """Return the ResourceSlice for the dry run; its names are valid whatever the node's name."""
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "ResourceSlice",
         "metadata": {"name": "dra-accelerators-preflight"},
         "spec": {
             "driver": "preflight.dra-accelerators",
-            "nodeName": node,
-            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "sharedCounters": [{"name": "probe", "counters": {"probe": {"value": "1"}}}],
+            "allNodes": True,
+            "pool": {"name": "dra-accelerators-preflight", "generation": 1, "resourceSliceCount": 1},
+            **content,
         },
     }
 
 
-def ask_counters(api: Api, node: str) -> dict[str, Any]:
-    """Learn by a dry run whether the API server keeps counters; nothing is stored."""
+def ask_counters(api: Api) -> dict[str, Any]:
+    """Learn by dry runs whether the API server keeps the counters of a ResourceSlice; nothing is stored.
+
+    ``kept`` is None where the server rejects the request for another reason than dropped counters.
+    """
+    counters = probe(sharedCounters=[{"name": "probe", "counters": {"probe": {"value": "1"}}}])
     try:
-        answer = api.request("POST", f"/apis/{GROUP}/v1/resourceslices", query={"dryRun": "All"}, body=probe(node))
+        answer = _dry_run(api, counters)
     except ApiError as error:
-        # A server without the gate drops the counters, and then finds a slice with nothing in it.
-        return {"kept": None if error.status == 0 else False, "problem": str(error)}
+        problem = str(error)
+        # A server that drops the counters finds the slice empty. It takes the same slice with a device then.
+        dropped = error.status == _UNPROCESSABLE and _takes(api, probe(devices=[{"name": "probe"}]))
+        return {"kept": False if dropped else None, "problem": problem}
     kept = bool((answer.get("spec") or {}).get("sharedCounters"))
     return {"kept": kept, "problem": "" if kept else "it answered without the counters"}
+
+
+def _dry_run(api: Api, body: Mapping[str, Any]) -> dict[str, Any]:
+    return api.request("POST", f"/apis/{GROUP}/v1/resourceslices", query={"dryRun": "All"}, body=body)
+
+
+def _takes(api: Api, body: Mapping[str, Any]) -> bool:
+    try:
+        _dry_run(api, body)
+    except ApiError:
+        return False
+    return True
 
 
 def found_or_none(api: Api, path: str) -> dict[str, Any] | None:
@@ -193,8 +212,8 @@ def _ask(
         if served:
             listed = api.list_all(f"/apis/{GROUP}/v1/resourceslices", {"fieldSelector": f"spec.nodeName={name}"})
             answer["nodes"][name]["slices"] = sorted(map(slice_facts, listed), key=lambda one: str(one["name"]))
-    if served and counters and nodes:
-        answer["counters"] = ask_counters(api, nodes[0])
+    if served and counters:
+        answer["counters"] = ask_counters(api)
     answer["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
     for version, kind, path in KINDS:
         if path.startswith(f"/apis/{GROUP}/") and not served:

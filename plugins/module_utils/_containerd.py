@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._toml import change, look_up, parse
+from ._toml import TomlError, change, look_up, parse
 
 SWITCH = "enable_cdi"
 FOLDERS = "cdi_spec_dirs"
@@ -28,6 +28,8 @@ MARK = "dra.accelerators"
 
 #: The plugin that serves the kubelet, by the lowest version of a configuration file that calls it so.
 _PLUGINS = ((3, "io.containerd.cri.v1.runtime"), (2, "io.containerd.grpc.v1.cri"), (0, "cri"))
+#: The names of the plugins that a kubelet needs, in containerd 1.x and 2.x; the first one is that of version 1 of the configuration.
+_KUBELET_PLUGINS = ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images")
 #: Where the address of containerd's socket stands, from the newest version to the oldest.
 _ADDRESSES = (("plugins", "io.containerd.server.v1.grpc", "address"), ("grpc", "address"))
 
@@ -45,7 +47,11 @@ def version_of(document: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Settings:
-    """What containerd is set to, by its own dump. ``rest`` is everything that has nothing to do with CDI."""
+    """What containerd is set to, by its own dump. ``rest`` is everything that has nothing to do with CDI.
+
+    ``disabled`` are the plugins that a kubelet needs and that disabled_plugins names. The dump of containerd 2.x shows the CDI settings of a
+    plugin that is disabled as well.
+    """
 
     version: int
     known: bool
@@ -53,6 +59,7 @@ class Settings:
     folders: tuple[str, ...]
     address: str
     rest: Mapping[str, Any] = field(repr=False)
+    disabled: tuple[str, ...] = ()
 
     def reads(self, folders: Sequence[str]) -> bool:
         """Whether CDI is on and files are read from all these folders."""
@@ -65,7 +72,8 @@ def read_dump(text: str) -> Settings:
     version = version_of(document)
     path = table_of(version)
     table = look_up(document, path)
-    known = isinstance(table, Mapping) and FOLDERS in table
+    disabled = tuple(name for name in document.get("disabled_plugins") or () if name in _KUBELET_PLUGINS)
+    known = isinstance(table, Mapping) and FOLDERS in table and not disabled
     # A release whose dump has folders and no switch has none: CDI is always on there.
     enabled = known and bool(table.get(SWITCH, True))
     rest = copy.deepcopy(document)
@@ -79,6 +87,7 @@ def read_dump(text: str) -> Settings:
         folders=tuple(table[FOLDERS]) if known else (),
         address=next((found for found in (look_up(document, path) for path in _ADDRESSES) if found), ""),
         rest=rest,
+        disabled=disabled,
     )
 
 
@@ -113,11 +122,23 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """One file that is to be different: its text before (None: it is not there) and after (None: it goes)."""
+    """One file that is to be different: its text before (None: it is not there) and after (None: it goes).
+
+    ``problem`` says why the file cannot be changed line by line; nothing is known of its text after then.
+    """
 
     path: str
     before: str | None
     after: str | None
+    problem: str = ""
+
+
+def edit(file: File, table: Sequence[str], values: Mapping[str, Any]) -> Change:
+    """Return the change that sets values in a table of a file, or the reason why only a person should edit that file."""
+    try:
+        return Change(file.path, file.text, change(file.text, table, values, file.path, remark=MARK))
+    except TomlError as error:
+        return Change(file.path, file.text, None, str(error))
 
 
 def patterns(main: File | None, path: str) -> list[str]:
@@ -167,10 +188,7 @@ def candidates(
         present = next((each.text for each in imported if each.path == ours), None)
         found.append(Change(ours, present, drop_in(min(max(settings.version, 2), 3), values)))
     others = [each for each in imported if not each.path.endswith("/" + DROP_IN) and each.defines()]
-    found += [
-        Change(each.path, each.text, change(each.text, each.table(), values, each.path, remark=MARK))
-        for each in [*reversed(others), *([main] if main else [])]
-    ]
+    found += [edit(each, each.table(), values) for each in [*reversed(others), *([main] if main else [])]]
     if main is None:
         found.append(Change(path, None, drop_in(min(max(settings.version, 2), 3), values)))
     return found

@@ -13,10 +13,12 @@ import posixpath
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from ._containerd import Change, File, Settings, drop_in_folder, patterns, read_dump
-from ._service_unit import COMMAND_SECONDS, Unit, last_words
+from ._service_unit import COMMAND_SECONDS, Unit, last_words, program_words
 from ._toml import change
 from .core.errors import AcceleratorError
 from .core.system import Completed, System
@@ -31,16 +33,36 @@ class ContainerdError(AcceleratorError):
 class Daemon(Unit):
     """One containerd: its command, its main file and its unit.
 
-    ``generated`` says that another program writes the main file anew at each start, so that a change of it would not last.
+    ``config`` is the main file of a process without ``--config``. ``advice`` says what a person has to set where another program writes the
+    main file anew at each start, so that a change of it would not last.
     """
 
     def __init__(
-        self, system: System, *, command: str, config: str, service: str, timeout: float, generated: bool = False
+        self, system: System, *, command: str, config: str, service: str, timeout: float, advice: str = ""
     ) -> None:
         super().__init__(system, service=service, timeout=timeout)
         self.command = command
-        self.config = config
-        self.generated = generated
+        self.advice = advice
+        self._default_config = config
+
+    @property
+    def generated(self) -> bool:
+        """Whether another program writes the main file anew at each start."""
+        return bool(self.advice)
+
+    @cached_property
+    def _flags(self) -> dict[str, str]:
+        """The options of the unit's containerd that choose its main file and its socket."""
+        words, directory = program_words(self.system, self.service, posixpath.basename(self.command))
+        flags = daemon_flags(words)
+        if "config" in flags:
+            flags["config"] = posixpath.join(directory, flags["config"])
+        return flags
+
+    @property
+    def config(self) -> str:
+        """The main file: the one that the process was started with, else the configured one."""
+        return self._flags.get("config") or self._default_config
 
     # What is on the disk, and what containerd makes of it
 
@@ -62,7 +84,9 @@ class Daemon(Unit):
                 "Nothing was changed.",
                 code="configuration-refused",
             )
-        return read_dump(done.stdout)
+        settings = read_dump(done.stdout)
+        # The dump holds what the files say; the option counts.
+        return replace(settings, address=self._flags.get("address") or settings.address)
 
     def imported(self) -> list[File]:
         """Return the files that the main file imports, in the order in which they are read."""
@@ -129,10 +153,12 @@ class Daemon(Unit):
             return None
         return bool(known.get("enableCDI", True)), frozenset(known["cdiSpecDirs"] or ())
 
-    def behind(self, settings: Settings, files: Sequence[str]) -> str:
+    def behind(self, settings: Settings, files: Sequence[str], *, restart_pending: bool = False) -> str:
         """Return why the running process does not know what its files say, or "" where it does.
 
-        Its own answer counts; where it cannot be asked, one of ``files`` that is younger than the process.
+        Its own answer counts; where it cannot be asked, one of ``files`` that is younger than the process. Raises ContainerdError where a
+        restart would not help: the process has other settings than its files, which are older than it. ``restart_pending`` says that an
+        earlier run did not get to the restart.
         """
         if not self.process()[0]:
             return f"{self.service} is not running"
@@ -141,16 +167,38 @@ class Daemon(Unit):
             enabled, folders = said
             if enabled == settings.enabled and folders == set(settings.folders):
                 return ""
-            return "the running containerd does not know its files' CDI settings yet"
+            if self.generated or restart_pending or self.written_since_start(files):
+                return "the running containerd does not know its files' CDI settings yet"
+            raise ContainerdError(
+                f"The running containerd of {self.service} has CDI {'on' if enabled else 'off'} and reads {', '.join(sorted(folders))}; "
+                f"{self.config} and its imported files say CDI {'on' if settings.enabled else 'off'} and {', '.join(settings.folders)}, and "
+                "are older than the process",
+                hint=f"Look in `systemctl cat {self.service}` for a wrapper, a mount, or an ExecStartPre line that gives containerd another file. "
+                "If a file was copied with an older time, restart containerd.",
+                code="no-proof",
+            )
         # A main file that each start writes anew is younger than the process always.
         path = self.written_since_start(each for each in files if not (self.generated and each == self.config))
         return f"{path} was written after {self.service} was started" if path else ""
 
     def restart(self, settings: Settings) -> str:
         """Restart the unit and wait until it serves the kubelet; returns what is wrong, or ""."""
-        return self.restart_until(lambda: self._problem(settings))
+        try:
+            return self.restart_until(lambda: self._problem(settings))
+        except ContainerdError as error:
+            return f"{error}. {error.hint}"
+        finally:
+            self.__dict__.pop("_flags", None)
 
-    def _problem(self, settings: Settings) -> str:
+    def _problem(self, expected: Settings) -> str:
+        # The start may have written the files anew.
+        settings = self.settings()
+        if (settings.enabled, set(settings.folders)) != (expected.enabled, set(expected.folders)):
+            raise ContainerdError(
+                f"The start of {self.service} wrote {self.config} anew: its CDI settings are not those from before the restart",
+                hint=self.advice or f"Make the change in the file from which `systemctl cat {self.service}` writes it",
+                code="rewritten",
+            )
         said = self.answer(settings)
         if said is not None:
             known = said == (settings.enabled, frozenset(settings.folders))
@@ -168,9 +216,28 @@ class Daemon(Unit):
             "" if states == ["ok"] else f"its plugin for the kubelet is not loaded ({', '.join(states) or 'unknown'})."
         )
 
+    def unverified(self) -> str:
+        """Return the warning for a containerd that could not be asked for its CDI settings."""
+        return (
+            f"Not verified: the files of {self.service} have CDI on, but the running containerd did not report its CDI settings. crictl is not "
+            f"installed, or got no answer on {self.settings().address or 'an unknown socket'}. Install crictl and run this again."
+        )
+
     def _search_path(self) -> str:
         found = shutil.which(self.command)
         return os.pathsep.join([*([posixpath.dirname(found)] if found else []), os.environ.get("PATH", os.defpath)])
+
+
+def daemon_flags(words: Sequence[str]) -> dict[str, str]:
+    """Return which ``config`` and ``address`` the command line of a containerd names."""
+    found: dict[str, str] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        name, equals, value = word.lstrip("-").partition("=")
+        name = {"c": "config", "a": "address"}.get(name, name)
+        if word.startswith("-") and name in ("config", "address"):
+            found[name] = value if equals else next(rest, "")
+    return found
 
 
 def _with_file(texts: dict[str, str], path: str, text: str) -> dict[str, str]:

@@ -88,11 +88,7 @@ def plan_present(
 ) -> list[Change]:
     """Return the change that switches CDI on and does nothing else; none where it is on. Raises ContainerdError."""
     if not settings.known:
-        raise ContainerdError(
-            "The settings of containerd have no cdi_spec_dirs: it is older than 1.7, or its plugin for the kubelet is off",
-            hint=f'Expected containerd 1.7.2 or newer. Upgrade it, or take "cri" out of disabled_plugins in {daemon.config}.',
-            code="no-cdi",
-        )
+        raise _without_cdi(daemon, settings)
     if settings.reads(wanted):
         return []
     undisturbed = _baseline(daemon, settings, imported)
@@ -101,6 +97,9 @@ def plan_present(
     for each in candidates(settings, daemon.read(daemon.config), daemon.config, imported, folder, wanted):
         if daemon.generated and each.path == daemon.config:
             refused.append(f"{each.path}: it is written anew at each start")
+            continue
+        if each.problem:
+            refused.append(each.problem)
             continue
         after = daemon.aside(settings, imported, [each])
         if after is None:
@@ -113,9 +112,26 @@ def plan_present(
         refused.append(f"{each.path}: {why}")
     raise ContainerdError(
         f"CDI cannot be switched on for containerd by changing one file: {'; '.join(refused)}",
-        hint=f"Set enable_cdi = true in the plugin's table by hand, so that "
+        hint=daemon.advice
+        or f"Set enable_cdi = true in the plugin's table by hand, so that "
         f"`{daemon.command} --config {daemon.config} config dump` shows it. Nothing was changed.",
         code="no-safe-change",
+    )
+
+
+def _without_cdi(daemon: Daemon, settings: Settings) -> ContainerdError:
+    """Return the error for a containerd that cannot serve a kubelet, or is too old for CDI."""
+    if settings.disabled:
+        names = ", ".join(settings.disabled)
+        return ContainerdError(
+            f"containerd serves no kubelet: disabled_plugins in {daemon.config} names {names}",
+            hint=f"Remove {names} from disabled_plugins in {daemon.config} or in the file that it imports, and restart {daemon.service}.",
+            code="no-cdi",
+        )
+    return ContainerdError(
+        "The settings of containerd have no cdi_spec_dirs, expected containerd 1.7.2 or newer",
+        hint="Upgrade containerd.",
+        code="no-cdi",
     )
 
 

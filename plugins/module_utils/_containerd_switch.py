@@ -46,7 +46,7 @@ class CopiedFiles(Files[Record]):
         for each in reversed(changes):
             backup = each.path + BACKUP
             if each.path not in record.files and self.system.exists(backup):
-                self.module.atomic_move(backup, each.path)
+                self.module.atomic_move(backup, self.system.real_path(each.path))
             else:
                 self.put(each.path, each.before)
 
@@ -87,7 +87,7 @@ def carry_out(
         if problem:
             files.undo(changes, before)
             again = daemon.restart(settings)
-            problem = f"containerd did not come back with them. {problem} " + (
+            problem = f"containerd does not run with them. {problem} " + (
                 f"It does not run with its files as they were either: {again}"
                 if again
                 else "It runs with its files as they were"
@@ -95,7 +95,7 @@ def carry_out(
             files.keep(Record(before.files, before.folders, restart=bool(again)))
             raise ContainerdError(
                 f"The changes of {', '.join(each.path for each in changes)} were taken back: {problem}",
-                hint="Mend what containerd complains of, then run this again.",
+                hint="Correct the reported problem, then run this again.",
                 code="restart-failed",
             )
     else:
@@ -122,7 +122,8 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
         imported = daemon.imported()
         changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
         record = files.record()
-        reason = CHANGED if changes else daemon.behind(settings, [daemon.config, *(each.path for each in imported)])
+        paths = [daemon.config, *(each.path for each in imported)]
+        reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
         # The process knows its settings, so the restart that was owed has happened by other hands.
         owed = record.restart and not reason
         if owed and not check:
@@ -140,11 +141,14 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
             problem = daemon.restart(settings)
             if problem:
                 raise ContainerdError(
-                    f"containerd was to be restarted, because {reason}, and did not come back: {problem}",
-                    hint="Its files were not changed by this run. Mend what it complains of, then run this again.",
+                    f"containerd was restarted, because {reason}, and does not run with its files: {problem}",
+                    hint="Its files were not changed by this run. Correct the reported problem, then run this again.",
                     code="restart-failed",
                 )
             files.settle(restart=False)
+    verified = None if daemon is None or (check and reason) else daemon.answer(daemon.settings()) is not None
+    if daemon and verified is False:
+        files.module.warn(daemon.unverified())
     return {
         "changed": bool(changes or reason or folders),
         "settled": not (changes or reason or folders or owed),
@@ -153,6 +157,7 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
         "restarted": bool(reason),
         "reason": reason,
         "enabled": enabled,
+        **({} if verified is None else {"verified": verified}),
         "diff": shown(changes),
     }
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._containerd import MARK, Change, File
+from ._containerd import MARK, Change, File, edit
 from ._toml import change, look_up, parse
 from .core.errors import AcceleratorError
 
@@ -114,8 +114,7 @@ def candidates(
     found = [Change(path, texts.get(path), drop_in(values)) for path in ours]
     others = [each for each in files if not is_ours(each.path) and names_folders(each)]
     found += [
-        Change(each.path, each.text, change(each.text, TABLE, values, each.path, remark=MARK))
-        for each in [*reversed(others), *([main] if main and names_folders(main) else [])]
+        edit(each, TABLE, values) for each in [*reversed(others), *([main] if main and names_folders(main) else [])]
     ]
     return found
 

@@ -101,6 +101,9 @@ class Crio(Unit):
         undisturbed = self._baseline(settings)
         refused = []
         for each in candidates(settings, self.read(self.config), self.files(), self.drop_ins, wanted):
+            if each.problem:
+                refused.append(each.problem)
+                continue
             after = self.aside([each])
             other = [] if after is None else list(differences(undisturbed.rest, after.rest))
             if after is not None and not other and after.reads(wanted):

@@ -2,12 +2,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""The containerd that k3s and RKE2 bring: where it lies, and what its generated settings say. No side effects.
+"""The containerd of k3s, RKE2, and MicroK8s: its program, its generated settings, and what a person has to set.
 
-Facts: at each start both write ``config.toml`` of their containerd from a template. With containerd 2.x, which k3s has from 1.31.6
-and 1.32.2 on, CDI is on by default. From k3s pull request 13680 on (2026; RKE2 is built from the same code) the file imports
-``config-v3.toml.d/*.toml`` beside it. A template of one's own that brings a second ``imports`` line would keep such a release from
-starting, so that none is written here.
+At each start these distributions write the main file of their containerd from a template. With containerd 2.x, which k3s has from 1.31.6
+and 1.32.2 on, CDI is on by default, whatever the version of the template. From k3s pull request 13680 on (2026; RKE2 is built from the
+same code) the file imports ``config-v3.toml.d/*.toml`` beside it. A template with a second ``imports`` line would keep such a release
+from starting, so this collection writes no template.
 """
 
 from __future__ import annotations
@@ -15,77 +15,113 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._containerd import FOLDERS, SWITCH, File, patterns, table_of, version_of
-from ._containerd_daemon import ContainerdError
-from ._runtime_choice import K3S, RKE2
-from ._toml import header_of, look_up
+from ._containerd import FOLDERS, File, Settings, drop_in_folder, patterns, table_of, version_of
+from ._containerd_daemon import ContainerdError, Daemon
+from ._runtime_choice import K3S, MICROK8S, RKE2
+from ._toml import header_of
+from .core.system import System
 
-#: How people write the names, the folder of all that each of them keeps, and where its containerd lies below that.
+#: How people write the names, the data directory of k3s and RKE2, and their containerd below that.
 _NAMES = {K3S: "k3s", RKE2: "RKE2"}
 _DATA = {K3S: "/var/lib/rancher/k3s", RKE2: "/var/lib/rancher/rke2"}
 _PROGRAMS = {K3S: "data/current/bin/containerd", RKE2: "bin/containerd"}
+_MICROK8S_ARGUMENTS = "/var/snap/microk8s/current/args"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a distribution keeps its containerd and the settings that it writes."""
+    """Where a distribution keeps its containerd and the settings that it writes.
+
+    ``templates`` are for settings of version 3 and later, and of version 2.
+    """
 
     name: str
-    folder: str
     program: str
-
-    @property
-    def generated(self) -> str:
-        """The file that is written at each start."""
-        return f"{self.folder}/config.toml"
-
-    @property
-    def drop_ins(self) -> str:
-        """The folder that releases of 2026 and later import."""
-        return f"{self.folder}/config-v3.toml.d"
+    generated: str
+    drop_ins: str
+    templates: tuple[str, str]
 
 
 def place_of(runtime: str, data: str = "") -> Place:
-    """Return where the containerd of k3s or RKE2 is; ``data`` is its ``--data-dir`` where that is another one."""
+    """Return where the containerd of a distribution is; ``data`` is the ``--data-dir`` of k3s or RKE2 where that is another one."""
+    if runtime == MICROK8S:
+        template = f"{_MICROK8S_ARGUMENTS}/containerd-template.toml"
+        return Place(
+            "MicroK8s",
+            "/snap/microk8s/current/bin/containerd",
+            f"{_MICROK8S_ARGUMENTS}/containerd.toml",
+            f"{_MICROK8S_ARGUMENTS}/containerd.d",
+            (template, template),
+        )
     top = (data or _DATA[runtime]).rstrip("/")
-    return Place(_NAMES[runtime], f"{top}/agent/etc/containerd", f"{top}/{_PROGRAMS[runtime]}")
-
-
-def settings_of(file: File) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the settings that k3s or RKE2 wrote have CDI on, and the folders that they name."""
-    version = version_of(file.document())
-    table = look_up(file.document(), table_of(version)) or {}
-    enabled = bool(table.get(SWITCH, version >= 3))
-    return enabled, tuple(table.get(FOLDERS) or ("/etc/cdi", "/var/run/cdi"))
-
-
-def is_set_up_by_drop_ins(file: File | None) -> bool:
-    """Whether a drop-in file would be read, and merged: containerd 2.x, and settings that import files."""
-    return file is not None and version_of(file.document()) >= 3 and bool(patterns(file, file.path))
-
-
-def refusal(unit: str, place: Place, file: File | None, wanted: Sequence[str]) -> ContainerdError:
-    """Return why a node that runs k3s or RKE2 is refused, with what a person has to set, word for word."""
-    found = (
-        f"in {place.generated} CDI is {'on, but not for ' + ' and '.join(wanted) if settings_of(file)[0] else 'off'}"
-        if file
-        else f"{place.generated} was not found, so that it is not known whether CDI is on"
+    folder = f"{top}/agent/etc/containerd"
+    return Place(
+        _NAMES[runtime],
+        f"{top}/{_PROGRAMS[runtime]}",
+        f"{folder}/config.toml",
+        f"{folder}/config-v3.toml.d",
+        (f"{folder}/config-v3.toml.tmpl", f"{folder}/config.toml.tmpl"),
     )
+
+
+def daemon_of(system: System, place: Place, unit: str, wanted: Sequence[str], timeout: float) -> Daemon:
+    """Return the containerd of a distribution."""
+    file = _generated(system, place)
+    return Daemon(
+        system,
+        command=place.program,
+        config=place.generated,
+        service=unit,
+        timeout=timeout,
+        advice=_advice(unit, place, file, wanted),
+    )
+
+
+def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str], timeout: float) -> Daemon:
+    """Return the containerd of a distribution that has CDI on, or whose settings import drop-in files. Raises ContainerdError.
+
+    What its files say is asked of its own program, because the default of the switch depends on the release.
+    """
+    file = _generated(system, place)
+    missing = [path for path in (place.generated, place.program) if not system.exists(path)]
+    if file is None or missing:
+        raise refusal(
+            unit, place, file, f"{missing[0]} was not found, so that it is not known whether CDI is on", wanted
+        )
+    daemon = daemon_of(system, place, unit, wanted, timeout)
+    settings = daemon.settings()
+    if not settings.known or settings.reads(wanted) or drop_in_folder(patterns(file, file.path), place.drop_ins):
+        return daemon
+    raise refusal(unit, place, file, state_of(place, settings, wanted), wanted)
+
+
+def state_of(place: Place, settings: Settings, wanted: Sequence[str]) -> str:
+    """Return a clause that says how CDI is set."""
+    found = f"on, but not for {' and '.join(each for each in wanted if each not in settings.folders)}"
+    return f"in {place.generated} CDI is {found if settings.enabled else 'off'}"
+
+
+def refusal(unit: str, place: Place, file: File | None, found: str, wanted: Sequence[str]) -> ContainerdError:
+    """Return the error for a distribution that a person has to set up, with what to set."""
     return ContainerdError(
         f"{unit} runs a containerd of its own, whose settings {place.name} writes anew at each start; {found}",
         hint=f"{_advice(unit, place, file, wanted)}. Then leave the role container_runtime out for this host "
-        "(accelerator_container_runtime: false in playbooks/site.yml) or run it again; from containerd 2.0 on CDI is on by default, and "
-        f"a {place.name} whose settings import {place.drop_ins} is set up by this role.",
+        "(accelerator_container_runtime: false in playbooks/site.yml) or run it again. CDI is on by default from containerd 2.0 on; settings "
+        f"that import {place.drop_ins} are changed by this role.",
         code="distribution",
     )
 
 
+def _generated(system: System, place: Place) -> File | None:
+    return File(place.generated, system.read_text(place.generated)) if system.exists(place.generated) else None
+
+
 def _advice(unit: str, place: Place, file: File | None, wanted: Sequence[str]) -> str:
     version = version_of(file.document()) if file else 3
-    template = f"{place.folder}/config-v3.toml.tmpl" if version >= 3 else f"{place.folder}/config.toml.tmpl"
+    template = place.templates[0 if version >= 3 else 1]
     folders = "[" + ", ".join(f'"{each}"' for each in wanted) + "]"
     return (
         f"Copy {place.generated} to {template} if that file is not there yet, set `enable_cdi = true` and "
-        f"`cdi_spec_dirs = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`; {place.name} "
+        f"`{FOLDERS} = {folders}` in its table {header_of(table_of(version))}, and run `systemctl restart {unit}`; {place.name} "
         f"then writes its settings from that template"
     )

@@ -46,6 +46,8 @@ _KERNEL_ENDING = re.compile(r"(\.(x86_64|aarch64)(\+\w+)?|-(default|64kb|azure|r
 _KERNEL_MARK = re.compile(r"\.el\d+(_\d+)?$")
 #: A driver's version, and not its branch alone.
 _EXACT = re.compile(r"\d+\.\d+(\.\d+)?")
+#: A branch, a version, or a package's whole version with its epoch and its revision.
+_VERSION = re.compile(r"(\d+:)?\d+(\.\d+){0,2}(-[\w.+~]+)?")
 #: Who drives GPUs where NVIDIA's driver does not.
 RIVALS = ("nouveau", "nova_core")
 
@@ -168,6 +170,16 @@ class Wanted:
     build: str = "dkms"
     components: str = "compute"
     persistence: bool = True
+
+    def __post_init__(self) -> None:
+        """Reject a version that is none. Raises DriverError."""
+        if self.version and not _VERSION.fullmatch(self.version):
+            raise DriverError(
+                f"{self.version!r} is not a version of NVIDIA's driver",
+                hint="Expected a branch such as 580, a version such as 580.95.05, or the whole version of a package such as 580.95.05-0ubuntu1. "
+                "Leave the version empty for the newest one; latest: true also replaces an older driver of the same branch.",
+                code="version",
+            )
 
     @property
     def branch(self) -> str:

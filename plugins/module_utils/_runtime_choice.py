@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from .core.errors import AcceleratorError
 
 AUTO, CONTAINERD, CRIO, DOCKER, K3S, RKE2 = "auto", "containerd", "cri-o", "docker", "k3s", "rke2"
-RUNTIMES = (CONTAINERD, CRIO, DOCKER, K3S, RKE2)
+MICROK8S = "microk8s"
+RUNTIMES = (CONTAINERD, CRIO, DOCKER, K3S, MICROK8S, RKE2)
 #: Units of programs that bring a containerd of their own.
-DISTRIBUTIONS = {"k3s.service": K3S, "k3s-agent.service": K3S, "rke2-server.service": RKE2, "rke2-agent.service": RKE2}
+DISTRIBUTIONS = {
+    "k3s.service": K3S,
+    "k3s-agent.service": K3S,
+    "rke2-server.service": RKE2,
+    "rke2-agent.service": RKE2,
+    "snap.microk8s.daemon-containerd.service": MICROK8S,
+}
 #: What stands between the kubelet and Docker Engine.
 CRI_DOCKERD = "cri-docker.service"
 #: Units by which a runtime is known, in the order in which they are looked for.
@@ -44,7 +51,7 @@ def chosen(asked: str, states: Mapping[str, str], endpoint: str = "") -> Choice:
     ``states`` are those of units by ``systemctl is-active``; ``endpoint`` is the kubelet's, and decides where several run.
     Raises RuntimeChoiceError.
     """
-    if asked in (K3S, RKE2):
+    if asked in DISTRIBUTIONS.values():
         return _distribution(asked, states)
     if asked != AUTO:
         return Choice(asked)
@@ -77,7 +84,8 @@ def _distribution(asked: str, states: Mapping[str, str]) -> Choice:
             if states.get(unit) in wanted:
                 return Choice(asked, unit)
     raise RuntimeChoiceError(
-        f"Neither {' nor '.join(units)} is running on this node, and container_runtime_name is {asked}",
+        f"{'Neither ' if len(units) > 1 else ''}{' nor '.join(units)} is {'' if len(units) > 1 else 'not '}running on this node, and "
+        f"container_runtime_name is {asked}",
         hint="Start it, or set container_runtime_name to auto.",
     )
 
@@ -89,8 +97,10 @@ def _serves(unit: str, endpoint: str) -> bool:
         return False
     if UNITS[unit] in (K3S, RKE2):
         return "/k3s/containerd/" in path  # RKE2 has the same one
+    if UNITS[unit] == MICROK8S:
+        return "/microk8s/" in path
     names = {"crio.service": "crio.sock", CRI_DOCKERD: "cri-dockerd.sock", "containerd.service": "containerd.sock"}
-    return path.endswith("/" + names[unit]) and "/k3s/containerd/" not in path
+    return path.endswith("/" + names[unit]) and "/k3s/containerd/" not in path and "/microk8s/" not in path
 
 
 def kubelet_options(arguments: Sequence[str]) -> dict[str, str]:

@@ -98,7 +98,8 @@ class Files(Generic[Kept]):
         return (path,)
 
     def put(self, path: str, text: str | None) -> None:
-        """Write a file as a whole with the mode that it has, or remove it."""
+        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
+        path = self.system.real_path(path)
         if text is None:
             self.system.remove(path)
             return

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ._containerd import File
-from ._distribution import place_of, refusal, settings_of
+from ._distribution import place_of, ready_daemon, refusal, state_of
 from ._runtime_choice import (
     AUTO,
     CONTAINERD,
@@ -81,7 +80,7 @@ def cri_dockerd() -> RuntimeChoiceError:
 
 
 def uses_containerd(system: System, wanted: list[str]) -> bool:
-    """Whether the runtime is a containerd of its own; False where k3s or RKE2 has CDI on already.
+    """Return whether the runtime is a containerd of its own; False for that of a distribution (k3s, RKE2, MicroK8s) with CDI on.
 
     Raises AcceleratorError for what the module ``containerd_config`` does not set up.
     """
@@ -95,9 +94,8 @@ def uses_containerd(system: System, wanted: list[str]) -> bool:
             code="cri-o",
         )
     place = place_of(choice.runtime)
-    path = place.generated
-    generated = File(path, system.read_text(path)) if system.exists(path) else None
-    enabled, folders = settings_of(generated) if generated else (False, ())
-    if enabled and set(wanted) <= set(folders):
+    daemon = ready_daemon(system, place, choice.unit, wanted, timeout=0)
+    settings = daemon.settings()
+    if settings.reads(wanted):
         return False
-    raise refusal(choice.unit, place, generated, wanted)
+    raise refusal(choice.unit, place, daemon.read(place.generated), state_of(place, settings, wanted), wanted)

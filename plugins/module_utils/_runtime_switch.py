@@ -90,6 +90,7 @@ def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, chec
         "restarted": bool(reason),
         "reason": reason,
         "enabled": True,
+        **({} if check and reason else {"verified": True}),
         "diff": engine.shown(changes),
     }
 

@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from ._secret_texts import mask_secrets
 from .core.errors import AcceleratorError
@@ -88,6 +91,35 @@ def words_of(system: System, service: str) -> list[str]:
         return system.read_text(f"/proc/{int(pid)}/cmdline").split("\0")[:-1]
     except (OSError, ValueError):
         return []
+
+
+def program_words(system: System, service: str, program: str) -> tuple[list[str], str]:
+    """Return the command line of a program that a unit runs, and its working directory.
+
+    The program is the unit's main process or a child of it, as the containerd of k3s is. Where it does not run, the unit's ExecStart counts.
+    No words are returned where neither is the program.
+    """
+    shown = system.run(["systemctl", "show", "--property=MainPID,ExecStart", service], COMMAND_SECONDS).stdout
+    values = dict(line.partition("=")[::2] for line in shown.splitlines())
+    main = values.get("MainPID", "0")
+    processes = [main, *_children(system, main)] if main != "0" else []
+    for pid in processes:
+        with suppress(OSError):
+            words = system.read_text(f"/proc/{pid}/cmdline").split("\0")[:-1]
+            if words and Path(words[0]).name == program:
+                return words, str(system.path(f"/proc/{pid}/cwd").readlink())
+    started = re.search(r"argv\[\]=(.*?) ; ", values.get("ExecStart", ""))
+    words = started[1].split() if started and not processes else []
+    return (words, "/") if words and Path(words[0]).name == program else ([], "/")
+
+
+def _children(system: System, parent: str) -> list[str]:
+    found = []
+    for pid in system.list_directory("/proc"):
+        with suppress(OSError, IndexError):
+            if pid.isdigit() and system.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[1] == parent:
+                found.append(pid)
+    return found
 
 
 def last_words(done: Completed) -> str:

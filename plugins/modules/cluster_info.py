@@ -86,8 +86,8 @@ versions:
   sample: [v1, v1beta2]
 counters:
   description:
-    - Whether it keeps the counters of a ResourceSlice (C(kept)); null where it was not asked or could not say, and
-      C(problem) then says why.
+    - Whether it keeps the counters of a ResourceSlice (C(kept)). It is null where the server was not asked, or rejected the dry run for
+      another reason, such as missing permissions. C(problem) then has its answer.
   returned: success
   type: dict
   sample: {kept: true, problem: ""}

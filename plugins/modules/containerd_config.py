@@ -164,6 +164,11 @@ enabled:
   returned: if containerd could be asked
   type: bool
   sample: true
+verified:
+  description: Whether the running containerd reported its CDI settings by C(crictl). A warning says so where it is false.
+  returned: with O(state=present), and in check mode if no restart is needed
+  type: bool
+  sample: true
 error_code:
   description: A stable word for the kind of the error.
   returned: failure

@@ -11,13 +11,14 @@ module: runtime_cdi
 version_added: 0.1.0
 short_description: Have the container runtime of a node hand CDI devices to containers
 description:
-  - Sets up the runtime that the kubelet uses, containerd, CRI-O, Docker Engine, or the containerd of k3s and RKE2. Where it has CDI on and
-    reads the right folders, nothing is touched.
+  - Sets up the runtime that the kubelet uses, containerd, CRI-O, Docker Engine, or the containerd of k3s, RKE2, and MicroK8s. Where it has
+    CDI on and reads the right folders, nothing is touched.
   - The change is the least one that does it. It is tried before it is made where the runtime has a command for that, and nothing else than
     CDI may change by it.
   - The runtime is restarted only where that is needed, and has to say itself that it reads the folders. If it does not, the files are
     put back and it is restarted once more.
-  - For containerd it does what M(dra.accelerators.containerd_config) does. For the containerd of k3s and RKE2 a drop-in file is written in
+  - For containerd it does what M(dra.accelerators.containerd_config) does. The main file is the one that the process was started with by
+    C(--config), and the socket the one of C(--address). For the containerd of k3s, RKE2, and MicroK8s a drop-in file is written in
     the folder that their generated settings import, and their unit is restarted; one that imports none is refused, with what to do.
   - For CRI-O a drop-in file names the folders, C(crio config) of copies proves that nothing else changes, and what the running
     process answers to C(GET /config) on its socket proves the rest. CRI-O is restarted and not reloaded, because that answer does not show
@@ -65,7 +66,7 @@ options:
         configuration file. Where none is running, one that has failed is the one, containerd before others.
       - V(auto) refuses Docker Engine behind cri-dockerd, of which most releases hand no CDI devices to pods.
     type: str
-    choices: [auto, containerd, cri-o, docker, k3s, rke2]
+    choices: [auto, containerd, cri-o, docker, k3s, microk8s, rke2]
     default: auto
   cdi_folders:
     description:
@@ -256,8 +257,15 @@ settled:
   type: bool
   sample: false
 enabled:
-  description: Whether CDI is on afterwards, by the runtime's own word; in check mode, whether it would be.
+  description: Whether CDI is on afterwards, by the runtime's files; in check mode, whether it would be.
   returned: if the runtime could be asked
+  type: bool
+  sample: true
+verified:
+  description:
+    - Whether the running runtime reported its CDI settings itself. False only for containerd, where C(crictl) is missing or got no answer. A
+      warning says so.
+  returned: with O(state=present), and in check mode if no restart is needed
   type: bool
   sample: true
 error_code:
@@ -277,16 +285,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils import (
     _containerd_switch,
     _runtime_switch,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles, Wish
 from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
 from ansible_collections.dra.accelerators.plugins.module_utils._distribution import (
     Place,
-    is_set_up_by_drop_ins,
+    daemon_of,
     place_of,
-    refusal,
-    settings_of,
+    ready_daemon,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import Docker
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
@@ -395,8 +401,8 @@ class Node:
         if choice.runtime == CONTAINERD:
             daemon, drop_ins = self._containerd()
         else:
-            place = self._place(choice)
-            daemon, drop_ins = self._of_distribution(place, choice.unit), place.drop_ins
+            place, timeout = self._place(choice.runtime)
+            daemon, drop_ins = daemon_of(self.system, place, choice.unit, self.wanted, timeout), place.drop_ins
         return _containerd_switch.absent(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
 
     def set_up(self) -> list[Choice]:
@@ -430,31 +436,16 @@ class Node:
         drop_ins: str = place.pop("drop_ins")
         return Daemon(self.system, **place), drop_ins
 
-    def _daemon(self, choice: Choice) -> tuple[Daemon | None, str]:
-        """Return the containerd, and its folder of drop-ins; none where that of k3s or RKE2 has CDI on. Raises AcceleratorError."""
+    def _daemon(self, choice: Choice) -> tuple[Daemon, str]:
+        """Return the containerd, and its folder of drop-in files. Raises AcceleratorError."""
         if choice.runtime == CONTAINERD:
             return self._containerd()
-        place = self._place(choice)
-        generated = (
-            File(place.generated, self.system.read_text(place.generated))
-            if self.system.exists(place.generated)
-            else None
-        )
-        if is_set_up_by_drop_ins(generated) and self.system.exists(place.program):
-            return self._of_distribution(place, choice.unit), place.drop_ins
-        enabled, folders = settings_of(generated) if generated else (False, ())
-        if enabled and set(self.wanted) <= set(folders):
-            return None, place.drop_ins
-        raise refusal(choice.unit, place, generated, self.wanted)
+        place, timeout = self._place(choice.runtime)
+        return ready_daemon(self.system, place, choice.unit, self.wanted, timeout), place.drop_ins
 
-    def _place(self, choice: Choice) -> Place:
-        return place_of(choice.runtime, self.params["distribution"]["data"] or "")
-
-    def _of_distribution(self, place: Place, unit: str) -> Daemon:
-        timeout = float(self.params["distribution"]["timeout"])
-        return Daemon(
-            self.system, command=place.program, config=place.generated, service=unit, timeout=timeout, generated=True
-        )
+    def _place(self, runtime: str) -> tuple[Place, float]:
+        options = self.params["distribution"]
+        return place_of(runtime, options["data"] or ""), float(options["timeout"])
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -46,13 +46,17 @@ class Machine:
         self.main.parent.mkdir()
         self.start_with("")
 
-    def start_with(self, text: str, check: str = "true") -> None:
-        """Start containerd with this in its main file; ``check`` is what its unit does before each start."""
-        self.main.write_text(
+    def start_with(self, text: str, check: str = "true", options: str = "", main: Path | None = None) -> None:
+        """Start containerd with this in its main file; ``check`` is what its unit does before each start.
+
+        ``options`` are options of its command, ``main`` is another main file.
+        """
+        main = main or self.main
+        main.write_text(
             f"version = 2\nroot = '{self.folder}/root'\nstate = '{self.folder}/state'\n"
             f"imports = ['{self.main.parent}/conf.d/*.toml']\n[grpc]\n  address = '{self.socket}'\n{text}"
         )
-        daemon = f"{self.containerd} --config {self.main}"
+        daemon = f"{self.containerd} --config {main} {options}"
         (self.folder / "command").write_text(f"{check} && exec {daemon}\n{self.socket}\n")
         self.systemctl("restart", "containerd.service")
 
@@ -204,6 +208,71 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert "was written after" in done["reason"]
     assert machine.pid() != pid
     assert not machine.module()["restarted"]
+
+
+def test_the_options_of_the_process_choose_the_main_file_and_the_socket(machine: Machine) -> None:
+    other, address = machine.main.with_name("other.toml"), machine.folder / "other.sock"
+    machine.socket = address
+    text = f"[grpc]\n  address = '{machine.folder}/unused.sock'\n"
+    machine.start_with("", options=f"--address={address}", main=other)
+    other.write_text(other.read_text().partition("[grpc]")[0] + text)
+    machine.systemctl("restart", "containerd.service")
+    main = machine.main.read_text()
+    done = machine.module(drop_ins="/nonexistent")
+    assert (done.get("changed"), done.get("verified")) == (True, True), done
+    assert done["files"] == [str(machine.main.parent / "conf.d/60-dra-accelerators.toml")]
+    assert machine.knows() and machine.main.read_text() == main
+    assert not machine.module()["changed"]
+    assert machine.module(state="absent")["changed"]
+    assert not machine.knows()
+
+
+def test_a_main_file_that_each_start_writes_anew_is_reported(machine: Machine) -> None:
+    machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
+    template = machine.folder / "template.toml"
+    template.write_text(machine.main.read_text())
+    command = f"cp {template} {machine.main} && exec {machine.containerd} --config {machine.main}\n{machine.socket}\n"
+    (machine.folder / "command").write_text(command)
+    machine.systemctl("restart", "containerd.service")
+    before = machine.files()
+    failed = machine.module()
+    assert failed.get("error_code") == "restart-failed", failed
+    assert f"wrote {machine.main} anew" in failed["msg"] and "did not come back" not in failed["msg"]
+    assert machine.files() == before
+
+
+def test_a_process_with_other_settings_than_its_older_files_is_not_restarted_again_and_again(machine: Machine) -> None:
+    machine.start_with(
+        f"{TABLE}\n  enable_cdi = true\n  cdi_spec_dirs = ['{machine.folder}/cdi/etc', '{machine.folder}/cdi/run']\n"
+    )
+    text = machine.main.read_text()
+    # A mount over the file that only the process sees is like a file that is put back with its time.
+    machine.start_with("")
+    machine.main.write_text(text)
+    os.utime(machine.main, (1, 1))
+    pid = machine.pid()
+    failed = machine.module()
+    assert failed.get("error_code") == "no-proof", failed
+    assert machine.pid() == pid
+
+
+def test_without_crictl_the_result_is_not_verified(machine: Machine) -> None:
+    (machine.programs / "crictl").unlink()
+    done = machine.module()
+    assert (done.get("enabled"), done.get("verified")) == (True, False), done
+    assert "Not verified" in str(done["warnings"]) and "Install crictl" in str(done["warnings"])
+
+
+def test_a_linked_main_file_stays_a_link(machine: Machine) -> None:
+    machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
+    target = machine.folder / "dotfiles.toml"
+    machine.main.rename(target)
+    machine.main.symlink_to(target)
+    before = target.read_text()
+    assert machine.module()["changed"]
+    assert machine.main.is_symlink() and "enable_cdi = true" in target.read_text()
+    assert machine.module(state="absent")["changed"]
+    assert machine.main.is_symlink() and target.read_text() == before
 
 
 @pytest.mark.prove

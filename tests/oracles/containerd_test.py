@@ -231,6 +231,30 @@ def test_a_switch_in_another_table_is_no_switch(old_site: Site) -> None:
     assert old_site.texts()["config.toml"].startswith(OPTIONS + "  enable_cdi = true\n")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'disabled_plugins = ["cri"]\n',
+        "version = 2\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n",
+        "version = 3\ndisabled_plugins = ['io.containerd.grpc.v1.cri']\n",
+        "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.images']\n",
+        "version = 3\ndisabled_plugins = ['io.containerd.cri.v1.runtime']\n",
+    ],
+)
+def test_containerd_2_with_a_disabled_kubelet_plugin_is_rejected(new_site: Site, text: str) -> None:
+    new_site.write({"config.toml": text})
+    with pytest.raises(AcceleratorError, match=r"disabled_plugins in .* names") as caught:
+        new_site.plan()
+    assert caught.value.code == "no-cdi"
+
+
+def test_main_file_that_only_a_person_should_edit_does_not_prevent_a_drop_in(new_site: Site) -> None:
+    inline = "version = 3\nimports = ['{drop_ins}/*.toml']\n[plugins]\n'io.containerd.cri.v1.runtime' = { enable_cdi = false }\n"
+    new_site.write({"config.toml": inline})
+    after, changed, _record = new_site.switch_on()
+    assert after.reads(FOLDERS) and changed == ["conf.d/60-dra-accelerators.toml"]
+
+
 def test_what_a_person_changed_since_stays_and_our_keys_go(old_site: Site) -> None:
     site = old_site
     site.write({"config.toml": f'version = 2\n[{OLD_TABLE}]\n  enable_cdi = false\n  sandbox_image = "mine"\n'})
@@ -277,7 +301,7 @@ def test_a_drop_in_is_known_as_ours_without_a_record(old_site: Site) -> None:
         ),
         (
             {"config.toml": 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'},
-            "plugin for the kubelet is off",
+            "disabled_plugins in .* names io.containerd.grpc.v1.cri",
         ),
         (
             {"config.toml": "version = 2\n[plugins]\n  'io.containerd.grpc.v1.cri' = { sandbox_image = 'mine' }\n"},

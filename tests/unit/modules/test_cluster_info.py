@@ -54,6 +54,7 @@ class Server(JsonServer):
 
     def __init__(self) -> None:
         self.kept = True
+        self.refused = 0
         self.objects: dict[str, Result] = {
             DRA: {"versions": [{"version": "v1"}, {"version": "v1beta2"}]},
             "/api/v1/nodes/node-1": {
@@ -108,7 +109,9 @@ class Server(JsonServer):
             def do_POST(self) -> None:
                 body = self.body()
                 server.writes.append((urlsplit(self.path).path, urlsplit(self.path).query))
-                if server.kept:
+                if server.refused:
+                    self.answer(server.refused, {"message": "rejected", "reason": "Rejected"})
+                elif server.kept or body["spec"].get("devices"):
                     self.answer(201, body)
                 else:
                     self.answer(
@@ -184,7 +187,16 @@ def test_counters_are_asked_for_by_a_dry_run(ask: Callable[..., Result], server:
     server.kept = False
     answer = ask()["counters"]
     assert answer["kept"] is False and "at least one of" in answer["problem"]
+    # The names in the request do not come from the inventory.
+    assert ask(nodes=["Node_1", "fd00::1"])["counters"]["kept"] is False
     assert ask(counters=False)["counters"] == {"kept": None, "problem": ""}
+
+
+@pytest.mark.parametrize("status", [401, 403, 422, 429, 500, 503])
+def test_rejected_dry_run_is_no_missing_feature_gate(ask: Callable[..., Result], server: Server, status: int) -> None:
+    server.refused = status
+    answer = ask()["counters"]
+    assert answer["kept"] is None and f"HTTP status {status}" in answer["problem"]
 
 
 def test_an_old_api_server_is_an_answer(ask: Callable[..., Result], server: Server) -> None:

@@ -321,6 +321,18 @@ def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
 # What is pure
 
 
+@pytest.mark.parametrize("version", ["latest", "v580", ">=580", "580.x", "580 ", "5 8 0"])
+def test_what_is_no_version_is_rejected_with_the_accepted_forms(node: Node, version: str) -> None:
+    refused = node.run(version)
+    assert refused["error_code"] == "version" and repr(version) in refused["msg"]
+    assert "580.95.05" in refused["msg"] and not node.versions()
+
+
+@pytest.mark.parametrize("version", ["580", "580.95", "580.95.05", "3:580.95.05-1.el9", "580.95.05-0ubuntu0.24.04.1"])
+def test_the_forms_of_a_version_are_accepted(version: str) -> None:
+    assert Wanted(version).takes(version)
+
+
 @given(
     st.sampled_from(["", "580", "580.95.05", "580.95.05-1"]),
     st.lists(st.sampled_from(["570.1-1", "580.65.06-1", "580.95.05-1", "590.1-1"]), unique=True),

@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _runtime_find
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError
-from ansible_collections.dra.accelerators.plugins.module_utils._distribution import (
-    is_set_up_by_drop_ins,
-    place_of,
-    refusal,
-    settings_of,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, daemon_flags
+from ansible_collections.dra.accelerators.plugins.module_utils._distribution import place_of, ready_daemon, refusal
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice import (
     UNITS,
     Choice,
@@ -169,28 +164,10 @@ def test_the_module_for_containerd_alone_names_the_one_for_cri_o(tmp_path: Path)
     assert _runtime_find.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
 
 
-NEW = "version = 3\nimports = ['/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/*.toml']\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "drop_ins", "enabled"),
-    [
-        (NEW, True, True),
-        ("version = 3\n", False, True),
-        ("version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = false\n", False, False),
-        (NEW.replace("3\n", "2\n", 1).replace("-v3", ""), False, False),
-        ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  enable_cdi = true\n', False, True),
-    ],
-)
-def test_what_a_distribution_wrote_is_read(text: str, drop_ins: bool, enabled: bool) -> None:
-    file = File(place_of("k3s").generated, text)
-    assert is_set_up_by_drop_ins(file) is drop_ins
-    assert settings_of(file)[0] is enabled
-
-
 def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
     place = place_of("rke2", "/data/rke2/")
-    error = refusal("rke2-agent.service", place, File(place.generated, "version = 3\n"), ["/etc/cdi", "/srv/cdi"])
+    file, wanted = File(place.generated, "version = 3\n"), ["/etc/cdi", "/srv/cdi"]
+    error = refusal("rke2-agent.service", place, file, "CDI is off", wanted)
     assert isinstance(error, ContainerdError)
     assert error.code == "distribution"
     for words in (
@@ -199,4 +176,40 @@ def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
         "rke2-agent.service",
     ):
         assert words in f"{error} {error.hint}"
-    assert "was not found" in str(refusal("k3s.service", place_of("k3s"), None, ["/etc/cdi"]))
+
+
+@pytest.mark.parametrize(
+    ("unit", "program"),
+    [
+        ("k3s-agent.service", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
+        ("snap.microk8s.daemon-containerd.service", "/var/snap/microk8s/current/args/containerd.toml"),
+    ],
+)
+def test_a_distribution_without_its_program_is_refused(tmp_path: Path, unit: str, program: str) -> None:
+    machine = node(tmp_path, unit, "containerd.service")
+    choice = _runtime_find.find(machine, "auto")
+    assert choice.unit == unit
+    with pytest.raises(ContainerdError, match=f"{program} was not found") as caught:
+        ready_daemon(machine, place_of(choice.runtime), unit, ["/etc/cdi"], 1)
+    assert unit in caught.value.hint
+
+
+def test_microk8s_is_told_its_template(tmp_path: Path) -> None:
+    place = place_of("microk8s")
+    file = File(place.generated, 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n')
+    error = refusal("snap.microk8s.daemon-containerd.service", place, file, "CDI is off", ["/etc/cdi"])
+    for words in ("containerd-template.toml", "enable_cdi = true", '[plugins."io.containerd.grpc.v1.cri"]', "MicroK8s"):
+        assert words in f"{error} {error.hint}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["containerd"], {}),
+        (["/usr/bin/containerd", "-c", "/a.toml", "-a=/a.sock"], {"config": "/a.toml", "address": "/a.sock"}),
+        (["containerd", "--log-level", "info", "--config=/a.toml"], {"config": "/a.toml"}),
+        ([], {}),
+    ],
+)
+def test_the_options_of_a_containerd_are_read(words: list[str], expected: dict[str, str]) -> None:
+    assert daemon_flags(words) == expected

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -212,7 +214,7 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
     brought = tmp_path / "brought"
     brought.mkdir()
     (brought / "a_1_amd64.deb").write_text("a package")
-    (last,) = (
+    *_, last = (
         each for each in yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8")) if "block" in each
     )
     (exchange,) = (each for each in last["block"] if each["name"].endswith("leave nothing of what was brought"))
@@ -221,6 +223,7 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
         f"__{role}_brought": str(brought),
         f"__{role}_copies": ["/srv/a_1_amd64.deb"],
         f"__{role}_bundled": ["a=1"],
+        f"{role}_proxy": {},
     }
     clear = {"ansible.builtin.copy": {"content": "", "dest": str(tmp_path / "cleared"), "mode": "0644"}}
     stand_ins = {
@@ -370,3 +373,88 @@ def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
             "stays, because this role has not installed it: nvidia-container-toolkit 1.18",
         ],
     }
+
+
+class Proxy(ThreadingHTTPServer):
+    """An HTTP proxy that answers each request with a key, and keeps the URLs."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                proxy.urls.append(self.path)
+                self.send_response(200)
+                self.send_header("Content-Length", "7")
+                self.end_headers()
+                self.wfile.write(b"the-key")
+
+            def log_message(self, *_words: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "nvidia_container_toolkit"])
+def test_the_key_is_downloaded_through_the_proxy_and_the_error_names_its_variable(role: str, tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))
+    defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
+    (download,) = [task for task in tasks if task["name"] == "Download the key of the repository"]
+    answer = {
+        "ansible.builtin.debug": {"msg": f"{{{{ {{'key': __{role}_fetched_key.content}} | to_json | b64encode }}}}"}
+    }
+    common = {f"{role}_proxy": defaults[f"{role}_proxy"], f"__{role}_key_url": "http://repository.invalid/key"}
+    common |= {
+        "nvidia_driver_source": "nvidia",
+        "nvidia_driver_state": "present",
+        f"{role}_repository_key": "",
+        "__nvidia_driver_bundle": [],
+        "__nvidia_container_toolkit_from_repository": True,
+    }
+    with Proxy() as proxy:
+        thread = Thread(target=proxy.serve_forever, daemon=True)
+        thread.start()
+        through = {"accelerator_proxy": {"http_proxy": f"http://127.0.0.1:{proxy.server_port}"}}
+        closed = {"accelerator_proxy": {"http_proxy": "http://127.0.0.1:9"}}
+        hosts = {"through": common | through, "closed": common | closed, "without": common}
+        played = play(tmp_path, [download, answer], hosts)
+        proxy.shutdown()
+        thread.join()
+    assert proxy.urls == ["http://repository.invalid/key"], played.output
+    assert played.told == {"through": {"key": "the-key"}}
+    assert set(played.failed) == {"closed", "without"}
+    assert "proxy of accelerator_proxy (http_proxy)" in played.failed["closed"]["msg"]
+    assert "Set accelerator_proxy" in played.failed["without"]["msg"]
+    assert all(f"{role}_repository_key" in each["msg"] for each in played.failed.values())
+
+
+def test_a_reboot_over_a_local_connection_is_rejected(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.machine_restart", "tasks_from": "local"}}]
+    told = {"machine_restart_variable": "nvidia_driver_reboot"}
+    hosts = {name: told | {"machine_restart_consent": name == "yes"} for name in ("yes", "no")}
+    hosts["empty"] = told | {"machine_restart_consent": ""}
+    played = play(tmp_path, tasks, hosts)
+    assert set(played.failed) == {"yes"}, played.output
+    assert "nvidia_driver_reboot is true" in played.failed["yes"]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("role", "tasks", "change"),
+    [
+        ("nvidia_driver", "apply.yml", "Bring the packages, and exchange the driver"),
+        ("nvidia_fabric_manager", "apply.yml", "Bring the packages to the node"),
+        ("ascend_driver", "apply.yml", "Have what packages need, and the packages"),
+        ("nvidia_settings", "present.yml", "Make the settings"),
+    ],
+)
+def test_each_role_that_reboots_asks_before_it_changes_anything(role: str, tasks: str, change: str) -> None:
+    (block,) = [
+        task["block"]
+        for task in yaml.safe_load((ROLES / role / "tasks" / tasks).read_text("utf-8"))
+        if change in [each["name"] for each in task.get("block", [])]
+    ]
+    names = [each["name"] for each in block]
+    check = block[names.index("Reject a reboot that is not possible")]
+    assert names.index(check["name"]) < names.index(change)
+    assert check["vars"]["machine_restart_variable"] == f"{role}_reboot"

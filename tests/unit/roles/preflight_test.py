@@ -176,6 +176,14 @@ def test_devices_that_the_fleet_leaves_out_are_named(tmp_path: Path) -> None:
     assert played.output.count("are left alone") == 1
 
 
+def test_dry_run_that_is_rejected_is_no_missing_feature_gate(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    problem = {"kept": None, "problem": "POST was refused with HTTP status 403: forbidden"}
+    played = play(tmp_path, tasks, {"forbidden": host(cluster={"counters": problem})})
+    assert not played.failed, played.output
+    assert "the dry run that creates one was rejected" in played.output and "HTTP status 403" in played.output
+
+
 def test_toolkit_with_known_vulnerability_is_named(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
     old = {"nvidia": {**node()["nvidia"], "toolkit_version": "1.17.7"}}
