@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Whole devices given to virtual machines: bound to vfio-pci for a claim, and back to their own driver after it.
+"""Whole devices given to virtual machines: bound to their VFIO driver for a claim, and back to their own driver after it.
 
 What is here holds for every PCI device: who uses a device node, who else is in its IOMMU group, and how it goes from one driver
 to another. Facts: the kernel's ABI documents of sysfs (sysfs-bus-pci, sysfs-kernel-iommu_groups) and of VFIO. A device's own
@@ -24,10 +24,11 @@ from .cdi import ContainerEdits, DeviceNode
 from .errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
 from .model import Process
 from .system import DeviceNumber, System
+from .vfio_drivers import VFIO_PCI, best_driver, is_vfio
 
-DRIVER = "vfio-pci"
-#: Drivers whose devices a group may hold beside the one that is given away: they do no memory accesses of their own.
-HARMLESS_DRIVERS = (DRIVER, "pci-stub", "pcieport")
+DRIVER = VFIO_PCI
+#: Drivers, beside those of VFIO, whose devices a group may hold: they do no memory accesses of their own.
+HARMLESS_DRIVERS = ("pci-stub", "pcieport")
 LEGACY, IOMMUFD = "legacy", "iommufd"
 CONTROL_NODE, IOMMU_NODE = "/dev/vfio/vfio", "/dev/iommu"
 
@@ -44,17 +45,18 @@ class Handover:
     """One device on its way to a virtual machine: where it is, and which driver it had and gets back.
 
     ``interface`` is how a program in the container reaches it: legacy or iommufd. ``api_device`` says that the container gets
-    the interface's own node as well.
+    the interface's own node as well. ``driver`` is the device's VFIO driver.
     """
 
     address: str
     former: str
     interface: str = LEGACY
     api_device: bool = False
+    driver: str = DRIVER
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return dict(vars(self))
+        """Return it as plain values; vfio-pci is left out, which the release before this one takes for granted."""
+        return {name: value for name, value in vars(self).items() if (name, value) != ("driver", DRIVER)}
 
 
 def handover_of(values: Mapping[str, Any]) -> Handover:
@@ -64,7 +66,8 @@ def handover_of(values: Mapping[str, Any]) -> Handover:
         valid = pci.normalise_bus_id(found.address) == found.address and isinstance(found.former, str)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"a handover cannot be read: {error}") from error
-    if not valid or found.interface not in (LEGACY, IOMMUFD) or not isinstance(found.api_device, bool):
+    known = isinstance(found.driver, str) and is_vfio(found.driver) and "/" not in found.driver
+    if not valid or not known or found.interface not in (LEGACY, IOMMUFD) or not isinstance(found.api_device, bool):
         raise ValueError(f"a handover cannot be read: {values!r}")
     return found
 
@@ -76,10 +79,12 @@ def wanted_interface(system: System, preferred: bool) -> str:
 
 def refuse(system: System, address: str) -> None:
     """Refuse to give a device away that cannot be, or whose group holds others. Raises Unsupported or InUse, naming them."""
-    if not system.exists(f"{pci.DRIVERS}/{DRIVER}"):
+    driver = best_driver(system, address)
+    if not system.exists(f"{pci.DRIVERS}/{driver}"):
+        own = "" if driver == DRIVER else f", which this device needs in place of {DRIVER},"
         raise Unsupported(
-            f"Device {address} cannot be passed through: the driver {DRIVER} is not there",
-            hint="Load it: `modprobe vfio-pci`. The dra_driver role does so where the layout has passthrough.",
+            f"Device {address} cannot be passed through: the driver {driver}{own} is not loaded",
+            hint=f"Load it: `modprobe {driver}`. The dra_driver role does so for {DRIVER} where the layout has passthrough.",
         )
     group = pci.iommu_group(system, address)
     if group is None:
@@ -92,6 +97,7 @@ def refuse(system: System, address: str) -> None:
         for other in pci.group_members(system, group)
         if other != address
         and (driver := pci.driver_of(system, other)) not in HARMLESS_DRIVERS
+        and not is_vfio(driver)
         and not pci.class_of(system, other).startswith(_BRIDGE)
     ]
     if others:
@@ -228,19 +234,19 @@ def _command(system: System, pid: int) -> str:
 
 
 def is_given(system: System, handover: Handover) -> bool:
-    """Whether a device is bound to vfio-pci at this moment."""
-    return pci.driver_of(system, handover.address) == DRIVER
+    """Return whether a device is bound to its VFIO driver at this moment."""
+    return pci.driver_of(system, handover.address) == handover.driver
 
 
 def give(system: System, handover: Handover) -> None:
-    """Bind a device to vfio-pci; nothing has it open. On failure it is bound to its own driver again, and the error raised."""
-    overridden = pci.override_of(system, handover.address) == DRIVER
+    """Bind a device to its VFIO driver; nothing has it open. On failure it gets its own driver again, and the error is raised."""
+    overridden = pci.override_of(system, handover.address) == handover.driver
     if is_given(system, handover) and overridden:
         return
     try:
         if not overridden:  # also where taking it back was ended after its first write
-            _write(system, f"{_device(handover.address)}/driver_override", DRIVER)
-        _switch(system, handover.address, DRIVER)
+            _write(system, f"{_device(handover.address)}/driver_override", handover.driver)
+        _switch(system, handover.address, handover.driver)
         _await(lambda: _missing_node(system, handover), f"the nodes of {handover.address}")
     except BaseException:
         take_back(system, handover)
@@ -257,14 +263,14 @@ def take_back(system: System, handover: Handover) -> None:
         raise NotFound(f"PCI device {address} is not there", hint="Look for it in the kernel log; rescan the PCI bus.")
     if is_given(system, handover):
         refuse_users(system, _own_nodes(system, handover), f"Device {address}")
-    if pci.override_of(system, address) == DRIVER:
+    if pci.override_of(system, address) == handover.driver:
         _write(system, f"{_device(address)}/driver_override", "")
     if pci.driver_of(system, address) != handover.former:
         _switch(system, address, handover.former)
 
 
 def edits(system: System, handover: Handover) -> ContainerEdits:
-    """Return what a container needs to reach a device that is bound to vfio-pci. Raises NotFound for a node that is not there."""
+    """Return what a container needs to reach a device that is bound to its VFIO driver. Raises NotFound for a node that is not there."""
     paths = [*_own_nodes(system, handover), CONTROL_NODE]  # programs tell by the latter whether there is VFIO at all
     if handover.interface == IOMMUFD and handover.api_device:
         paths.append(IOMMU_NODE)

@@ -77,6 +77,11 @@ def class_of(system: System, address: str) -> str:
     return _says(system, f"{DEVICES}/{address}/class")
 
 
+def modalias_of(system: System, address: str) -> str:
+    """Return the text by which the kernel finds a device's module; empty where sysfs does not have it."""
+    return _says(system, f"{DEVICES}/{address}/modalias")
+
+
 def virtual_functions(system: System, address: str) -> int:
     """Return how many virtual functions of a device are switched on."""
     text = _says(system, f"{DEVICES}/{address}/sriov_numvfs")

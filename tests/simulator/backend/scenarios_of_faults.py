@@ -200,3 +200,18 @@ def a_gpu_that_was_taken_away_is_forgotten(stage: Stage) -> None:
     # NVML still counts it, so it is there; that it is not found is its fault.
     only_the_sick_one(stage.backend.discover(full=True), "unknown-error")
     refused(NotFound, stage.backend.device, gpus[SICK].uuid)
+
+
+@on("8xH100")
+def a_gpu_that_reports_no_memory_is_lost_and_not_removed(stage: Stage) -> None:
+    """As a GPU that shares the memory of the host: NVML answers NOT_SUPPORTED for it, whatever its condition."""
+    gpus = stage.gpus()
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", "3")
+    assert not ill(stage.backend.discover())
+    assert stage.backend._why_missing(gpus[SICK]) is None
+    stage.control("fault", str(SICK), "call", "nvmlDeviceGetTemperature", "fail", "15")
+    only_the_sick_one(stage.backend.discover(), "gpu-lost")
+    reason = stage.backend._why_missing(gpus[SICK])
+    assert reason is not None and reason.code == "gpu-lost"
+    stage.control("clear")
+    stage.gpus()

@@ -17,6 +17,7 @@ from dra_driver.core.facts import device_of, document_of
 from dra_driver.core.model import Clique, Passthrough
 from dra_driver.core.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
 from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.vfio_drivers import best_driver
 from hypothesis import given
 from hypothesis import strategies as st
 from pci_model import PciSystem
@@ -53,6 +54,85 @@ def test_a_device_goes_and_comes_back(system: PciSystem) -> None:
     written = len(system.written)
     passthrough.take_back(system, HANDOVER)
     assert len(system.written) == written
+
+
+GRACE = "nvgrace-gpu-vfio-pci"
+ALIASES = ("vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*", "vfio_pci:v000010DEd00002941sv*sd*bc*sc*i*")
+
+
+def test_device_with_a_variant_driver_goes_to_it_and_comes_back(system: PciSystem) -> None:
+    system.add_variant(ADDRESS, GRACE, *ALIASES)
+    assert best_driver(system, ADDRESS) == GRACE
+    passthrough.refuse(system, ADDRESS)
+    handover = replace(HANDOVER, driver=GRACE)
+    passthrough.give(system, handover)
+    assert (system.driver(ADDRESS), override(system)) == (GRACE, GRACE)
+    assert passthrough.is_given(system, handover) and not passthrough.is_given(system, HANDOVER)
+    assert [node.path for node in passthrough.edits(system, handover).device_nodes] == [
+        "/dev/vfio/40",
+        "/dev/vfio/vfio",
+    ]
+    passthrough.take_back(system, handover)
+    assert (system.driver(ADDRESS), override(system)) == ("own", "")
+
+
+@pytest.mark.parametrize("alias", ["vfio_pci:v000015B3d*sv*sd*bc*sc*i*", "pci:v000010DEd00002342sv*sd*bc*sc*i*"])
+def test_variant_driver_of_other_devices_is_not_chosen(system: PciSystem, alias: str) -> None:
+    system.add_variant(ADDRESS, GRACE, alias)
+    assert best_driver(system, ADDRESS) == DRIVER
+
+
+def test_variant_driver_with_the_fewest_wildcards_is_chosen(system: PciSystem) -> None:
+    system.add_variant(ADDRESS, GRACE, "vfio_pci:v000010DEd*sv*sd*bc*sc*i*")
+    path = system.path("/lib/modules/6.17.0/modules.alias")
+    path.write_text(f"{path.read_text()}alias {ALIASES[0]} other_vfio_pci\n")
+    assert best_driver(system, ADDRESS) == "other-vfio-pci"
+
+
+def test_refuse_variant_driver_that_is_not_loaded_is_named(system: PciSystem) -> None:
+    system.add_variant(ADDRESS, GRACE, *ALIASES, loaded=False)
+    with pytest.raises(
+        Unsupported, match=f"the driver {GRACE}, which this device needs in place of vfio-pci, is not loaded"
+    ):
+        passthrough.refuse(system, ADDRESS)
+
+
+def test_variant_driver_is_found_by_a_service_that_does_not_see_the_modules(system: PciSystem) -> None:
+    system.add_variant(ADDRESS, GRACE, *ALIASES)
+    seen = system.path("/proc/1/root/lib/modules/6.17.0")
+    seen.parent.mkdir(parents=True)
+    system.path("/lib/modules/6.17.0").rename(seen)
+    assert best_driver(system, ADDRESS) == GRACE
+
+
+def test_list_of_variant_drivers_that_cannot_be_read_refuses_the_device(
+    system: PciSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system.add_variant(ADDRESS, GRACE, *ALIASES)
+    real = system.read_bytes
+
+    def read(path: str) -> bytes:
+        if path.endswith("modules.alias"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(system, "read_bytes", read)
+    with pytest.raises(NotPermitted, match="list of VFIO drivers cannot be read"):
+        passthrough.refuse(system, ADDRESS)
+
+
+def test_devices_of_variant_drivers_in_the_group_are_harmless(system: PciSystem) -> None:
+    system.add("0000:18:00.1", "40", GRACE)
+    passthrough.refuse(system, ADDRESS)
+
+
+def test_handover_is_written_as_the_release_before_reads_it_unless_it_has_a_variant() -> None:
+    assert "driver" not in HANDOVER.to_dict() and handover_of(HANDOVER.to_dict()) == HANDOVER
+    variant = replace(HANDOVER, driver=GRACE)
+    assert handover_of(variant.to_dict()) == variant
+    for wrong in ("nvidia", "../vfio-pci", 3):
+        with pytest.raises(ValueError, match="cannot be read"):
+            handover_of({**HANDOVER.to_dict(), "driver": wrong})
 
 
 @pytest.mark.parametrize("api_device", [False, True])
@@ -133,7 +213,7 @@ def test_without_an_iommu_it_is_refused(system: PciSystem) -> None:
 
 def test_without_the_driver_it_is_refused(system: PciSystem) -> None:
     system.path(f"{pci.DRIVERS}/{DRIVER}").rmdir()
-    with pytest.raises(Unsupported, match="the driver vfio-pci is not there"):
+    with pytest.raises(Unsupported, match="the driver vfio-pci is not loaded"):
         passthrough.refuse(system, ADDRESS)
 
 

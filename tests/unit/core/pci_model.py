@@ -29,6 +29,7 @@ class PciSystem(System):
         self.refuses: set[str] = set()
         self.written: list[tuple[str, str]] = []
         self.iommufd = False
+        self.vfio_drivers = {DRIVER}
 
     def add(self, address: str, group: str | None, driver: str, kind: str = GPU_CLASS, vendor: str = "0x10de") -> None:
         """Put a device on the bus; one that is there already stays as it is."""
@@ -48,6 +49,28 @@ class PciSystem(System):
             members.mkdir(parents=True, exist_ok=True)
             (members / address).touch()
             (here / "iommu_group").symlink_to(os.path.relpath(members.parent, here))
+
+    def add_variant(self, address: str, driver: str, *aliases: str, loaded: bool = True) -> None:
+        """Give the kernel a variant driver of VFIO, with the aliases of its devices, and a device its modalias."""
+        release = self.path("/proc/sys/kernel/osrelease")
+        release.parent.mkdir(parents=True, exist_ok=True)
+        release.write_text("6.17.0\n")
+        modules = self.path("/lib/modules/6.17.0/modules.alias")
+        modules.parent.mkdir(parents=True, exist_ok=True)
+        module = driver.replace("-", "_")
+        lines = [
+            "# Aliases extracted from modules themselves.",
+            "alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia",
+            *(f"alias {alias} {module}" for alias in aliases),
+            "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci",
+        ]
+        modules.write_text("\n".join(lines) + "\n")
+        modalias = "pci:v000010DEd00002342sv000010DEsd000016EBbc03sc02i00\n"
+        self.path(f"{DEVICES}/{address}/modalias").write_text(modalias)
+        if loaded:
+            self.path(f"{DRIVERS}/{driver}").mkdir()
+            self.path(f"/sys/module/{module}/drivers/pci:{driver}").mkdir(parents=True)
+        self.vfio_drivers.add(driver)
 
     def boot(self, addresses: Iterable[str]) -> None:
         """Every device has its own driver again, and nobody's override."""
@@ -75,7 +98,7 @@ class PciSystem(System):
             shutil.rmtree(here / "vfio-dev", ignore_errors=True)
             return
         override = (here / "driver_override").read_text().strip()
-        if self._driver(here) or driver in self.refuses or (driver == DRIVER) != (override == DRIVER):
+        if self._driver(here) or driver in self.refuses or (driver in self.vfio_drivers) != (override == driver):
             raise OSError(19, "No such device")
         self._bind(here, driver)
 
@@ -85,7 +108,7 @@ class PciSystem(System):
             return DeviceNumber("c", 10, 196) if path == CONTROL_NODE or self.iommufd else None
         if path.startswith("/dev/vfio/"):
             name = path.rpartition("/")[2]
-            bound = [each for each in self.path(DEVICES).iterdir() if self._driver(each) == DRIVER]
+            bound = [each for each in self.path(DEVICES).iterdir() if self._driver(each) in self.vfio_drivers]
             groups = {os.path.realpath(each / "iommu_group").rpartition("/")[2] for each in bound}
             nodes = {entry.name for each in bound for entry in (each / "vfio-dev").glob("*")}
             found = name in nodes if "/devices/" in path else name in groups
@@ -98,7 +121,7 @@ class PciSystem(System):
 
     def _bind(self, here: Path, driver: str) -> None:
         (here / "driver").symlink_to(os.path.relpath(self.path(f"{DRIVERS}/{driver}"), here))
-        if driver == DRIVER and self.iommufd:
+        if driver in self.vfio_drivers and self.iommufd:
             (here / "vfio-dev" / f"vfio{sorted(each.name for each in here.parent.iterdir()).index(here.name)}").mkdir(
                 parents=True
             )

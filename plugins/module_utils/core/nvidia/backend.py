@@ -578,7 +578,7 @@ class NvidiaBackend:
 
         def ask() -> None:
             handle = self._nvml.call("nvmlDeviceGetHandleByUUID", device.uuid, doing=f"Finding GPU {device.uuid}")
-            self._nvml.call("nvmlDeviceGetMemoryInfo", handle, doing=f"Asking GPU {device.uuid}")
+            discover.probe(self._nvml, handle, device.uuid)
 
         try:
             self._lanes.run(device.uuid, ask, self._deadlines.look, doing=f"Asking GPU {device.uuid}")

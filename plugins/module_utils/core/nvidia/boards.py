@@ -198,7 +198,7 @@ class Boards:
             kept = next((board for board in self._kept.values() if board.index == index), None)
 
         def ask(board: BoardFacts) -> Device:
-            discover.probe(self._nvml, board)
+            discover.probe(self._nvml, board.handle, board.uuid)
             if full:
                 board.unanswered.clear()
             health = condition.read(self._nvml, board)

@@ -36,6 +36,8 @@ from .nvml import COMPUTE_INSTANCE_PROFILES, ENGINE_PROFILE_SHARED, GPU_INSTANCE
 
 LOG = logging.getLogger(__name__)
 
+TEMPERATURE_SENSOR = 0  # NVML_TEMPERATURE_GPU
+
 MEBIBYTE = 1024 * 1024
 
 _BRANDS: Mapping[int, str] = MappingProxyType(
@@ -239,9 +241,15 @@ def read_device(
     )
 
 
-def probe(nvml: Nvml, board: BoardFacts) -> None:
-    """Ask the GPU itself for something: what is known of modes may come from the driver's memory alone."""
-    nvml.optional("nvmlDeviceGetMemoryInfo", board.handle, doing=f"Asking GPU {board.uuid}")
+def probe(nvml: Nvml, handle: Any, uuid: str) -> None:
+    """Make the GPU itself answer a call: the driver answers others, such as that for modes, from its own memory alone.
+
+    GPUs that share the memory of the host do not report memory; they are asked for their temperature. Raises DeviceFaulty,
+    AcceleratorError.
+    """
+    doing = f"Asking GPU {uuid}"
+    if nvml.optional("nvmlDeviceGetMemoryInfo", handle, doing=doing) is None:
+        nvml.optional("nvmlDeviceGetTemperature", handle, TEMPERATURE_SENSOR, doing=doing)
 
 
 def read_partitioning(nvml: Nvml, board: BoardFacts) -> Partitioning:

@@ -43,6 +43,7 @@ from ..core.lately import Lately
 from ..core.model import PARTITION, PASSTHROUGH, Device, Partition, Process
 from ..core.settings import Knob
 from ..core.system import System
+from ..core.vfio_drivers import best_driver
 from ..logs import fields
 from ..metrics import Metrics, NoMetrics
 from .allocation import ClaimError
@@ -182,7 +183,8 @@ class Hands:
         if not handover.former:
             interface = passthrough.wanted_interface(self.system, handover.interface == passthrough.IOMMUFD)
             former = pci.driver_of(self.system, handover.address)
-            handover = replace(handover, former=former, interface=interface)
+            driver = best_driver(self.system, handover.address)
+            handover = replace(handover, former=former, interface=interface, driver=driver)
         return replace(held, passthrough={**held.passthrough, "handover": handover.to_dict()})
 
     def needs_fabric_partition(self, record: ClaimRecord) -> bool:
