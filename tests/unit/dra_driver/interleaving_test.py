@@ -125,8 +125,8 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS)
-def test_final_state_is_that_of_the_last_call(steps: list[tuple[str, int, int]]) -> None:
+@given(st.sampled_from([NOT_READY, READY, CLOSE]), STEPS)
+def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str, int, int]]) -> None:
     async def main(folder: Path) -> None:
         claims = Claims()
         node = Node(folder, claims)
@@ -134,6 +134,7 @@ def test_final_state_is_that_of_the_last_call(steps: list[tuple[str, int, int]])
         await node.start()
         reference = claims.allocate("a", SMALL)
         calls = Calls(node, reference)
+        calls.step(first)
         for what, number, rounds in steps:
             calls.step(what, number)
             for _round in range(rounds):
