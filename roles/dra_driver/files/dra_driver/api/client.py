@@ -30,6 +30,7 @@ from ..core.errors import AcceleratorError
 from ..logs import StateLog
 from .exchange import Exchange, NoHttp
 from .kubeconfig import Access, InvalidKubeconfig, load_access
+from .liveness import WatchGuard
 from .token import refusal
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ REQUEST_SECONDS = 15.0
 LONGEST_EVENT = 16 * 1024 * 1024
 # A watch that says nothing for longer than its own time limit plus this has lost its connection.
 WATCH_GRACE_SECONDS = 30.0
+# A watch whose answer has not begun after so long has none: a busy server lets a request wait for 15 s.
+HEAD_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
@@ -104,6 +107,7 @@ class ApiClient:
         self._retired: list[aiohttp.ClientSession] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._skipped: dict[str, StateLog] = {}
+        self._guard = WatchGuard(self._is_answered, self._retire)
         #: Drivers whose opaque parameters are decoded in a claim that is read alone. Each driver adds its name.
         self.opaque_of: set[str] = set()
 
@@ -143,6 +147,7 @@ class ApiClient:
             answer = await exchange.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
             status, payload, asked_for = answer.status, answer.payload, answer.headers.get("retry-after", "")
             code = str(status)
+            self._guard.hear()
         except (asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
         except ValueError as error:
@@ -180,29 +185,34 @@ class ApiClient:
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=seconds + WATCH_GRACE_SECONDS)
         answered = False
         try:
-            async with session.get(
+            asking = session.get(
                 access.server + path,
                 params=query,
                 headers=headers,
                 timeout=limit,
                 server_hostname=access.server_name or None,
-            ) as response:
-                answered = True
-                self._observe("WATCH", path, str(response.status), 0.0)
-                if response.status >= 400:
-                    asked_for = response.headers.get("Retry-After", "")
-                    raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
-                async for line in _lines(response.content):
-                    event, skipped = self._decoded_event(line, path)
-                    if event.get("type") == "ERROR":
-                        status = event.get("object", {})
-                        raise ApiError(
-                            f"The watch of {path} ended: {status.get('message', 'no reason given')}",
-                            status=int(status.get("code", 500)),
-                            reason=str(status.get("reason", "")),
-                        )
-                    kind = "DELETED" if skipped else str(event.get("type"))
-                    yield WatchEvent(type=kind, object=event.get("object") or {})
+            )
+            # The head of the answer comes at once, also where nothing changes for hours.
+            begun = await asyncio.wait_for(asking, HEAD_SECONDS)
+            transport = begun.connection.transport if begun.connection is not None else None
+            async with begun as response:
+                with self._guard.guarding(transport):
+                    answered = True
+                    self._observe("WATCH", path, str(response.status), 0.0)
+                    if response.status >= 400:
+                        asked_for = response.headers.get("Retry-After", "")
+                        raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
+                    async for line in _lines(response.content, self._guard.hear):
+                        event, skipped = self._decoded_event(line, path)
+                        if event.get("type") == "ERROR":
+                            status = event.get("object", {})
+                            raise ApiError(
+                                f"The watch of {path} ended: {status.get('message', 'no reason given')}",
+                                status=int(status.get("code", 500)),
+                                reason=str(status.get("reason", "")),
+                            )
+                        kind = "DELETED" if skipped else str(event.get("type"))
+                        yield WatchEvent(type=kind, object=event.get("object") or {})
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not answered:
                 self._observe("WATCH", path, "unreachable", 0.0)
@@ -238,8 +248,18 @@ class ApiClient:
         log = self._skipped.setdefault(path, StateLog(LOG))
         log.report(describe_skipped(skipped), level=logging.WARNING, path=path)
 
+    async def _is_answered(self) -> bool:
+        """Return whether the server answers a request, whatever it is."""
+        with contextlib.suppress(ApiError):
+            try:
+                await self.get("/version")
+            except (ApiUnreachable, InvalidKubeconfig):
+                return False
+        return True
+
     async def close(self) -> None:
         """Close all connections. The next request opens new ones with freshly read credentials."""
+        self._guard.stop()
         self._retire()
         for session in tuple(self._retired):
             await self._close_retired(session)
@@ -333,10 +353,11 @@ class ApiClient:
         )
 
 
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _lines(stream: aiohttp.StreamReader, heard: Callable[[], None] = lambda: None) -> AsyncIterator[bytes]:
     # StreamReader.readline refuses lines beyond its buffer; a slice of 128 devices is one long line.
     buffer = bytearray()
     async for chunk in stream.iter_any():
+        heard()
         buffer += chunk
         if len(buffer) > LONGEST_EVENT:
             raise NoHttp(f"an event of the watch has more than {LONGEST_EVENT} bytes")

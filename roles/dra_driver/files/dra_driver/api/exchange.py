@@ -22,8 +22,12 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from .liveness import end_when_unacknowledged
+
 # A connection that has been idle for longer may have been forgotten by somebody in between, who says nothing of it. In seconds.
 IDLE_SECONDS = 120.0
+# A request without any part of an answer after so long is taken for one on a half-open connection, also if its caller gives up.
+SILENT_SECONDS = 4.0
 # A server of several addresses is tried at the next one as well after so long, as RFC 8305 has it.
 NEXT_ADDRESS_SECONDS = 0.25
 # What may be asked again where the server has ended a connection instead of answering: it has not seen the request, or does the same twice.
@@ -85,6 +89,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  of a stream
         self._transport, self.is_open = transport, True
+        end_when_unacknowledged(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:  # nobody has asked
@@ -209,6 +214,10 @@ class Exchange:
     def close(self) -> None:
         """Keep no connection any more: those that are idle are closed, and each of the others after its answer."""
         self._is_closed = True
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        """End all idle connections: those to a server that has become silent on one would cost a timeout each."""
         for connection in self._idle:
             connection.end()
         self._idle.clear()
@@ -224,12 +233,17 @@ class Exchange:
     async def _ask(self, connection: _Connection, request: bytes, until: float) -> Answer:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
-        timer = loop.call_at(until, _expire, answer)
+        timer, began = loop.call_at(until, _expire, answer), loop.time()
         connection.ask(request, answer)
         try:
             found = await answer
-        except BaseException:  # also of who is cancelled: what comes now is nobody's answer
+        except BaseException as error:  # also of who is cancelled: what comes now is nobody's answer
+            is_silent = not connection.has_begun and (
+                isinstance(error, (OSError, asyncio.TimeoutError)) or loop.time() - began >= SILENT_SECONDS
+            )
             connection.end()
+            if is_silent and not isinstance(error, ConnectionError):
+                self._end_idle()
             raise
         finally:
             timer.cancel()
