@@ -88,7 +88,7 @@ class Measurements:
         )
         for outcome in REPORT_OUTCOMES:
             self._reports.labels(outcome)
-        for outcome in ("allowed", "refused", "unreadable"):
+        for outcome in ("allowed", "refused", "unreadable", "timeout"):
             self._reviews.labels(outcome)
         for verb in VERBS:
             for outcome in OUTCOMES:

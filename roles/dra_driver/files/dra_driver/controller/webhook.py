@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from ..core.decoding import UndecodableObject, decode
 from .admission import NoReview, Rules, answer
+from .admission_queue import AdmissionQueue, close_with
 from .measurements import Measurements
 
 LOG = logging.getLogger(__name__)
@@ -25,16 +27,21 @@ MOST_BYTES = 4 * 1024 * 1024
 def application(
     rules: Rules, measurements: Measurements, classes: Callable[[], Mapping[str, str]] = dict
 ) -> web.Application:
-    """What is served; ``classes`` tells what the cluster's classes say of their devices at this moment, by name."""
+    """Return the webhook. ``classes`` returns the kinds of devices of the cluster's classes, by name."""
+    queue = AdmissionQueue()
 
     async def validate(request: web.Request) -> web.Response:
         began = time.perf_counter()
         outcome = "unreadable"
         try:
-            answered = answer(await _document(request, rules.config_kinds), rules, classes())
+            kinds = dict(classes())
+            answered = await queue.run(request, lambda body: answer(_document(body, rules.config_kinds), rules, kinds))
             outcome = "allowed" if answered["response"]["allowed"] else "refused"
         except NoReview as error:
             return web.Response(text=f"{error}\n", status=400)
+        except asyncio.TimeoutError:
+            outcome = "timeout"
+            return web.Response(text="The request waited too long, or its body was not sent in time\n", status=503)
         finally:
             measurements.admission(outcome, time.perf_counter() - began)
         if outcome == "refused":
@@ -43,12 +50,13 @@ def application(
 
     made = web.Application(client_max_size=MOST_BYTES)
     made.router.add_post(PATH, validate)
+    close_with(made, queue)
     return made
 
 
-async def _document(request: web.Request, drivers: Collection[str]) -> Any:
+def _document(body: bytes, drivers: Collection[str]) -> Any:
     try:
-        return decode(await request.read(), opaque_of=drivers).value
+        return decode(body, opaque_of=drivers).value
     except UndecodableObject as error:
         raise NoReview(str(error)) from None
     except ValueError as error:

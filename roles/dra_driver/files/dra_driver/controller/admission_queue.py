@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Limit what callers of the webhook, who need no certificate, can take of the controller's memory and processor time.
+
+Bodies are read and decoded for a few requests at a time, on threads, so that the event loop renews the Lease meanwhile. Large
+bodies have a queue of their own, so that they do not delay those of usual size. One address has few requests in a queue, so
+that a flood from one address delays the API server by a few requests only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+
+from ..deadlines import within
+
+T = TypeVar("T")
+
+#: Bytes of a body of usual size. A claim with an old and a new version has a few KiB.
+USUAL_BYTES = 256 * 1024
+#: Requests of one address that are worked on or queued; more wait before their bodies are read.
+REQUESTS_OF_ADDRESS = 4
+#: Bodies that are in memory at once, of usual size and larger ones.
+USUAL_AT_ONCE, LARGE_AT_ONCE = 32, 2
+#: Time for a request, in seconds. The API server waits 5 s.
+REQUEST_SECONDS = 15.0
+
+
+class AdmissionQueue:
+    """Runs one function for the body of each request, on a thread."""
+
+    def __init__(self) -> None:
+        self._usual = _Lane(USUAL_AT_ONCE, "admission")
+        self._large = _Lane(LARGE_AT_ONCE, "large-admission")
+        self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def run(self, request: web.Request, work: Callable[[bytes], T]) -> T:
+        """Return what ``work`` returns for the body. Raises asyncio.TimeoutError when it takes too long to read or to wait."""
+        address = request.remote or ""
+        own = self._addresses.get(address)
+        if own is None:
+            own = self._addresses[address] = asyncio.Semaphore(REQUESTS_OF_ADDRESS)
+        length = request.content_length
+        lane = self._usual if length is not None and length <= USUAL_BYTES else self._large
+        return await within(_guarded(own, lane, request, work), REQUEST_SECONDS)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._usual.close()
+        self._large.close()
+
+
+class _Lane:
+    """Reads some bodies at once, and works on one after the other."""
+
+    def __init__(self, at_once: int, name: str) -> None:
+        self.bodies = asyncio.Semaphore(at_once)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def work(self, function: Callable[[bytes], T], body: bytes) -> T:
+        """Run the function on the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, body)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _guarded(own: asyncio.Semaphore, lane: _Lane, request: web.Request, work: Callable[[bytes], Any]) -> Any:
+    async with own, lane.bodies:
+        return await lane.work(work, await request.read())
+
+
+def close_with(application: web.Application, queue: AdmissionQueue) -> None:
+    """End the queue's threads when the application ends."""
+
+    async def close(_application: web.Application) -> None:
+        queue.close()
+
+    cleanup: Callable[[web.Application], Awaitable[None]] = close
+    application.on_cleanup.append(cleanup)

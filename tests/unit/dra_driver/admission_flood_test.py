@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Callers without a certificate send the webhook large and slow bodies: the event loop and real requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+from dra_driver.controller import admission_queue
+from dra_driver.controller.admission import rules_for
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.webhook import PATH, application
+
+from tests.unit.undecodable import OWN
+
+# 4 MiB that are neither valid for the fast decoder nor shallow: the slowest that the webhook accepts.
+LARGE = b'{"a":"\\ud800","b":[' + b",".join([b'[{"a":[]}]'] * 350_000) + b"]}"
+REVIEW = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {"uid": "1", "operation": "CREATE", "object": {"kind": "ResourceClaim", "spec": {}}},
+}
+ATTACKER, SERVER = "127.0.0.2", "127.0.0.3"
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[int, Callable[[str], aiohttp.ClientSession]]]:
+    """Serve the webhook; yield its port, and a function that makes a client with an address."""
+    runner = web.AppRunner(application(rules_for([OWN], {}), Measurements()))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    sessions: list[aiohttp.ClientSession] = []
+
+    def session(address: str) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(local_addr=(address, 0), limit=0)
+        sessions.append(aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector))
+        return sessions[-1]
+
+    try:
+        yield port, session
+    finally:
+        for each in sessions:
+            await each.close()
+        await runner.cleanup()
+
+
+def test_flood_of_large_bodies_delays_neither_loop_nor_usual_requests() -> None:
+    assert len(LARGE) < 4 * 1024 * 1024
+
+    async def scenario() -> tuple[float, float]:
+        async with served() as (_port, session):
+            attacker, server = session(ATTACKER), session(SERVER)
+
+            async def send() -> int:
+                async with attacker.post(PATH, data=LARGE) as answer:
+                    return answer.status
+
+            flood = [asyncio.create_task(send()) for _each in range(8)]
+            await asyncio.sleep(0.3)
+            longest_pause, longest_answer = 0.0, 0.0
+            for _each in range(10):
+                began = time.monotonic()
+                await asyncio.sleep(0)
+                longest_pause = max(longest_pause, time.monotonic() - began)
+                began = time.monotonic()
+                async with server.post(PATH, data=json.dumps(REVIEW)) as answer:
+                    assert (await answer.json())["response"]["allowed"] is True
+                longest_answer = max(longest_answer, time.monotonic() - began)
+            assert not all(each.done() for each in flood), "the flood went on meanwhile"
+            for each in flood:
+                each.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+            return longest_pause, longest_answer
+
+    pause, answer = asyncio.run(scenario())
+    # A Lease is renewed within 10 s, and the API server waits 5 s for an answer.
+    assert pause < 2 and answer < 4, (pause, answer)
+
+
+def test_body_that_does_not_come_ends_and_leaves_other_addresses_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_queue, "REQUEST_SECONDS", 1.0)
+
+    async def scenario() -> None:
+        async with served() as (port, session):
+            head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{{".encode()
+            slow = [await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0)) for _each in range(40)]
+            for _reader, writer in slow:
+                writer.write(head)
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            async with session(SERVER).post(PATH, data=json.dumps(REVIEW)) as answer:
+                assert answer.status == 200
+            assert time.monotonic() - began < 0.8, "it did not wait for the slow ones to end"
+            for reader, writer in slow[:4]:
+                assert b" 503 " in await asyncio.wait_for(reader.readline(), 10)
+                writer.close()
+
+    asyncio.run(scenario())
