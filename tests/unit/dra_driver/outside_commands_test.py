@@ -22,7 +22,6 @@ from dra_driver.api.client import ApiClient
 from dra_driver.commands.explain import Facts, explain, room_left
 from dra_driver.commands.output import outline, table
 from dra_driver.commands.redact import MARK, redact
-from dra_driver.commands.selectors import fits
 from dra_driver.core.model import Notice
 from dra_driver.core.signs import Ends, Severity, Sign
 from dra_driver.core.system import System
@@ -337,28 +336,6 @@ PART = {
 COUNTERS = [{"name": "gpu-0", "counters": {"slice-0": {"value": "1"}, "slice-1": {"value": "1"}}}]
 
 
-@pytest.mark.parametrize(
-    ("expression", "answer"),
-    [
-        ("device.driver == 'gpu.nvidia.com'", True),
-        ("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'", False),
-        ("device.attributes['gpu.nvidia.com'].minor < 1", True),
-        ("device.attributes['gpu.nvidia.com'].minor == '0'", False),
-        ("device.attributes['other.com'].type == 'gpu'", False),
-        ("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0", True),
-        ("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('100Gi')) >= 0", False),
-        ("has(device.attributes['gpu.nvidia.com'].uuid)", False),
-        ("!has(device.attributes['gpu.nvidia.com'].uuid)", True),
-        ("'type' in device.attributes['gpu.nvidia.com']", True),
-        ("device.attributes['gpu.nvidia.com'].driverVersion == '1.2.3'", None),
-        ("device.attributes['gpu.nvidia.com'].type.matches('g.*')", None),
-        ("device.driver == 'x' && device.attributes['a'].b.matches('c')", False),
-    ],
-)
-def test_selectors_are_evaluated_or_said_not_to_be(expression: str, answer: bool | None) -> None:
-    assert fits(expression, WHOLE, DRIVER) is answer
-
-
 def test_a_probe_is_no_request_of_the_kubelets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(scene: Scene) -> None:
         registry = MetricsRegistry()
@@ -398,13 +375,24 @@ def unallocated(*, taints: Any = (), others: Any = (), expression: str = "", tol
 
 def test_an_unallocated_claim_is_told_what_rules_each_device_out() -> None:
     assert unallocated()["ruled out"] == {}
-    wish = unallocated(expression="device.attributes['gpu.nvidia.com'].profile == '1g.10gb'")
-    assert list(wish["ruled out"].values()) == ["1: gpu-0"] and wish["nothing here rules out"] == f"1: {SMALL}"
     lost = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
     assert unallocated(taints=[lost])["ruled out"] == {"taint gpu.nvidia.com/gpu-lost:NoSchedule": "1: gpu-0"}
     assert unallocated(taints=[lost], tolerations=[{"operator": "Exists"}])["ruled out"] == {}
-    wish = unallocated(expression="device.attributes['x'].y.matches('z')")
-    assert wish["selectors in CEL that this command does not evaluate"] == ["device.attributes['x'].y.matches('z')"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "device.attributes['gpu.nvidia.com'].type == 'gpu' || device.driver == 'x' && device.driver == 'y'",
+        "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'",
+        "",
+    ],
+)
+def test_explain_rules_no_device_out_by_a_selector(expression: str) -> None:
+    """``A || B && C`` with A true and C false was reported as excluded."""
+    wish = unallocated(expression=expression)
+    assert wish["ruled out"] == {} and wish["nothing here rules out"] == f"2: gpu-0, {SMALL}"
+    assert wish["selectors of the request and its class"].startswith("not evaluated on the node; run the why playbook")
 
 
 def test_room_that_claims_have_taken_is_named() -> None:

@@ -15,8 +15,8 @@ from ..claims.records import ClaimRecord
 from ..core.quantity import parse
 from ..core.times import text_of
 from .claims import device_of
-from .selectors import fits
 
+NOT_EVALUATED = "not evaluated on the node; run the why playbook: ansible-playbook dra.accelerators.why"
 FINALIZED = "deletionTimestamp"
 
 
@@ -39,8 +39,6 @@ class Facts:
     others: Sequence[ClaimRecord] = ()
     published: Sequence[Mapping[str, Any]] | None = None
     counters: Sequence[Mapping[str, Any]] = ()
-    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    classes_problem: str = ""
     faults: Mapping[str, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
     runs: bool = True
@@ -185,7 +183,7 @@ def _record(record: ClaimRecord, boot_id: str) -> dict[str, Any]:
 
 
 def _unallocated(facts: Facts) -> dict[str, Any]:
-    """Say of each request which devices of the node it rules out, and by what."""
+    """Return for each request the devices of the node that taints, claims, and a lack of room rule out."""
     if facts.published is None:
         return {"not known": "the API server was not asked what this node publishes"}
     requests = ((facts.claim or {}).get("spec") or {}).get("devices", {}).get("requests") or ()
@@ -196,50 +194,30 @@ def _unallocated(facts: Facts) -> dict[str, Any]:
         for wish in wishes:
             name = str(request.get("name")) + (f"/{wish['name']}" if wish.get("name") else "")
             answer[name] = _wish(wish, facts, left)
-    if facts.classes_problem:
-        answer["classes"] = f"selectors of DeviceClasses were not looked at: {facts.classes_problem}"
     answer["beyond this"] = (
-        "taint rules, constraints between requests, allocations that no pod of this node has begun with, and other nodes "
+        "selectors, taint rules, constraints between requests, allocations that no pod of this node has begun with, and other nodes "
         "are the scheduler's: see the pod's Events"
     )
     return answer
 
 
 def _wish(wish: Mapping[str, Any], facts: Facts, left: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    device_class = str(wish.get("deviceClassName") or "")
-    selectors = [
-        *_expressions((facts.classes.get(device_class) or {}).get("spec") or {}),
-        *_expressions(wish),
-    ]
     out: dict[str, list[str]] = {}
     free: list[str] = []
-    open_selectors: set[str] = set()
     for device in facts.published or ():
         name = str(device.get("name"))
-        reason = ""
-        for expression in selectors:
-            fit = fits(expression, device, facts.driver)
-            if fit is None:
-                open_selectors.add(expression)
-            elif not fit:
-                reason = f"selector {expression}"
-                break
-        reason = reason or _taint(device, wish) or _used(device, facts.others) or _room(device, left)
+        reason = _taint(device, wish) or _used(device, facts.others) or _room(device, left)
         if reason:
             out.setdefault(reason, []).append(name)
         else:
             free.append(name)
     return {
-        "class": device_class,
+        "class": str(wish.get("deviceClassName") or ""),
         "wants": _amount(wish),
         "ruled out": {reason: f"{len(names)}: {_some(names)}" for reason, names in out.items()},
         "nothing here rules out": f"{len(free)}: {_some(free)}" if free else "none",
-        "selectors in CEL that this command does not evaluate": sorted(open_selectors),
+        "selectors of the request and its class": NOT_EVALUATED,
     }
-
-
-def _expressions(holder: Mapping[str, Any]) -> list[str]:
-    return [str((each.get("cel") or {}).get("expression") or "") for each in holder.get("selectors") or ()]
 
 
 def _amount(wish: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..api.client import ApiError
-from ..api.resources import GROUP, ResourceApi
+from ..api.resources import ResourceApi
 from ..claims.records import ClaimRecord
 from ..core.cdi import spec_path
 from ..core.errors import AcceleratorError
@@ -66,8 +66,6 @@ def _facts(
         others=[each for each in driver.stored.records if record is None or each.uid != record.uid],
         published=None if slices is None else [each for item in slices for each in item["spec"].get("devices") or ()],
         counters=[each for item in slices or () for each in item["spec"].get("sharedCounters") or ()],
-        classes=asked.get("classes", {}),
-        classes_problem=asked.get("classes_problem", ""),
         faults={each["uuid"]: each["fault"] for each in driver.status["devices"] if each["fault"]},
         problems=driver.status["problems"],
         runs=driver.runs,
@@ -92,25 +90,7 @@ async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: 
     except ApiError as error:
         answer["problem"] = f"there is no claim {namespace}/{name}" if error.status == 404 else str(error)
     answer["slices"] = (await api.list_slices(driver, node.configuration.node_name))[0]
-    if not ((answer.get("claim") or {}).get("status") or {}).get("allocation"):
-        answer["classes"] = {}
-        try:
-            for each in _classes_of(answer.get("claim") or {}):
-                path = f"/apis/{GROUP}/{await api.version()}/deviceclasses/{each}"
-                answer["classes"][each] = await api.client.get(path)
-        except ApiError as error:
-            forbidden = "this identity may not read DeviceClasses; --kubeconfig asks as somebody who may"
-            answer["classes_problem"] = forbidden if error.status == 403 else error.message
     return answer
-
-
-def _classes_of(claim: Mapping[str, Any]) -> list[str]:
-    found: dict[str, None] = {}
-    for request in ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ():
-        for wish in (request.get("exactly") or {}, *(request.get("firstAvailable") or ())):
-            if wish.get("deviceClassName"):
-                found[str(wish["deviceClassName"])] = None
-    return list(found)
 
 
 def _file(node: Node, path: str) -> Mapping[str, Any] | None:
