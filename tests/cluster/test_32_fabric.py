@@ -34,7 +34,8 @@ def active(cluster: Cluster, node: str) -> list[int]:
 
 
 def module_of(cluster: Cluster, node: str, name: str) -> Any:
-    return cluster.devices(node)[name]["attributes"].get("gpuModuleID", {}).get("int")
+    published = cluster.devices(node).get(name, {"attributes": {}})
+    return published["attributes"].get("gpuModuleID", {}).get("int")
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +51,14 @@ def fabric(cluster: Cluster) -> Iterator[str]:
             "the fabric manager listens", lambda: cluster.shell(node, f"test -S {SOCKET} && echo yes", check=False)
         )
         cluster.restart_driver(node)
-        cluster.wait("partitions are published", lambda: module_of(cluster, node, "gpu-0") == 1)
+        cluster.wait("partitions are published", lambda: module_of(cluster, node, "gpu-1") == 2)
         yield node
     finally:
         cluster.shell(
             node, f"systemctl stop nvidia-fabricmanager; rm -rf $(dirname {CONFIGURATION}) {SOCKET}", check=False
         )
         cluster.restart_driver(node)
-        cluster.wait("no partitions are published", lambda: module_of(cluster, node, "gpu-0") is None)
+        cluster.wait("no partitions are published", lambda: module_of(cluster, node, "gpu-1") is None)
 
 
 def on_node(manifest: str, node: str, **changes: Any) -> list[dict[str, Any]]:
