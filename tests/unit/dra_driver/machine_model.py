@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
+from dra_driver import stages
 from dra_driver.api.client import ApiError
 from dra_driver.claims.container_files import ContainerFiles
 from dra_driver.claims.execute import Hands
@@ -127,6 +128,11 @@ class Node:
         self.rules: tuple[Rule, ...] = parse_rules([dict(rule) for rule in rules])
         self.boot_id = boot_id
         self.reached = reached
+
+        def known(stage: str) -> None:
+            assert stage in stages.STAGES, f"{stage} is not in stages.py"
+            reached(stage)
+
         self.reports = Reports()
         self.store = Store.open(str(folder / "state" / "state.db"))
         self.executor = ThreadPoolExecutor(8)
@@ -139,7 +145,7 @@ class Node:
         files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, former="/var/lib/metadata")
         self.service = ClaimService(
             driver=DRIVER,
-            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", files, reached, self.keeper),
+            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
             store=self.store,
             source=claims,
             reporter=self.reports,
