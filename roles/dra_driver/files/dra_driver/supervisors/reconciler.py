@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Holds prepared claims against the API server, and drops those that it no longer knows and nothing uses."""
+"""Compare prepared claims with the API server, and undo those that it no longer has and nothing uses."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..api.client import ApiError
+from ..api.client import ApiError, ApiUnreachable
 from ..claims.allocation import allocated_here, decode_allocation
 from ..claims.answers import Reporter
 from ..claims.compare import reallocated
 from ..claims.records import ClaimRecord
 from ..claims.recovery import droppable
 from ..claims.service import ClaimService
-from ..core.errors import AcceleratorError
+from ..core.errors import AcceleratorError, to_error
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics
 from . import shared
@@ -25,10 +26,11 @@ from .shared import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
-# How often claims are held against the API server, and how often one must be missing there before it is dropped.
+# How often claims are compared with the API server, and how long one must be missing there before it is undone.
 RECONCILE_SECONDS = 600.0
-MISSING_LIMIT = 2
 RETRY_LIMIT = 60.0
+# After so many claims in a row without an answer the others are read at the next try: each costs a timeout.
+MOST_UNREACHABLE = 2
 
 
 class ClaimSource(Protocol):
@@ -51,7 +53,9 @@ class Reconciler:
         boot_id: str,
         snapshots: Shared[Snapshot],
         metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._service = service
         self._metrics = metrics or NoMetrics()
         self._reporter = reporter
@@ -59,28 +63,63 @@ class Reconciler:
         self._pool = pool
         self._snapshots = snapshots
         self._former_boot = {uid for uid, record in service.store.claims.items() if record.boot_id != boot_id}
-        self._missing: dict[str, int] = {}
+        #: When a claim was first found missing, by the clock. The times count, not how often it was found so.
+        self._missing: dict[str, float] = {}
+        self._errors: dict[str, StateLog] = {}
         self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
-        """Visit the claims until cancelled."""
-        delay = shared.RETRY_FIRST
+        """Visit the claims until cancelled: all of them every RECONCILE_SECONDS, those that could not be visited sooner."""
+        delay, left, next_visit = shared.RETRY_FIRST, list[str](), self._clock()
         while True:
-            try:
-                if self._snapshots.value.survey is not None:
-                    await self.visit()
-                    await asyncio.sleep(RECONCILE_SECONDS)
-                delay = shared.RETRY_FIRST
-            except AcceleratorError:
-                delay = min(delay * 2, RETRY_LIMIT)  # the publisher reports that the API server does not answer
-            await asyncio.sleep(delay)
+            if self._snapshots.value.survey is None:
+                await asyncio.sleep(shared.RETRY_FIRST)
+                continue
+            if self._clock() >= next_visit:
+                left = await self.visit()
+                delay, next_visit = shared.RETRY_FIRST, self._clock() + RECONCILE_SECONDS
+            elif left:
+                delay = min(delay * 2, RETRY_LIMIT)
+                left = await self._visit_claims(left)
+            until_visit = max(next_visit - self._clock(), 0.0)
+            await asyncio.sleep(min(delay, until_visit) if left else until_visit)
 
-    async def visit(self) -> None:
-        """Visit every claim once. Raises ApiError, ApiUnreachable."""
-        for record in tuple(self._service.store.claims.values()):
-            await self._visit(record)
+    async def visit(self) -> list[str]:
+        """Visit every claim once. Returns the UIDs of those that could not be visited, in the order of their next visit."""
+        uids = tuple(self._service.store.claims)
+        for known in (self._missing, self._errors):
+            for uid in known.keys() - set(uids):
+                del known[uid]
+        left = await self._visit_claims(uids)
         await self._visit_companions()
         await self._visit_files()
+        return left
+
+    async def _visit_claims(self, uids: Sequence[str]) -> list[str]:
+        """Visit claims. What goes wrong with one concerns that one alone."""
+        failed: list[str] = []
+        unreachable = 0
+        for number, uid in enumerate(uids):
+            record = self._service.store.claims.get(uid)
+            if record is None:
+                continue
+            try:
+                await self._visit(record)
+                unreachable = 0
+                self._errors.pop(uid, None)
+            except ApiUnreachable:  # the publisher reports it
+                failed.append(uid)
+                unreachable += 1
+                if unreachable >= MOST_UNREACHABLE:
+                    return [*uids[number + 1 :], *failed]
+            except Exception as error:
+                failed.append(uid)
+                unreachable = 0
+                text = f"claim {record.describe()} could not be compared with the API server: "
+                text += str(to_error(error, f"The visit of claim {record.describe()}"))
+                if self._errors.setdefault(uid, StateLog(LOG)).report(text, level=logging.WARNING, uid=uid):
+                    LOG.debug("the exception", exc_info=error)
+        return failed
 
     async def _visit_files(self) -> None:
         """Remove the files of claims that are not there."""
@@ -90,7 +129,8 @@ class Reconciler:
                 with operation():
                     LOG.info("files of a claim that is not there: they are removed", extra=fields(uid=uid))
                     await self._service.upkeep.remove_files(uid)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  the claims go on without
+            error = to_error(error, "Removing files of claims that are not there")
             self._files.report(f"files of claims that are not there stay: {error}", level=logging.WARNING)
         else:
             self._files.report("no file is left of a claim that is not there", level=logging.DEBUG)
@@ -101,16 +141,18 @@ class Reconciler:
             if record.shared and record.uid not in self._service.suspect:
                 try:
                     await self._service.upkeep.keep_companions(record.uid)
-                except AcceleratorError as error:
+                except Exception as error:  # noqa: BLE001  the other claims' programs are seen to
                     self._metrics.finding("companion-lost")
-                    self._reporter.failed(record.reference, "Prepare", error)
+                    failure = to_error(error, f"Starting the programs of claim {record.describe()}")
+                    self._reporter.failed(record.reference, "Prepare", failure)
         try:
             for uid in await self._service.upkeep.orphans():
                 self._metrics.finding("companion-orphaned")
                 with operation():
                     LOG.info("programs run for a claim that is not there: they are ended", extra=fields(uid=uid))
                     await self._service.upkeep.end_companions(uid)
-        except AcceleratorError as error:
+        except Exception as error:  # noqa: BLE001  the claims go on without
+            error = to_error(error, "Listing the programs that run for claims")
             self._companions.report(f"the programs that run for claims are not known: {error}", level=logging.WARNING)
         else:
             self._companions.report("the programs that run for claims are known", level=logging.DEBUG)
@@ -130,9 +172,9 @@ class Reconciler:
             if claim is not None:
                 await self._compare(record, claim)
             return
-        self._missing[record.uid] = self._missing.get(record.uid, 0) + 1
+        missing_for = self._clock() - self._missing.setdefault(record.uid, self._clock())
         from_former_boot = record.uid in self._former_boot and record.uid not in service.asked
-        if not from_former_boot and self._missing[record.uid] < MISSING_LIMIT:
+        if not from_former_boot and missing_for < RECONCILE_SECONDS:
             return
         found = await service.thread(service.hands.facts, record.device_uuids)
         others = await service.thread(service.hands.others, record, found.devices)

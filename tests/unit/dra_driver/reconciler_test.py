@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Claims that are missing from the API server: by times, not by counts, and each claim on its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from claim_steps import SMALL, SMALL_2, prepare, run
+from dra_driver.api.client import ApiError, ApiUnreachable
+from dra_driver.claims.records import ClaimReference
+from dra_driver.claims.store_tables import Change
+from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.supervisors.reconciler import RECONCILE_SECONDS, Reconciler
+from dra_driver.supervisors.recovery import Recovery
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from machine_model import POOL, Claims, Node
+
+
+class Reader:
+    """Reads claims; the reads of some fail."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        self.failures: dict[str, Callable[[], Exception]] = {}
+        self.reads: list[str] = []
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        self.reads.append(name)
+        if name in self.failures:
+            failure = self.failures[name]
+            raise failure()
+        return await self._claims.claim(namespace, name)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reconciler_of(
+    node: Node, reader: Reader, clock: Callable[[], float], snapshot: Snapshot | None = None
+) -> Reconciler:
+    return Reconciler(
+        node.service,
+        source=reader,
+        reporter=node.reports,
+        pool=POOL,
+        boot_id=node.boot_id,
+        snapshots=Shared(snapshot or Snapshot()),
+        clock=clock,
+    )
+
+
+async def three(node: Node, claims: Claims) -> list[ClaimReference]:
+    found = [claims.allocate(name, device) for name, device in (("a", SMALL), ("b", SMALL_2), ("c", "gpu-1"))]
+    for each in found:
+        assert await prepare(node, each) == ""
+    return found
+
+
+FAILURES: list[Callable[[], Exception]] = [
+    lambda: ApiError("no memory", status=500),
+    lambda: ApiUnreachable("no answer"),
+    lambda: RuntimeError("a defect"),
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_visits_repeated_for_another_claim_do_not_count(tmp_path: Path, failure: Callable[[], Exception]) -> None:
+    """The first claim is missing, the read of the second one fails, and visits are repeated within seconds."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second, third = await three(node, claims)
+        reader, clock = Reader(claims), Clock()
+        reader.failures["b"] = failure
+        reconciler = reconciler_of(node, reader, clock)
+        claims.remove(first)
+        for _each in range(5):
+            await reconciler.visit()
+            clock.now += 2
+        assert first.uid in node.store.claims
+        assert reader.reads.count("c") == 5, "a claim behind the one that fails is visited"
+        clock.now += RECONCILE_SECONDS
+        await reconciler.visit()
+        assert set(node.store.claims) == {second.uid, third.uid}
+
+    run(tmp_path, scenario)
+
+
+def test_claim_that_is_there_again_is_missing_anew(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, *_others = await three(node, claims)
+        clock = Clock()
+        reconciler = reconciler_of(node, Reader(claims), clock)
+        claims.remove(first)
+        await reconciler.visit()
+        clock.now += RECONCILE_SECONDS / 2
+        claims.allocate("a", SMALL)
+        await reconciler.visit()
+        claims.remove(first)
+        clock.now += RECONCILE_SECONDS / 2
+        await reconciler.visit()
+        assert first.uid in node.store.claims
+
+    run(tmp_path, scenario)
+
+
+def test_server_that_is_away_is_asked_for_few_claims(tmp_path: Path) -> None:
+    """Each read costs a timeout. The next try begins with those that were not read."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        uids = [each.uid for each in await three(node, claims)]
+        reader = Reader(claims)
+        reader.failures = dict.fromkeys("abc", lambda: ApiUnreachable("no answer"))
+        left = await reconciler_of(node, reader, Clock()).visit()
+        assert reader.reads == ["a", "b"]
+        assert left == [uids[2], uids[0], uids[1]]
+
+    run(tmp_path, scenario)
+
+
+def test_claims_that_failed_are_visited_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        await three(node, claims)
+        reader = Reader(claims)
+        reader.failures["a"] = FAILURES[0]
+        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        work = asyncio.ensure_future(reconciler_of(node, reader, asyncio.get_running_loop().time, snapshot).run())
+        while reader.reads.count("a") < 3:
+            await asyncio.sleep(0.01)
+        reader.failures.clear()
+        reads = reader.reads.count("a")
+        await asyncio.sleep(0.3)
+        work.cancel()
+        assert reader.reads.count("a") == reads + 1
+        assert reader.reads.count("b") == reader.reads.count("c") == 1
+
+    run(tmp_path, scenario)
+
+
+def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout run holds the device while the driver starts; the kubelet never asks for the claim again."""
+    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.1)
+
+    async def main() -> None:
+        claims = Claims()
+        before = Node(tmp_path, claims)
+        await before.start()
+        claim = claims.allocate("a", SMALL)
+        assert await prepare(before, claim) == ""
+        await before.store.commit(Change(put=before.store.claims[claim.uid].as_preparing()))
+        before.close()
+        node = Node(tmp_path, claims)
+        await node.look()
+        assert node.survey is not None
+        snapshot = Snapshot(survey=node.survey, inventory=node.inventory, looked_at=1.0)
+        other = DeviceLocks(str(tmp_path / "state"), "the layout run")
+        recovery = Recovery(
+            node.service,
+            snapshots=Shared(snapshot),
+            conditions=Conditions("claims"),
+            reporter=node.reports,
+            look=node.look,
+            reached=lambda stage: None,
+            boot_id=node.boot_id,
+        )
+        assert other.take(node.gpus.template(0).uuid)
+        work = asyncio.ensure_future(recovery.run())
+        while not node.service._ready.is_set():
+            await asyncio.sleep(0.01)
+        assert claim.uid in node.store.claims
+        other.drop(node.gpus.template(0).uuid)
+        await reconciler_of(node, Reader(claims), Clock()).visit()
+        assert not node.store.claims and not node.partitions()
+        work.cancel()
+        node.close()
+
+    asyncio.run(main())
