@@ -176,7 +176,7 @@ def test_token_of_the_pod_gets_no_other_token(form: PodForm, tmp_path: Path) -> 
     stolen = with_token(cluster, form.token(), tmp_path)
 
     def answers() -> list[str]:
-        """Return the answers to a request that is bound to the own node, a request without a binding, and one for 10 years."""
+        """Return the answers to requests of the own node: bound to it, without a binding, for 10 years, and for another audience."""
         requests: list[tuple[str | None, dict[str, Any]]] = [
             (form.node, {"expirationSeconds": 3600}),
             (None, {"expirationSeconds": 3600}),
