@@ -33,7 +33,7 @@ ATTACKER, SERVER = "127.0.0.2", "127.0.0.3"
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[int, Callable[[str], aiohttp.ClientSession]]]:
     """Serve the webhook; yield its port, and a function that makes a client with an address."""
-    runner = web.AppRunner(application(rules_for([OWN], {}), Measurements()))
+    runner = web.AppRunner(application(rules_for([OWN], {}), Measurements()), shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]

@@ -191,3 +191,21 @@ def test_toolkit_with_known_vulnerability_is_named(tmp_path: Path) -> None:
     assert not played.failed, played.output
     assert played.output.count("version 1.17.7 has the vulnerability CVE-2025-23266") == 1
     assert "CVE-2024-0132" in played.output
+
+
+def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
+    """The listener names claims, pods, and namespaces to every program that reaches it."""
+    open_to_all = {"all": "0.0.0.0:9817", "ipv6": "[::]:9817", "node": "10.0.0.1:9817", "name": "node-1:9817"}
+    local = {"loopback": "127.0.0.1:9817", "ipv6-loopback": "[::1]:9817", "localhost": "localhost:9817", "none": ""}
+    hosts = {name: host(dra_driver_metrics_address=address) for name, address in {**open_to_all, **local}.items()}
+    hosts["authorized"] = host(dra_driver_metrics_address="0.0.0.0:9817", dra_driver_metrics_authorization=True)
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    played = play(tmp_path, tasks, hosts)
+    assert not played.failed, played.output
+    named = {
+        address
+        for address in {**open_to_all, **local}.values()
+        if f"serves metrics at {address} without" in played.output
+    }
+    assert named == set(open_to_all.values())
+    assert played.output.count("serves metrics at 0.0.0.0:9817 without authorization") == 1, "not the authorized one"
