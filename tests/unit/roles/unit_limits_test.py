@@ -21,5 +21,11 @@ def test_unit_limits_memory_and_tasks(path: Path) -> None:
     assert re.search(r"^TasksMax=\d+$", text, re.MULTILINE), path
 
 
+def test_controller_has_file_descriptors_for_many_connections() -> None:
+    """Idle connections to the webhook's port, which needs no certificate, must not cost the controller its Lease."""
+    text = (ROLES / "dra_controller/templates/dra-accelerators-controller.service.j2").read_text("utf-8")
+    assert "\nLimitNOFILE=65536\n" in text
+
+
 def test_units_are_found() -> None:
     assert len(UNITS) >= 11
