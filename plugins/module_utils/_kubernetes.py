@@ -116,6 +116,14 @@ class Api:
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success."""
+        if path.endswith("/"):
+            # The API server would answer with the list of all objects.
+            raise ApiError(
+                f"{method} {path}: the name of the object is empty",
+                status=0,
+                hint="Give the name of the object, for example that of the node.",
+                code="empty-name",
+            )
         url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": "dra.accelerators"}
         for setting in self._configuration.auth_settings().values():

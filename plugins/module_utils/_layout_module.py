@@ -36,7 +36,7 @@ from .core.backend import Backend
 from .core.device_locks import DeviceLocks
 from .core.errors import AcceleratorError, NotFound
 from .core.layout_differences import compare, owner_of, partition_facts, unread_difference
-from .core.layout_rules import Rule
+from .core.layout_rules import Rule, unmatched_indices
 from .core.model import Device, well
 from .core.prepared import observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
@@ -127,7 +127,9 @@ def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decisi
     """Look at the devices and plan; returns those that the layout is about, what each is to become, and warnings."""
     look = look_at(backend, module.params["state_path"])
     warnings = [f"One {layouts.word} keeps what it has: {each.describe()}" for each in look.faulty]
-    assignments, errors = layouts.plan(look, layouts.rules(look))
+    rules = layouts.rules(look)
+    warnings += unmatched_indices(rules, look.devices, [each.index for each in look.faulty])
+    assignments, errors = layouts.plan(look, rules)
     if errors:
         fail_all(module, [layouts.explain(error, look.devices) for error in errors])
     assignments = layouts.agree(assignments)

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -47,7 +49,10 @@ def find_binding(name: str, interpreter: str) -> str | None:
 
 def end(module: AnsibleModule, **result: Any) -> NoReturn:
     """End the module with a failure. Tokens and passwords in its text are masked: it can quote a tool's output."""
-    module.fail_json(**{**result, "msg": mask_secrets(str(result.get("msg", "")))})
+    text = mask_secrets(str(result.get("msg", "")))
+    if os.geteuid() != 0 and re.search(r"(?i)permission denied|operation not permitted", text) and "become" not in text:
+        text += " The module did not run as root. Set become: true for the task or the play."
+    module.fail_json(**{**result, "msg": text})
     raise SystemExit(1)  # fail_json has ended the process; a type checker cannot know
 
 

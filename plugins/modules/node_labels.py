@@ -209,6 +209,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._node_labels impo
     split_allowed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -274,6 +275,13 @@ def _way(params: dict[str, Any]) -> str:
 
 def _texts(labels: dict[str, Any]) -> dict[str, str]:
     """Return what YAML has read as numbers and truth values as the texts that they were."""
+    empty = sorted(str(name) for name, value in labels.items() if value is None)
+    if empty:
+        raise AcceleratorError(
+            f"The labels {', '.join(empty)} have no value (null)",
+            hint='Write "" for a label with an empty value, or leave the label out to have it removed.',
+            code="invalid-label",
+        )
     return {str(name): str(value).lower() if isinstance(value, bool) else str(value) for name, value in labels.items()}
 
 

@@ -118,7 +118,8 @@ options:
         type: bool
   config:
     description:
-      - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied.
+      - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied. A ConfigMap with the file in
+        its data is accepted as well, as with O(config_file).
     type: dict
   config_file:
     description:
@@ -644,6 +645,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import (
     configuration_of,
+    file_in_config_map,
     possible_configurations,
     rules_from_mig_parted,
 )
@@ -689,19 +691,29 @@ def read_config(module: AnsibleModule) -> dict[str, Any]:
     path = module.params["config_file"]
     if path is None:
         document: dict[str, Any] = module.params["config"]
-        return document
-    if not HAS_YAML:
-        module.fail_json(msg=missing_required_lib("PyYAML", reason="to read config_file"), exception=YAML_IMPORT_ERROR)
+        wrapped = file_in_config_map(document)
+        return document if wrapped is None else parse_config(module, "config", wrapped)
     try:
-        content = yaml.safe_load(System().read_text(path))
+        text = System().read_text(path)
     except OSError as error:
         raise InvalidLayout(f"config_file {path} cannot be read: {error.strerror}", code="config-unreadable") from error
+    content = parse_config(module, f"config_file {path}", text)
+    wrapped = file_in_config_map(content)
+    return content if wrapped is None else parse_config(module, f"config_file {path}", wrapped)
+
+
+def parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, Any]:
+    """Parse the text of a file; ``source`` names it in errors. Raises InvalidLayout."""
+    if not HAS_YAML:
+        module.fail_json(msg=missing_required_lib("PyYAML", reason=f"to read {source}"), exception=YAML_IMPORT_ERROR)
+    try:
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InvalidLayout(f"config_file {path} is not YAML: {error}", code="config-unreadable") from error
+        raise InvalidLayout(f"{source} is not YAML: {error}", code="config-unreadable") from error
     if not isinstance(content, dict):
+        found = "is empty" if content is None else f"holds {type(content).__name__}"
         raise InvalidLayout(
-            f"config_file {path} holds {type(content).__name__}, expected a dictionary with version and mig-configs",
-            code="config-unreadable",
+            f"{source} {found}, expected a dictionary with version and mig-configs", code="config-unreadable"
         )
     return content
 

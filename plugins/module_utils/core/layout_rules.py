@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -122,6 +122,20 @@ def wanted_for(device: Device, rules: Sequence[Rule]) -> Rule | None:
     return next((rule for rule in rules if rule.match.matches(device)), None)
 
 
+def unmatched_indices(rules: Sequence[Rule], devices: Sequence[Device], unread: Sequence[int] = ()) -> tuple[str, ...]:
+    """Return a sentence for each rule that names indices of devices that are not there; the other keys of the rule match some device."""
+    found = []
+    for number, rule in enumerate(rules, start=1):
+        others = [device.index for device in devices if replace(rule.match, index=None).matches(device)]
+        missing = [each for each in rule.match.index or () if each not in others and each not in unread]
+        if others and missing:
+            found.append(
+                f"Layout rule {number}, key match.index: there is no device {', '.join(map(str, missing))}; the devices are "
+                f"{', '.join(map(str, sorted(others)))}"
+            )
+    return tuple(found)
+
+
 def _parse_rule(number: int, entry: Any) -> Rule:
     where = f"Layout rule {number}"
     check_keys(where, entry, _RULE_KEYS)
@@ -225,6 +239,7 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
     if not isinstance(entry, (list, tuple)):
         raise InvalidLayout(f"{where}: expected a mapping of profile to count, or a list, not {_kind(entry)}")
     found: list[WantedPartition] = []
+    taken: dict[int, int] = {}
     for position, each in enumerate(entry, start=1):
         here = f"{where}, entry {position}"
         check_keys(here, each, _PARTITION_KEYS)
@@ -238,6 +253,12 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
             raise InvalidLayout(f"{here}: placement must be the number of a memory slice from 0 on, not {start!r}")
         if count != 1:
             raise InvalidLayout(f"{here}: a partition with a placement is one, count {count!r} is not possible")
+        if start in taken:
+            raise InvalidLayout(
+                f"{here}: placement {start} is that of entry {taken[start]} already",
+                hint="Give each partition a placement of its own, or write the profile with a count and without a placement.",
+            )
+        taken[start] = position
         found.append(WantedPartition(_counted(here, profile, 1).profile, 1, start))
     return tuple(found)
 

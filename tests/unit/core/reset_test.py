@@ -41,3 +41,50 @@ def test_no_handle_of_ours_is_open_during_a_reset(
         backend.reset(["GPU-1"])
     assert (during, opened[-1]) == ([False], True)
     backend.close()
+
+
+REFUSES = 'echo "GPU 00000000:18:00.0 is being used by one or more other processes" >&2; exit 1'
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node whose nvidia-smi resets no GPU while nvidia_drm is loaded, and whose rmmod fails while the file `used` is there."""
+    module, programs = tmp_path / "sys/module/nvidia_drm/parameters", tmp_path / "bin"
+    module.mkdir(parents=True)
+    (module / "modeset").write_text("Y\n")
+    programs.mkdir()
+    drm, log = module.parent, tmp_path / "log"
+    texts = {
+        "nvidia-smi": f"if test -e {drm}; then {REFUSES}; fi",
+        "rmmod": f"if test -e {tmp_path}/used; then echo 'Module nvidia_drm is in use' >&2; exit 1; fi; rm -r {drm}",
+        "modprobe": f"mkdir -p {module}; echo Y > {module}/modeset",
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/sh\necho {name} $* >> {log}\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_reset_unloads_nvidia_drm_that_nothing_uses(node: Path) -> None:
+    partition.reset(System(str(node)), ["GPU-1"])
+    ran = [line.split()[0] for line in (node / "log").read_text().splitlines()]
+    assert ran == ["nvidia-smi", "rmmod", "nvidia-smi", "modprobe"]
+    assert (node / "sys/module/nvidia_drm/parameters/modeset").exists()
+
+
+def test_reset_names_nvidia_drm_that_cannot_be_unloaded(node: Path) -> None:
+    (node / "used").touch()
+    with pytest.raises(
+        InUse, match=r"kernel module nvidia_drm keeps the GPU open.*Module nvidia_drm is in use"
+    ) as caught:
+        partition.reset(System(str(node)), ["GPU-1"])
+    assert "rmmod nvidia_drm" in caught.value.hint and "modprobe nvidia_drm" in caught.value.hint
+
+
+def test_reset_leaves_nvidia_drm_without_mode_setting_alone(node: Path) -> None:
+    (node / "sys/module/nvidia_drm/parameters/modeset").write_text("N\n")
+    with pytest.raises(InUse, match="is being used") as caught:
+        partition.reset(System(str(node)), ["GPU-1"])
+    assert "End the processes" in caught.value.hint
+    assert "rmmod" not in (node / "log").read_text()

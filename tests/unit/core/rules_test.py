@@ -11,9 +11,10 @@ import pytest
 from board_model import board_names, device
 from dra_driver.core.errors import AcceleratorError, InvalidLayout, Unsupported
 from dra_driver.core.layout import plan_layout
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules, wanted_for
+from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules, unmatched_indices, wanted_for
 from dra_driver.core.nvidia.mig_parted import (
     configuration_of,
+    file_in_config_map,
     possible_configurations,
     rules_from_mig_parted,
 )
@@ -334,7 +335,15 @@ def test_spellings_of_one_profile_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("document", "error", "text"),
     [
-        (None, InvalidLayout, "mig-parted file: expected a mapping"),
+        (None, InvalidLayout, "mig-parted file: it is empty, expected version and mig-configs"),
+        ({}, InvalidLayout, "mig-parted file: it is empty"),
+        ("text", InvalidLayout, "mig-parted file: expected a mapping"),
+        ({"kind": "ConfigMap", "data": {"config.yaml": "version: v1"}}, InvalidLayout, "wrapped in a ConfigMap"),
+        (
+            parted({**ALL_ENABLED, "mig-devices": {"1G.5GB": 1}}),
+            InvalidLayout,
+            "'chosen', entry 1, key mig-devices: '1G",
+        ),
         ({"version": "v2", "mig-configs": {}}, InvalidLayout, "version 'v2'"),
         ({"version": "v1"}, InvalidLayout, "mig-configs must be"),
         ({"version": "v1", "configs": {}}, InvalidLayout, "unknown key configs"),
@@ -365,6 +374,53 @@ def test_spellings_of_one_profile_are_added_up() -> None:
 def test_what_is_wrong_in_a_mig_parted_file_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:
     with pytest.raises(error, match=text):
         rules_from_mig_parted(document, "chosen", [device("a100-40")])
+
+
+def test_a_name_that_yaml_reads_as_a_number_is_found() -> None:
+    (rule,) = rules_from_mig_parted(
+        {"version": "v1", "mig-configs": {2026: [ALL_DISABLED]}}, "2026", [device("a100-40")]
+    )
+    assert rule.mode == "whole"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"config.yaml": "a", "other": "b"}, "a"),
+        ({"mine.yaml": "c"}, "c"),
+    ],
+)
+def test_the_file_in_a_config_map_is_found(data: dict[str, str], expected: str) -> None:
+    assert file_in_config_map({"apiVersion": "v1", "kind": "ConfigMap", "data": data}) == expected
+    assert file_in_config_map(parted(ALL_DISABLED)) is None
+
+
+@pytest.mark.parametrize("data", [None, {}, {"a": "x", "b": "y"}])
+def test_a_config_map_without_one_file_is_rejected(data: Any) -> None:
+    with pytest.raises(InvalidLayout, match=r"expected config\.yaml or one file"):
+        file_in_config_map({"kind": "ConfigMap", "data": data})
+
+
+def test_two_partitions_with_one_placement_are_rejected_by_their_entries() -> None:
+    partitions = [{"profile": "1g.10gb", "placement": 0}, {"profile": "1g.10gb", "placement": 0}]
+    with pytest.raises(InvalidLayout, match=r"entry 2: placement 0 is that of entry 1 already"):
+        parse_rules([{"match": {}, "mode": "static", "partitions": partitions}])
+
+
+def test_indices_without_a_device_are_named() -> None:
+    gpus = [device("a100-40", index) for index in range(4)]
+    rules = parse_rules(
+        [
+            {"match": {"index": [0, 8]}, "mode": "whole"},
+            {"match": {"index": [3, 5], "vendor": "ascend"}, "mode": "whole"},
+            {"match": {"index": [0, 1]}, "mode": "whole"},
+            {"match": {"index": 6}, "mode": "whole"},
+        ]
+    )
+    first, second = unmatched_indices(rules, gpus, unread=[7])
+    assert "Layout rule 1, key match.index: there is no device 8; the devices are 0, 1, 2, 3" in first
+    assert "rule 4" in second and "no device 6" in second
+    assert unmatched_indices(rules[:1], gpus, unread=[8]) == ()
 
 
 def test_a_gpu_that_cannot_be_read_gives_its_number_to_no_other() -> None:

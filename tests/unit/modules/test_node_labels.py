@@ -338,6 +338,18 @@ def test_a_file() -> None:
     assert labels.file_content({"b/x": "", "a/y": "1"}) == "a/y=1\nb/x=\n"
 
 
+def test_a_label_without_a_value_is_rejected(run_here: Callable[..., Json]) -> None:
+    labels = {"nvidia.com/gpu.present": None, "nvidia.com/gpu.count": 8}
+    answer = run_here("node_labels", {"host": "http://127.0.0.1:9", "api_key": "k", "node": "n", "labels": labels})
+    assert answer["error_code"] == "invalid-label" and "nvidia.com/gpu.present" in answer["msg"]
+    assert "gpu.count" not in answer["msg"]
+
+
+def test_an_empty_name_is_no_node(run_here: Callable[..., Json]) -> None:
+    answer = run_here("node_labels", {"host": "http://127.0.0.1:9", "api_key": "k", "node": "", "labels": {}})
+    assert answer["error_code"] == "empty-name", answer
+
+
 def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     server = with_discovery(Server(), pods=False)
     server.patch("nfd-master", {PRODUCT: "x"})

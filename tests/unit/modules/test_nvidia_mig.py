@@ -143,12 +143,21 @@ def test_mig_parted_file(node: Node, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(MIG_PARTED))
     options = {"config_file": str(path), "config_name": "half", "state_path": str(node.root / "state.db")}
     assert node.module("nvidia_mig", options)["changed"]
-    assert not node.module("nvidia_mig", options)["changed"]
+    # As the GPU operator keeps it.
+    path.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"config.yaml": yaml.safe_dump(MIG_PARTED)}}))
+    answer = node.module("nvidia_mig", options)
+    assert not answer.get("failed") and not answer["changed"], answer
+
+
+def test_an_index_without_a_gpu_is_warned_of(node: Node) -> None:
+    answer = node.layout({"match": {"index": [0, 8]}, "mode": "whole"})
+    assert "there is no device 8" in str(answer["warnings"])
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("", "is empty, expected a dictionary with version and mig-configs"),
         (None, "cannot be read"),
         ("a: [", "not YAML"),
         ("- a", "list"),

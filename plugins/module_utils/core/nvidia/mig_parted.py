@@ -20,6 +20,8 @@ from ..model import Device, Partition, Profile
 from .profiles import parse_name
 
 _DOCUMENT_KEYS = ("version", "mig-configs")
+#: The key of the ConfigMaps of NVIDIA's GPU operator that holds the file.
+_CONFIG_MAP_KEY = "config.yaml"
 _ENTRY_KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 # By the slices of a board, how many partitions of how many slices are in its balanced layout.
 _BALANCED: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
@@ -150,19 +152,45 @@ def _balanced(device: Device) -> dict[str, int]:
     return {plain[slices].name: count for slices, count in counts.items()} if counts.keys() <= plain.keys() else {}
 
 
+def file_in_config_map(document: Any) -> str | None:
+    """Return the mig-parted file that a ConfigMap of the GPU operator holds, as text; None for another document.
+
+    Raises InvalidLayout for a ConfigMap without such a file, or with several.
+    """
+    if not isinstance(document, Mapping) or document.get("kind") != "ConfigMap":
+        return None
+    data = document.get("data")
+    files = {str(key): text for key, text in data.items() if isinstance(text, str)} if isinstance(data, Mapping) else {}
+    key = _CONFIG_MAP_KEY if _CONFIG_MAP_KEY in files else next(iter(files), "") if len(files) == 1 else ""
+    if not key:
+        raise InvalidLayout(
+            f"The ConfigMap holds {', '.join(sorted(files)) or 'no file'} in its data, expected {_CONFIG_MAP_KEY} or one file",
+            hint="Write the mig-parted file into a file of its own: `kubectl get configmap NAME -o go-template='{{index .data \"KEY\"}}'`.",
+        )
+    return files[key]
+
+
 def _entries(document: Any, config_name: str) -> list[Mapping[str, Any]]:
+    if not document:
+        raise InvalidLayout("mig-parted file: it is empty, expected version and mig-configs")
+    if file_in_config_map(document) is not None:
+        raise InvalidLayout(
+            "mig-parted file: it is wrapped in a ConfigMap",
+            hint="Take the file out of its data: `kubectl get configmap NAME -o go-template='{{index .data \"config.yaml\"}}'`.",
+        )
     _check_keys("mig-parted file", document, _DOCUMENT_KEYS)
     if document.get("version") != "v1":
         raise InvalidLayout(f"mig-parted file: version {document.get('version')!r} is not known, expected 'v1'")
     configurations = document.get("mig-configs")
     if not isinstance(configurations, Mapping) or not configurations:
         raise InvalidLayout("mig-parted file: mig-configs must be a mapping of names to lists")
-    if config_name not in configurations:
+    # YAML reads some names as numbers, such as 2026.
+    named = {str(name): each for name, each in configurations.items()}
+    if config_name not in named:
         raise InvalidLayout(
-            f"mig-parted file: there is no configuration {config_name!r}",
-            hint=f"It has {', '.join(str(name) for name in configurations)}.",
+            f"mig-parted file: there is no configuration {config_name!r}", hint=f"It has {', '.join(named)}."
         )
-    entries = configurations[config_name]
+    entries = named[config_name]
     if not isinstance(entries, list) or not entries:
         raise InvalidLayout(f"mig-parted configuration {config_name!r} must be a list with at least one entry")
     return [
@@ -187,7 +215,10 @@ def _checked(where: str, entry: Any) -> Mapping[str, Any]:
                 f"{where}, key mig-devices: a mapping of profile to count is needed when MIG is enabled"
             )
         for name, count in wanted.items():
-            parse_name(name)
+            try:
+                parse_name(name)
+            except InvalidLayout as error:
+                raise InvalidLayout(f"{where}, key mig-devices: {error.message}", hint=error.hint) from error
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise InvalidLayout(f"{where}, key mig-devices: the count of {name} must be a number, not {count!r}")
         if wanted and not any(wanted.values()):

@@ -11,12 +11,14 @@ from typing import Any, Callable
 from ..errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
 from ..model import Device, Partition, Partitioning, Placement, Process, Profile
 from ..repair_marks import note_resets
-from ..system import System
+from ..system import Completed, System
 from . import discover
 from .board_facts import BoardFacts
 from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Nvml, error_of
 
 RESET_TIMEOUT = 300.0
+MODULE_TIMEOUT = 60.0
+_DRM = "nvidia_drm"
 
 
 def pids(processes: Iterable[Process]) -> str:
@@ -68,18 +70,61 @@ def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabl
 
 
 def reset(system: System, uuids: Sequence[str]) -> None:
-    """Reset GPUs together with the vendor's tool; there is no NVML call for it. Raises InUse, NotPermitted."""
+    """Reset GPUs together with the vendor's tool; there is no NVML call for it. Raises InUse, NotPermitted.
+
+    nvidia_drm with kernel mode setting keeps the GPUs open, which no process shows. It is unloaded for the reset where nothing uses it.
+    """
     doing = f"Resetting {', '.join(uuids)}"
-    done = system.run(["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)], timeout=RESET_TIMEOUT)
+    command = ["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)]
+    done = system.run(command, timeout=RESET_TIMEOUT)
+    kept_open = ""
+    if done.returncode and _says_in_use(done) and _has_mode_setting(system):
+        kept_open = _unload(system, _DRM)
+        if not kept_open:
+            try:
+                done = system.run(command, timeout=RESET_TIMEOUT)
+            finally:
+                system.run(["modprobe", _DRM], timeout=MODULE_TIMEOUT)
     if done.returncode == 0:
         note_resets(uuids)
         return
     said = " ".join((done.stdout + " " + done.stderr).split())
     if "permission" in said.lower():
         raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
-    if "in use" in said.lower() or "is being used" in said.lower():
+    if _says_in_use(done):
+        if kept_open:
+            raise InUse(
+                f"{doing}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {kept_open}",
+                hint=f"Stop the display server and the programs that have /dev/dri open, run `rmmod {_DRM}`, repeat the reset, and run "
+                f"`modprobe {_DRM}`. Or load it with `options nvidia-drm modeset=0`, or reboot.",
+            )
         raise InUse(f"{doing}: {said}", hint="End the processes that have the GPU open, services included.")
     raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
+
+
+def _says_in_use(done: Completed) -> bool:
+    said = f"{done.stdout} {done.stderr}".lower()
+    return "in use" in said or "is being used" in said
+
+
+def _has_mode_setting(system: System) -> bool:
+    try:
+        return system.read_text(f"/sys/module/{_DRM}/parameters/modeset").strip() in ("Y", "1")
+    except OSError:
+        return False
+
+
+def _unload(system: System, module: str) -> str:
+    """Unload a kernel module that nothing uses; return why that is not possible, or an empty string."""
+    try:
+        done = system.run(["rmmod", module], timeout=MODULE_TIMEOUT)
+    except AcceleratorError as error:
+        return error.message
+    return (
+        ""
+        if done.returncode == 0
+        else " ".join((done.stderr or done.stdout).split()) or f"rmmod ended with {done.returncode}"
+    )
 
 
 def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement: Placement) -> Partition:
