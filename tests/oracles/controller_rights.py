@@ -39,6 +39,7 @@ def driver_objects() -> list[dict[str, Any]]:
         __dra_driver_token_limit=2592000,
         dra_driver_token_lifetime=2592000,
         dra_driver_metrics_authorization=False,
+        dra_driver_read_pods=False,
     )
 
 

@@ -33,6 +33,8 @@ class ApiModel:
         self.slices: dict[str, Json] = {}
         self.nodes: dict[str, Json] = {"node-1": {"metadata": {"name": "node-1", "uid": "node-uid-1"}}}
         self.claims: dict[str, Json] = {}
+        self.pods: dict[str, Json] = {}
+        self.pods_forbidden = False
         self.events: list[Json] = []
         self.log: list[tuple[str, str]] = []
         self.connections: set[tuple[str, Any]] = set()
@@ -138,6 +140,11 @@ class ApiModel:
             items = list(self.claims.values())
             answer = {"items": items, "metadata": {"resourceVersion": str(self.revision)}}
             return web.Response(body=dumps(answer), content_type="application/json")
+        if "/pods/" in path:
+            pod = self.pods.get(path.rsplit("/", 1)[1])
+            if pod is None:
+                return self._error(*((403, "pods is forbidden") if self.pods_forbidden else (404, "pod not found")))
+            return web.Response(body=dumps(pod), content_type="application/json")
         if "/resourceclaims/" in path and path.endswith("/status"):
             return await self._apply_claim_status(request, path.split("/")[-2])
         if "/resourceclaims/" in path:

@@ -27,7 +27,7 @@ from dra_driver.core.slices import COMBINED
 from dra_driver.inventory import Survey
 from dra_driver.kubelet.pod_resources import ContainerDevice
 from dra_driver.metrics import NoMetrics, Stopwatch
-from dra_driver.monitoring.view import holdings, placed
+from dra_driver.monitoring.view import assignments, holdings
 from dra_driver.publish.fit import COUNTERS, JOINT, TAINTS, Content, fit, needs
 from dra_driver.publish.reducer import Identity, probe
 from machine_model import POOL, Claims, Node
@@ -264,7 +264,7 @@ def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
         held = holdings([record])
         assert [(each.device.name, each.uuid, each.device_uuid) for each in held] == [(PAIR, A, A), (PAIR, B, B)]
         container = ContainerDevice("default", "p", "c", "a", DRIVER, POOL, PAIR, "")
-        assert [each.uuid for _container, each in placed(DRIVER, held, [container])] == [A, B]
+        assert [each.uuid for _user, each in assignments(DRIVER, [record], [container], {})] == [A, B]
         (entry,) = prepared_entries(DRIVER, record, node.inventory.offers, node.store.identity)
         assert entry["device"] == PAIR and entry["data"]["uuids"] == [A, B] and entry["data"]["indices"] == "0,1"
         assert "uuid" not in entry["data"]

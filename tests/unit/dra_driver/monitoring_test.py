@@ -42,17 +42,24 @@ class Kubelet(pod_resources_pb2_grpc.PodResourcesListerServicer):  # type: ignor
 
     def __init__(self) -> None:
         self.pods: list[tuple[str, str, str]] = []  # pod, claim, device
+        self.containers: list[tuple[str, str, str, str]] = []  # pod, container, claim, device
+        self.foreign: list[tuple[str, str, str, str]] = []  # the same, devices of another driver
         self.calls = 0
 
     def List(self, request: Any, context: Any) -> Any:
         self.calls += 1
         answer = pod_resources_pb2.ListPodResourcesResponse()
-        for pod, claim, device in self.pods:
-            container = answer.pod_resources.add(name=pod, namespace="default").containers.add(name="main")
+        listed = [
+            *(("gpu.nvidia.com", pod, "main", claim, device) for pod, claim, device in self.pods),
+            *(("gpu.nvidia.com", *each) for each in self.containers),
+            *(("nic.example.com", *each) for each in self.foreign),
+        ]
+        for driver, pod, name, claim, device in listed:
+            container = answer.pod_resources.add(name=pod, namespace="default").containers.add(name=name)
             resource = container.dynamic_resources.add(
                 claim_name=claim, claim_namespace="default"
             ).claim_resources.add()
-            resource.driver_name, resource.pool_name, resource.device_name = "gpu.nvidia.com", "node-1", device
+            resource.driver_name, resource.pool_name, resource.device_name = driver, "node-1", device
         return answer
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What is the node's own, and what has no default. Of the backends those are served that the node has devices of.
 OF_THE_NODE = {"node_name", "kubeconfig", "backends"}
 # What is written only where it is set.
-ON_DEMAND = {"device_rules", "kubelet_interface", "metrics_authorization", "vendor_runtimes"}
+ON_DEMAND = {"device_rules", "kubelet_interface", "metrics_authorization", "read_pods", "vendor_runtimes"}
 
 
 def by_the_role() -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Configuration:
 
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
     ``metrics_address`` is "host:port" or "" for no listener. ``metrics_certificate`` and ``metrics_key`` are PEM files for TLS, "" for
-    none. With ``metrics_authorization`` callers need a token that the API server authorizes. In seconds are ``inventory_interval`` between looks at what
+    none. With ``metrics_authorization`` callers need a token that the API server authorizes. With ``read_pods`` the driver reads pods to
+    find the containers of devices. In seconds are ``inventory_interval`` between looks at what
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
@@ -77,6 +78,7 @@ class Configuration:
     metrics_certificate: str = ""
     metrics_key: str = ""
     metrics_authorization: bool = False
+    read_pods: bool = False
     inventory_interval: float = 30.0
     full_inventory_interval: float = 300.0
     token_lifetime: int = 2592000
@@ -181,6 +183,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
             "health_effects",
             "health_reset",
             "metrics_authorization",
+            "read_pods",
             "log",
         }
     )
@@ -220,8 +223,9 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         values["token_lifetime"] = _lifetime(document["token_lifetime"], source)
     if "health_reset" in document:
         values["health_reset"] = _truth(document, "health_reset", source)
-    if "metrics_authorization" in document:
-        values["metrics_authorization"] = _truth(document, "metrics_authorization", source)
+    for key in ("metrics_authorization", "read_pods"):
+        if key in document:
+            values[key] = _truth(document, key, source)
     if "health_effects" in document:
         values["health_effects"] = _effects(document["health_effects"], source)
     values["log"] = _log(document.get("log"), source)

@@ -22,6 +22,7 @@ from .kubelet.pod_resources import socket_path
 from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
 from .monitoring.collector import Collector
+from .monitoring.pods import PodReader
 from .service_manager import notify
 from .supervisors.configuration import ConfigurationKeeper
 from .supervisors.identity import IdentityKeeper
@@ -97,6 +98,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
                 drivers,
                 pod_resources=socket_path(configuration.kubelet_root),
                 expires=lambda: identity.expires,
+                pods=PodReader(loop, ResourceApi(client)) if configuration.read_pods else None,
             )
         )
         helpers.append(loop.create_task(_serve_metrics(configuration, registry, client)))

@@ -75,6 +75,10 @@ class ResourceApi:
         version = await self.version()
         return await self.client.get(f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}")
 
+    async def pod(self, namespace: str, name: str) -> Json:
+        """Return one pod. The driver has this right with ``read_pods`` only."""
+        return await self.client.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+
     async def claims_path(self) -> str:
         """Return where the claims of all namespaces are listed."""
         return f"/apis/{GROUP}/{await self.version()}/resourceclaims"

@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..claims.debts import debts_in
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
 from ..core.times import text_of
+from ..kubelet.attribution import PodRequests, ambiguous_pods, assign_devices
 from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
 from ..status_command import companions_of, troubles_of
-from .node import DriverOnNode, Node
+from .node import Node, ask_api
 from .output import table
 
 KUBELET_SECONDS = 2.0
@@ -21,6 +23,7 @@ KUBELET_SECONDS = 2.0
 def claims(node: Node) -> list[dict[str, Any]]:
     """Return every claim in the stores, with its devices, its companions, and the containers that have it."""
     companions, containers = companions_of(node.system), containers_of(node)
+    pods = requests_by_pod(node, containers)
     return [
         {
             "driver": driver.name,
@@ -29,14 +32,19 @@ def claims(node: Node) -> list[dict[str, Any]]:
             "uid": record.uid,
             "state": record.state,
             "since": text_of(record.created_at),
-            "devices": [device_of(device) for device in record.devices],
-            "companions": companions.get(record.uid, []),
-            "containers": [
-                f"{each.namespace}/{each.pod}/{each.container}" for each in containers if holds(each, driver, record)
+            "devices": [
+                {
+                    **device_of(device),
+                    "containers": sorted(each.describe() for each in assigned if each.device is device),
+                }
+                for device in record.devices
             ],
+            "companions": companions.get(record.uid, []),
+            "containers": containers_with(containers, record),
         }
         for driver in node.drivers
         for record in driver.stored.records
+        for assigned in (assign_devices(driver.name, [record], containers, pods),)
     ]
 
 
@@ -54,7 +62,7 @@ def claims_text(found: list[dict[str, Any]], problems: list[str]) -> str:
                 each["name"],
                 each["uuid"],
                 programs,
-                ", ".join(claim["containers"]),
+                ", ".join(each["containers"]),
             ]
             for each in claim["devices"]
         ] or [[name, claim["state"], "", "", "", programs, ", ".join(claim["containers"])]]
@@ -131,6 +139,26 @@ def containers_of(node: Node) -> tuple[ContainerDevice, ...]:
         return ()
 
 
-def holds(container: ContainerDevice, driver: DriverOnNode, record: ClaimRecord) -> bool:
-    """Whether a container has a claim."""
-    return (container.driver, container.namespace, container.claim) == (driver.name, record.namespace, record.name)
+def containers_with(containers: Iterable[ContainerDevice], record: ClaimRecord) -> list[str]:
+    """Return the containers that refer to a claim, each once, as namespace/pod/container."""
+    return sorted(
+        {
+            f"{each.namespace}/{each.pod}/{each.container}"
+            for each in containers
+            if (each.namespace, each.claim) == (record.namespace, record.name)
+        }
+    )
+
+
+def requests_by_pod(node: Node, containers: Sequence[ContainerDevice]) -> Mapping[tuple[str, str], PodRequests]:
+    """Read the pods for which the kubelet's list is ambiguous; none without ``read_pods`` or while the API server does not answer."""
+    if not node.configuration.read_pods:
+        return {}
+    pods = {pod for driver in node.drivers for pod in ambiguous_pods(driver.name, driver.stored.records, containers)}
+    if not pods:
+        return {}
+    # Loads the API client only where it is used.
+    from ..monitoring.pods import read_requests
+
+    found, _problem = ask_api(node.configuration.kubeconfig, lambda api: read_requests(api, pods))
+    return found or {}

@@ -15,7 +15,7 @@ from ..claims.records import ClaimRecord
 from ..core.cdi import spec_path
 from ..core.errors import AcceleratorError
 from ..status_command import companions_of
-from .claims import containers_of, holds
+from .claims import containers_of, containers_with
 from .explain import Facts
 from .node import DriverOnNode, Node, ask_api
 
@@ -72,11 +72,7 @@ def _facts(
         cdi_path=path,
         cdi=_file(node, path),
         companions=companions_of(node.system).get(uid, []),
-        containers=[
-            f"{each.namespace}/{each.pod}/{each.container}"
-            for each in containers_of(node)
-            if record is not None and holds(each, driver, record)
-        ],
+        containers=containers_with(containers_of(node), record) if record is not None else (),
         said=_journal(node, uid, f"{namespace}/{name}"),
     )
 

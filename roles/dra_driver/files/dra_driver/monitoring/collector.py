@@ -13,16 +13,18 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError
 from ..core.telemetry import Telemetry
+from ..kubelet.attribution import PodRequests, ambiguous_pods
 from ..kubelet.pod_resources import ContainerDevice, container_devices
 from ..logs import StateLog
 from ..metrics import PREFIX
 from .families import COUNTER, FAMILIES, Samples, of_telemetry, of_view
+from .pods import PodReader
 from .view import View
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ T = TypeVar("T")
 VIEW_SECONDS, TELEMETRY_SECONDS, KUBELET_SECONDS = 2.0, 2.0, 1.0
 # What was read so long ago serves whoever has waited for it as well.
 FRESH_SECONDS = 1.0
-STATE, TELEMETRY, KUBELET = "state", "telemetry", "kubelet"
+STATE, TELEMETRY, KUBELET, PODS = "state", "telemetry", "kubelet", "pods"
 
 
 class Driver(Protocol):
@@ -45,7 +47,10 @@ class Driver(Protocol):
 
 
 class Collector:
-    """What a registry of metrics asks at each scrape. ``expires`` returns when the identity's token ends, 0 for never."""
+    """Read the metrics at each scrape.
+
+    ``expires`` returns the time at which the identity's token expires, 0 for never. ``pods`` reads pods; None without that right.
+    """
 
     def __init__(
         self,
@@ -54,12 +59,14 @@ class Collector:
         *,
         pod_resources: str,
         expires: Callable[[], float],
+        pods: PodReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = loop
         self._drivers = drivers
         self._pod_resources = pod_resources
         self._expires = expires
+        self._pods = pods
         self._clock = clock
         self._lock = threading.Lock()
         self._last, self._read_at = Samples(), float("-inf")
@@ -96,14 +103,31 @@ class Collector:
         containers: tuple[ContainerDevice, ...] = ()
         if any(view.records for view in views):
             containers = self._ask(samples, "", KUBELET, self._containers) or ()
+        pods = self._requests(samples, views, containers)
         for view in views:
-            of_view(samples, view, containers)
+            of_view(samples, view, containers, pods)
         for view, driver in zip(views, self._drivers):
             readings = self._ask(samples, view.driver, TELEMETRY, partial(driver.telemetry, TELEMETRY_SECONDS))
             of_telemetry(samples, view, readings or ())
         ends = self._expires()
         samples.add("identity_token_expiry_timestamp_seconds", ends or None)
         return samples
+
+    def _requests(
+        self, samples: Samples, views: Sequence[View], containers: Sequence[ContainerDevice]
+    ) -> Mapping[tuple[str, str], PodRequests]:
+        """Return the requests of the pods for which the kubelet's list is ambiguous; none without the right to read pods."""
+        reader = self._pods
+        if reader is None:
+            return {}
+        claims: dict[tuple[str, str], set[str]] = {}
+        for view in views:
+            for record in view.records:
+                for pod in ambiguous_pods(view.driver, [record], containers):
+                    claims.setdefault(pod, set()).add(record.uid)
+        if claims:
+            self._ask(samples, "", PODS, partial(reader.refresh, claims))
+        return reader.known(claims)
 
     def _ask(self, samples: Samples, driver: str, source: str, read: Callable[[], T]) -> T | None:
         began, problem = time.perf_counter(), ""

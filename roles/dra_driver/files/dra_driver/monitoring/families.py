@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from ..core.shares import IN_BYTES
 from ..core.telemetry import Telemetry
+from ..kubelet.attribution import PodRequests
 from ..kubelet.pod_resources import ContainerDevice
 from ..metrics import PREFIX
-from .view import Holding, View, causes_of, holdings, is_well, names_of, offered, partitions_of, placed, states_of
+from .view import Holding, View, assignments, causes_of, holdings, is_well, names_of, offered, partitions_of, states_of
 
 GAUGE, COUNTER = "gauge", "counter"
 
@@ -106,7 +107,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "container_device_info": Family(
             GAUGE,
-            "A device or partition of a claim that a container has now, by what the kubelet tells",
+            "A device or partition of a claim that a container has now; container is empty if only the pod is known",
             (
                 "driver",
                 "namespace",
@@ -164,7 +165,12 @@ class Samples:
         self.values.setdefault(name, {})[texts] = float(value)
 
 
-def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice]) -> None:
+def of_view(
+    samples: Samples,
+    view: View,
+    containers: Iterable[ContainerDevice],
+    pods: Mapping[tuple[str, str], PodRequests],
+) -> None:
     """Say how one driver is, and who has its devices."""
     driver, survey = view.driver, view.snapshot.survey
     samples.add("ready", not view.problems, driver)
@@ -181,14 +187,13 @@ def of_view(samples: Samples, view: View, containers: Iterable[ContainerDevice])
         samples.add("plugin_devices", resource.healthy, driver, resource.resource, "healthy")
         samples.add("plugin_devices", resource.devices - resource.healthy, driver, resource.resource, "unhealthy")
         samples.add("plugin_connected", resource.connected, driver, resource.resource)
-    held = holdings(view.records)
-    for each in held:
+    for each in holdings(view.records):
         of_holding(samples, driver, each)
-    for container, each in placed(driver, held, containers):
+    for user, each in assignments(driver, view.records, containers, pods):
         samples.add(
             "container_device_info",
             1,
-            *(driver, container.namespace, container.pod, container.container, container.claim, each.claim.uid),
+            *(driver, user.namespace, user.pod, user.container, each.claim.name, each.claim.uid),
             *(each.device.name, each.uuid, each.device_uuid, each.partition_id, each.device.share_id),
         )
     if survey is None:

@@ -14,6 +14,7 @@ from ..core.model import DEVICE, PARTITION, Finding
 from ..core.plugin_devices import ResourceStatus
 from ..core.signs import Severity
 from ..inventory import Survey
+from ..kubelet.attribution import Assignment, PodRequests, assign_devices
 from ..kubelet.pod_resources import ContainerDevice
 from ..supervisors.health import Picture
 from ..supervisors.shared import Snapshot
@@ -67,12 +68,6 @@ class Holding:
         number = self.device.instance_id
         return str(number) if self.device.kind == PARTITION and number is not None else ""
 
-    @property
-    def key(self) -> tuple[str, str, str, str, str]:
-        """How the kubelet calls it: namespace and claim, pool, device, share."""
-        device = self.device
-        return (self.claim.namespace, self.claim.name, device.pool, device.name, device.share_id)
-
 
 def holdings(records: Iterable[ClaimRecord]) -> tuple[Holding, ...]:
     """Return every device of every prepared claim, of a group each member."""
@@ -85,19 +80,19 @@ def holdings(records: Iterable[ClaimRecord]) -> tuple[Holding, ...]:
     )
 
 
-def placed(
-    driver: str, held: Iterable[Holding], containers: Iterable[ContainerDevice]
-) -> tuple[tuple[ContainerDevice, Holding], ...]:
-    """Return which container has which held device; what the kubelet names and nobody holds is of a claim that is ending."""
-    by_key: dict[tuple[str, ...], list[Holding]] = {}
-    for each in held:
-        by_key.setdefault(each.key, []).append(each)
-    found = []
-    for container in containers:
-        key = (container.namespace, container.claim, container.pool, container.device, container.share_id)
-        if container.driver == driver:
-            found += [(container, each) for each in by_key.get(key, ())]
-    return tuple(found)
+def assignments(
+    driver: str,
+    records: Iterable[ClaimRecord],
+    containers: Iterable[ContainerDevice],
+    pods: Mapping[tuple[str, str], PodRequests],
+) -> tuple[tuple[Assignment, Holding], ...]:
+    """Return the pods and containers that have devices of prepared claims, with each physical device. See ``assign_devices``."""
+    prepared = [record for record in records if record.prepared]
+    return tuple(
+        (each, Holding(each.claim, each.device, uuid))
+        for each in assign_devices(driver, prepared, containers, pods)
+        for uuid in each.device.device_uuids
+    )
 
 
 def causes_of(picture: Picture) -> dict[str, dict[str, str]]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Read the requests of containers from pods at the API server, if the driver has that right."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from ..api.client import ApiError
+from ..api.resources import ResourceApi
+from ..core.errors import AcceleratorError
+from ..kubelet.attribution import PodRequests, requests_of_pod
+
+READ_SECONDS = 2.0
+# The list of the kubelet has no pod UIDs. A new pod of a StatefulSet has the name of the previous one, and can share its claim.
+CACHE_SECONDS = 60.0
+Pod = tuple[str, str]
+
+
+async def read_requests(api: ResourceApi, pods: Collection[Pod]) -> dict[Pod, PodRequests]:
+    """Return the requests of pods by namespace and name, without those that do not exist. Raises ApiError or ApiUnreachable."""
+    found: dict[Pod, PodRequests] = {}
+    for namespace, name in sorted(pods):
+        try:
+            found[namespace, name] = requests_of_pod(await api.pod(namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+    return found
+
+
+class PodReader:
+    """Cache the requests of pods for 60 s. The API client runs on ``loop``; the methods run on another thread."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, api: ResourceApi, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._loop = loop
+        self._api = api
+        self._clock = clock
+        self._cache: dict[Pod, tuple[frozenset[str], float, PodRequests]] = {}
+
+    def refresh(self, claims: Mapping[Pod, Collection[str]]) -> None:
+        """Read these pods, by the UIDs of their claims, unless they are cached. Forget all others. Raises AcceleratorError."""
+        now = self._clock()
+        self._cache = {
+            pod: kept
+            for pod, kept in self._cache.items()
+            if kept[0] == frozenset(claims.get(pod, ())) and now - kept[1] < CACHE_SECONDS
+        }
+        missing = set(claims) - set(self._cache)
+        if not missing:
+            return
+        reading = asyncio.run_coroutine_threadsafe(read_requests(self._api, missing), self._loop)
+        try:
+            found = reading.result(READ_SECONDS)
+        except concurrent.futures.TimeoutError:
+            reading.cancel()
+            raise AcceleratorError(
+                f"The API server did not return {len(missing)} pods within {READ_SECONDS:g} s", code="no-answer"
+            ) from None
+        self._cache.update({pod: (frozenset(claims[pod]), now, requests) for pod, requests in found.items()})
+
+    def known(self, pods: Collection[Pod]) -> dict[Pod, PodRequests]:
+        """Return the cached requests of these pods."""
+        return {pod: self._cache[pod][2] for pod in pods if pod in self._cache}
