@@ -39,6 +39,7 @@ from .supervisors.intake import Intake
 from .supervisors.layout import Differing, LayoutKeeper
 from .supervisors.lending import Lending
 from .supervisors.listener import Listener
+from .supervisors.missing import MissingDevices
 from .supervisors.pool import PoolKeeper
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
@@ -203,6 +204,7 @@ class Serving:
             claims=lambda: store.claims,
             snapshots=self._snapshots,
             store=store.identity,
+            missing=lambda: self.pictures.value.missing,
         )
         service = ClaimService(
             driver=self._driver,
@@ -254,6 +256,15 @@ class Serving:
             soon=self._soon,
             teller=self._reports,
             claims=lambda: tuple(store.claims.values()),
+        )
+        missing = MissingDevices(
+            service,
+            snapshots=self._snapshots,
+            conditions=self.conditions,
+            soon=self._soon,
+            teller=self._reports,
+            publish=keeper.set_missing,
+            note=statuses.note,
         )
         recovering = Recovery(
             service,
@@ -358,6 +369,7 @@ class Serving:
                 keep("listen", listener.run),
                 keep("health", keeper.run),
                 keep("recovery", recovering.run),
+                keep("missing", missing.run),
                 keep("reconcile", reconciler.run),
                 keep("statuses", statuses.run),
                 keep("layout", layout.run),

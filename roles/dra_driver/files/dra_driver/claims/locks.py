@@ -34,6 +34,10 @@ class NamedLocks:
         self._locks[name][0].release()
         self._leave(name)
 
+    def is_used(self, name: str) -> bool:
+        """Return whether someone holds or awaits a lock."""
+        return name in self._locks
+
     def _leave(self, name: str) -> None:
         lock, users = self._locks[name]
         if users > 1:

@@ -16,6 +16,7 @@ from ..core.model import AttributeValue, Offer, Version
 from ..core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.times import text_of
 from .allocation import MADE, READY, STORE
+from .missing import MissingDevice
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
 #: A condition's message has room for so many characters.
@@ -76,20 +77,31 @@ def waiting(claim: Mapping[str, Any], driver: str, pool: str) -> Waiting | None:
     )
 
 
-def prepared_entries(driver: str, record: ClaimRecord, offers: Mapping[str, Offer], store: str) -> list[dict[str, Any]]:
+def prepared_entries(
+    driver: str,
+    record: ClaimRecord,
+    offers: Mapping[str, Offer],
+    store: str,
+    missing: Iterable[MissingDevice] = (),
+) -> list[dict[str, Any]]:
     """Return the entries of a prepared claim's devices; ``store`` is the identity of the store that has the record.
 
     ``data`` has the attributes of each device as plain values, its own UUID among them, what the claim set on it and asked of
     who shares it out, and what it consumes of a device that it shares with other claims, so that an exporter finds what a pod has without guessing.
+    Devices among the ``missing`` ones of all claims are not ready.
     """
-    return [_prepared_entry(driver, record, device, offers.get(device.name), store) for device in record.devices]
+    gone = {each.held.cdi_id: each for each in missing if each.uid == record.uid}
+    return [
+        _prepared_entry(driver, record, device, offers.get(device.name), store, gone.get(device.cdi_id))
+        for device in record.devices
+    ]
 
 
 def failed_entries(
     driver: str, devices: Iterable[Place], reason: str, message: str, now: float
 ) -> list[dict[str, Any]]:
     """Return the entries that end the scheduler's waiting for devices that cannot be prepared; ``reason`` is an error's code."""
-    word = "".join(part.capitalize() for part in reason.split("-")) or "Failed"
+    word = _reason(reason)
     found = []
     for place in devices:
         conditions = [
@@ -101,10 +113,18 @@ def failed_entries(
 
 
 def _prepared_entry(
-    driver: str, record: ClaimRecord, device: DeviceRecord, offer: Offer | None, store: str
+    driver: str,
+    record: ClaimRecord,
+    device: DeviceRecord,
+    offer: Offer | None,
+    store: str,
+    missing: MissingDevice | None,
 ) -> dict[str, Any]:
     since = record.created_at
     conditions = [_condition(READY, True, "Prepared", "The device is prepared on its node.", since)]
+    if missing is not None:
+        reason = _reason(missing.sign.cause)
+        conditions = [_condition(READY, False, reason, missing.sign.describe(), missing.since)]
     if offer is not None and offer.prepared_before_binding:
         conditions.insert(0, _condition(PREPARED_CONDITION, True, "Prepared", "The pod can be bound.", since))
     attributes = {
@@ -139,6 +159,11 @@ def _condition(kind: str, value: bool, reason: str, message: str, since: float) 
         "message": message[:LONGEST_MESSAGE],
         "lastTransitionTime": text_of(since),
     }
+
+
+def _reason(code: str) -> str:
+    """Return the code of an error, or the cause of a fault, as a condition's reason."""
+    return "".join(part.capitalize() for part in code.split("-")) or "Failed"
 
 
 def _plain(value: AttributeValue) -> bool | int | str:

@@ -29,6 +29,10 @@ class Upkeep:
         self._adopting = adopting
         self._inventory = inventory
 
+    def is_busy(self, uid: str) -> bool:
+        """Return whether a call works on a claim at this moment, or waits to."""
+        return self._claims.is_used(uid)
+
     async def stale_files(self) -> tuple[str, ...]:
         """Return the UIDs of claims that are not there and have a CDI file, or files for containers. Raises OSError."""
         # One of a claim that is being prepared at this moment may be among them: it is asked for again when that is over.

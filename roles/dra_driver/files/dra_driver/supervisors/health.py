@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
+from ..claims.missing import MissingDevice
 from ..claims.records import ClaimRecord
 from ..core import health, repair_marks
 from ..core.health import Ailment, Ailments, Moment
@@ -33,12 +34,14 @@ FORM = 1
 class Picture:
     """What is known of the hardware and how it is; ``ailments`` go by the device's UUID.
 
-    ``survey`` in ``snapshot`` has the offers with their taints; ``effects`` are what these do by severity.
+    ``survey`` in ``snapshot`` has the offers with their taints; ``effects`` are what these do by severity. ``missing`` are the
+    devices of prepared claims that do not exist any more.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     ailments: Mapping[str, Ailments] = field(default_factory=dict)
     effects: Mapping[Severity, str] = field(default_factory=lambda: health.DEFAULT_EFFECTS)
+    missing: tuple[MissingDevice, ...] = ()
 
     def of(self, offer: Offer) -> Ailments:
         """Return what a published device has."""
@@ -61,7 +64,12 @@ class Picture:
             return tuple(
                 DeviceReport(pool, name, DeviceState.UNKNOWN, unknown, seen_at) for name in snapshot.inventory.offers
             )
-        return tuple(_report(pool, offer, self.of(offer), seen_at) for offer in snapshot.inventory.offers.values())
+        gone = {
+            each.held.name: DeviceReport(pool, each.held.name, DeviceState.UNHEALTHY, each.sign.describe(), seen_at)
+            for each in self.missing
+        }
+        offers = (offer for offer in snapshot.inventory.offers.values() if offer.name not in gone)
+        return (*(_report(pool, offer, self.of(offer), seen_at) for offer in offers), *gone.values())
 
 
 class PictureHealth:
@@ -142,6 +150,7 @@ class HealthKeeper:
         self._now = now
         self._clock = clock
         self._ailments: dict[str, Ailments] = {}
+        self._missing: tuple[MissingDevice, ...] = ()
         self._kept: dict[str, list[object]] = {}
         self._state, self._marks = StateLog(LOG), StateLog(LOG)
         self._is_loaded = False
@@ -174,6 +183,11 @@ class HealthKeeper:
         if changed:
             self._publish()
             self._keep()
+
+    def set_missing(self, missing: tuple[MissingDevice, ...]) -> None:
+        """Publish the devices of prepared claims that do not exist any more."""
+        self._missing = missing
+        self._publish()
 
     def was_reset(self, uuid: str) -> None:
         """End the faults that a reset of a device ends; it was reset just now."""
@@ -276,7 +290,7 @@ class HealthKeeper:
         if survey is not None:
             offers = health.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
             snapshot = replace(snapshot, survey=replace(survey, offers=offers))
-        self._pictures.put(Picture(snapshot, ailments, self._effects))
+        self._pictures.put(Picture(snapshot, ailments, self._effects, self._missing))
 
     def _load(self) -> None:
         """Read what was known when the driver ended. A file that cannot be read is set aside: looks find states again."""

@@ -124,11 +124,19 @@ def status_of(
 
 
 def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
-    """Return the devices of the last look, each with its fault and its ailments."""
+    """Return the devices of the last scan, each with its fault and its ailments, and the missing ones of prepared claims."""
     snapshot, told = picture.snapshot, to_data(picture.ailments)
     if snapshot.survey is None:
         return ()
-    return tuple(
+    missing = {
+        each.held.name: DeviceStatus(
+            each.held.partition_uuid or each.held.device_uuid,
+            each.held.name,
+            f"{each.sign.cause}: {each.sign.describe()}",
+        )
+        for each in picture.missing
+    }
+    found = tuple(
         DeviceStatus(
             finding.uuid,
             finding.name,
@@ -137,6 +145,7 @@ def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
         )
         for finding in snapshot.survey.findings
     )
+    return (*found, *missing.values())
 
 
 class StatusServer:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..api.client import ApiError
+from ..claims.missing import MissingDevice
 from ..claims.records import ClaimRecord, ClaimReference
 from ..claims.statuses import prepared_entries
 from ..core.errors import AcceleratorError
@@ -40,7 +41,7 @@ class StatusApi(Protocol):
 class ClaimStatuses:
     """Tells the API server of prepared claims, one after the other. ``note`` is called by whoever has prepared one.
 
-    ``store`` is the identity of the store that has the claims.
+    ``store`` is the identity of the store that has the claims. ``missing`` returns the devices of claims that do not exist.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ClaimStatuses:
         claims: Callable[[], Mapping[str, ClaimRecord]],
         snapshots: Shared[Snapshot],
         store: str,
+        missing: Callable[[], Iterable[MissingDevice]] = tuple,
         settle: float = SETTLE_SECONDS,
     ) -> None:
         self._driver = driver
@@ -58,6 +60,7 @@ class ClaimStatuses:
         self._claims = claims
         self._snapshots = snapshots
         self._store = store
+        self._missing = missing
         self._settle = settle
         self._waiting: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -111,9 +114,8 @@ class ClaimStatuses:
         """Write a prepared claim's devices now. Raises ApiError, ApiUnreachable."""
         self._waiting.pop(record.uid, None)
         offers = self._snapshots.value.inventory.offers
-        await self._api.apply_claim_devices(
-            record.reference, self._driver, prepared_entries(self._driver, record, offers, self._store)
-        )
+        entries = prepared_entries(self._driver, record, offers, self._store, self._missing())
+        await self._api.apply_claim_devices(record.reference, self._driver, entries)
 
     def _failed(self, uid: str, error: AcceleratorError, failures: int, told: float | None) -> float:
         self.note(uid)
