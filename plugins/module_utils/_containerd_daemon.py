@@ -53,6 +53,8 @@ class Daemon(Unit):
     @cached_property
     def _flags(self) -> dict[str, str]:
         """The options of the unit's containerd that choose its main file and its socket."""
+        if not self.system.finds("systemctl"):
+            return {}
         words, directory = program_words(self.system, self.service, posixpath.basename(self.command))
         flags = daemon_flags(words)
         if "config" in flags:

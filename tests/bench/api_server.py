@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "world"))
@@ -35,10 +35,15 @@ def free_port() -> int:
 
 
 class ApiServer:
-    """Both programs, of the versions that the test world pins. ``kubeconfig`` is that of an administrator."""
+    """Both programs, of the versions that the test world pins. ``kubeconfig`` is that of an administrator.
 
-    def __init__(self, folder: Path) -> None:
+    ``off`` are feature gates that the API server has off. ``guest_token`` is that of a user without rights.
+    """
+
+    def __init__(self, folder: Path, off: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._gates = feature_gates() | dict.fromkeys(off, False)
+        self.guest_token = secrets.token_hex(16)
         self._token = secrets.token_hex(16)
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.kubeconfig = folder / "kubeconfig"
@@ -67,7 +72,9 @@ class ApiServer:
             f"--advertise-client-urls={etcd}",
             f"--listen-peer-urls=http://127.0.0.1:{peer}",
         )
-        (self._folder / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n')
+        (self._folder / "tokens").write_text(
+            f'{self._token},admin,admin,"system:masters"\n{self.guest_token},guest,guest\n'
+        )
         key = self._folder / "service-account.key"
         subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
         self._run(
@@ -83,7 +90,7 @@ class ApiServer:
             f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.255.255.0/24",
             f"--runtime-config={','.join(RUNTIME_CONFIGURATION)}",
-            *gates_flag(feature_gates()),
+            *gates_flag(self._gates),
             "--profiling=false",
         )
         self._wait()

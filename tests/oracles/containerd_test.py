@@ -8,7 +8,7 @@ Each case is a set of files as they are found on sites. Judged is what the daemo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan 
     recorded,
     see_nothing_else,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._distribution import place_of, ready_daemon
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
@@ -246,6 +247,41 @@ def test_containerd_2_with_a_disabled_kubelet_plugin_is_rejected(new_site: Site,
     with pytest.raises(AcceleratorError, match=r"disabled_plugins in .* names") as caught:
         new_site.plan()
     assert caught.value.code == "no-cdi"
+
+
+#: What MicroK8s writes from its template (containerd-template.toml), as far as it concerns the plugin for the kubelet.
+MICROK8S = f"""\
+version = 2
+oom_score = 0
+[grpc]
+  uid = 0
+  gid = 0
+[metrics]
+  address = "127.0.0.1:1338"
+[{OLD_TABLE}]
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+  sandbox_image = "registry.k8s.io/pause:3.10"
+{{more}}
+  [{OLD_TABLE}.containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+"""
+
+
+def test_the_containerd_of_microk8s_is_asked_and_its_template_named(old_containerd: Path, tmp_path: Path) -> None:
+    unit, generated = "snap.microk8s.daemon-containerd.service", tmp_path / "containerd.toml"
+    program = tmp_path / "containerd"
+    program.symlink_to(old_containerd)
+    place = replace(place_of("microk8s"), program=str(program), generated=str(generated))
+    generated.write_text(MICROK8S.format(more=""))
+    with pytest.raises(AcceleratorError, match=f"in {generated} CDI is off") as caught:
+        ready_daemon(System(), place, unit, FOLDERS, 10)
+    assert "/var/snap/microk8s/current/args/containerd-template.toml" in caught.value.hint
+    assert caught.value.code == "distribution" and f"systemctl restart {unit}" in caught.value.hint
+    generated.write_text(MICROK8S.format(more="  enable_cdi = true"))
+    daemon = ready_daemon(System(), place, unit, FOLDERS, 10)
+    assert daemon.generated and daemon.settings().reads(FOLDERS)
 
 
 def test_main_file_that_only_a_person_should_edit_does_not_prevent_a_drop_in(new_site: Site) -> None:

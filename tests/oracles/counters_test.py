@@ -1,0 +1,36 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The dry run of cluster_info against real API servers: with the counters of ResourceSlices, without them, and without rights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils._cluster import ask_counters
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import API_OPTIONS, connection
+
+from tests.bench.api_server import ApiServer
+
+#: What counters need, with the gates that need those.
+GATES = ("DRAPartitionableDevices", "DRAPartitionableDevicesType", "DRADeviceTaints", "DRADeviceTaintRules")
+
+
+def counters(server: ApiServer, **options: Any) -> dict[str, Any]:
+    authority = str(server.kubeconfig.parent / "certificates/apiserver.crt")
+    given = {**dict.fromkeys(API_OPTIONS), "ca_cert": authority, **options}
+    return ask_counters(connection(given))
+
+
+@pytest.mark.parametrize(("off", "kept"), [((), True), (GATES, False)])
+def test_a_real_api_server_says_whether_it_keeps_counters(tmp_path: Path, off: tuple[str, ...], kept: bool) -> None:
+    server = ApiServer(tmp_path, off)
+    with server.running():
+        answer = counters(server, kubeconfig=str(server.kubeconfig))
+        assert answer["kept"] is kept, answer
+        rejected = counters(server, host=server.url, api_key=server.guest_token)
+        assert rejected["kept"] is None and "HTTP status 403" in rejected["problem"], rejected
+        unknown = counters(server, host=server.url, api_key="nobody")
+        assert unknown["kept"] is None and "HTTP status 401" in unknown["problem"], unknown

@@ -1,0 +1,74 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of every runtime: links stay links. Which process of a unit is the runtime, and with which options it was started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
+from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import program_words
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_the_target_of_a_link_is_written_and_restored(tmp_path: Path, was_there: bool) -> None:
+    """As for crio.conf and daemon.json; the record of both runtimes is the same."""
+    target, link = tmp_path / "dotfiles/daemon.json", tmp_path / "daemon.json"
+    target.parent.mkdir()
+    before = '{"debug": true}' if was_there else None
+    if before:
+        target.write_text(before)
+    link.symlink_to(target)
+    with patch_module_args({"_ansible_remote_tmp": str(tmp_path / "remote"), "_ansible_keep_remote_files": False}):
+        module = AnsibleModule(argument_spec={})
+    files = Files(module, System(), str(tmp_path / "record"), read_record)
+    change = Change(str(link), before, '{"features": {"cdi": true}}')
+    files.put(change.path, change.after)
+    assert link.is_symlink() and target.read_text() == change.after
+    files.undo([change], files.record())
+    assert link.is_symlink()
+    assert target.exists() is was_there and (not was_there or target.read_text() == before)
+
+
+def test_a_containerd_that_the_main_process_starts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A program that keeps its command line: the shell, called containerd.
+    program = tmp_path / "containerd"
+    program.symlink_to("/bin/sh")
+    (tmp_path / "wait.sh").write_text("read line\n")
+    command = f"{program} {tmp_path}/wait.sh -c /config.toml -a /k3s.sock <&3 & wait"
+    read, write = os.pipe()
+    main = subprocess.Popen(["/bin/bash", "-c", command.replace("<&3", f"<&{read}")], pass_fds=[read], cwd=tmp_path)
+    try:
+        (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho MainPID={main.pid}\necho 'ExecStart='\n")
+        (tmp_path / "systemctl").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        deadline = time.monotonic() + 10
+        words: list[str] = []
+        while not words and time.monotonic() < deadline:
+            words, directory = program_words(System(), "k3s.service", "containerd")
+        assert words[2:] == ["-c", "/config.toml", "-a", "/k3s.sock"]
+        assert directory == str(tmp_path)
+    finally:
+        os.close(write)
+        main.wait(10)
+        os.close(read)
+
+
+def test_a_unit_that_does_not_run_is_known_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = "{ path=/usr/bin/containerd ; argv[]=/usr/bin/containerd --config /other.toml ; ignore_errors=no ; }"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho MainPID=0\necho 'ExecStart={start}'\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words, _directory = program_words(System(), "containerd.service", "containerd")
+    assert words == ["/usr/bin/containerd", "--config", "/other.toml"]
+    assert program_words(System(), "containerd.service", "crio")[0] == []
