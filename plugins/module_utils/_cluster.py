@@ -212,7 +212,7 @@ def _ask(
         if served:
             listed = api.list_all(f"/apis/{GROUP}/v1/resourceslices", {"fieldSelector": f"spec.nodeName={name}"})
             answer["nodes"][name]["slices"] = sorted(map(slice_facts, listed), key=lambda one: str(one["name"]))
-    if served and counters:
+    if served and counters and nodes:
         answer["counters"] = ask_counters(api)
     answer["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
     for version, kind, path in KINDS:
