@@ -129,6 +129,30 @@ def plugin_devices(
     return tuple(found)
 
 
+def reasons_not_offered(
+    devices: Mapping[str, Device], offered: Collection[PluginDevice], held: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the physical devices of which nothing is offered, by description, each with the reason."""
+    present = {each.device_uuid for each in offered}
+    found: dict[str, str] = {}
+    for device in sorted(devices.values(), key=lambda each: each.index):
+        if device.uuid in present:
+            continue
+        if device.uuid in held:
+            reason = "a claim that was prepared earlier has it"
+        elif device.partitioning.enabled and not device.partitions:
+            reason = (
+                "the partitioning mode is on, no partition exists, and pods without claims get no partitions on demand. "
+                "Create partitions with a layout rule (mode: static) or turn the mode off"
+            )
+        elif device.partitions:
+            reason = "none of its partitions has a UUID"
+        else:
+            reason = "the kubelet accepts neither its UUID nor the name of its resource"
+        found[device.describe()] = reason
+    return found
+
+
 def by_resource(devices: Collection[PluginDevice]) -> dict[str, tuple[PluginDevice, ...]]:
     """Return devices by what pods ask for."""
     found: dict[str, list[PluginDevice]] = {}

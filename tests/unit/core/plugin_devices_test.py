@@ -30,6 +30,7 @@ from dra_driver.core.plugin_devices import (
     partition_of,
     plugin_devices,
     preferred,
+    reasons_not_offered,
     socket_name,
     specification,
 )
@@ -77,6 +78,16 @@ def test_whole_gpus_and_partitions_that_exist_are_what_the_vendors_plugin_calls_
 
 def test_a_gpu_that_is_to_be_cut_and_has_no_partition_offers_nothing() -> None:
     assert offered(board_model.device("h100-80", enabled=True)) == ()
+
+
+def test_reasons_not_offered_name_each_device_without_an_offer() -> None:
+    empty, whole, held = board_model.device("h100-80", 0, enabled=True), board_model.device("h100-80", 1), cut(2)
+    nameless = replace(cut(3), partitions=tuple(replace(each, uuid=None) for each in cut(3).partitions))
+    devices = (empty, whole, held, nameless)
+    found = reasons_not_offered(by_uuid(*devices), offered(*devices, held=[held.uuid]), [held.uuid])
+    assert list(found) == [each.describe() for each in (empty, held, nameless)]
+    assert "no partition exists" in found[empty.describe()] and "mode: static" in found[empty.describe()]
+    assert "claim" in found[held.describe()] and "UUID" in found[nameless.describe()]
 
 
 @pytest.mark.parametrize("board", board_model.board_names(mig=True))

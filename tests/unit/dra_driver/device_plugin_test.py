@@ -109,7 +109,7 @@ def test_a_fault_is_told_and_so_is_its_end(short: Path) -> None:
             await kubelet.allocate(GPUS, [SECOND])
         assert (await scene.status())["ready"], "a device's fault is not the driver's"
         samples = Samples()
-        of_view(samples, scene.driver.view(), ())
+        of_view(samples, scene.driver.view(), (), {})
         assert samples.values["plugin_devices"] == {
             (scene.driver.driver, GPUS, "healthy"): 1,
             (scene.driver.driver, GPUS, "unhealthy"): 1,
@@ -317,6 +317,24 @@ def test_the_status_says_what_pods_can_ask_for(short: Path) -> None:
         assert f"  {GPUS}: 2 of 2 can be given to pods, the kubelet follows it\n" in text
 
     run(short, scenario)
+
+
+def test_status_names_gpu_in_mig_mode_without_partitions(short: Path) -> None:
+    async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
+        await kubelet.start()
+        scene.backend.set_partitioning(SECOND, True)
+        await scene.start()
+        await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy"})
+        await scene.until(lambda: scene.driver.status().ready)
+        told = await scene.status()
+        text = _table({**told, "answer": {"message": ""}, "claims": []})
+        assert f"({SECOND}, 0000:11:00.0) is not offered: the partitioning mode is on" in text, text
+        scene.backend.set_partitioning(SECOND, False)
+        scene.driver.look_again()
+        await scene.until(lambda: len(kubelet.states(GPUS)) == 2)
+        assert (await scene.status())["not_offered"] == {}
+
+    run(short, scenario, layout=[{"match": {}, "mode": "dynamic"}])
 
 
 def test_field_numbers_are_the_kubelets() -> None:

@@ -169,6 +169,8 @@ def _table(entry: dict[str, Any]) -> str:
         lines.append(f"  a later configuration is refused: {entry['refused']['problem']}")
     lines += [f"  {device['name']}: {said}" for device in entry["devices"] for said in troubles_of(device)]
     lines += [_resource(each) for each in entry["resources"]]
+    # A driver of an earlier release does not report these.
+    lines += [f"  {name} is not offered: {reason}" for name, reason in entry.get("not_offered", {}).items()]
     if entry["kubelet_interface"] == config.DRA or entry["claims"]:
         lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]

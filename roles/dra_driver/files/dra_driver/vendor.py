@@ -167,6 +167,7 @@ class VendorDriver:
             refused=self._refused(),
             kubelet_interface=self._configuration.kubelet_interface,
             resources=serving.plugin.resources if serving.plugin is not None else (),
+            not_offered=serving.plugin.not_offered if serving.plugin is not None else None,
         )
 
     def _denied_nodes(self) -> str:

@@ -29,6 +29,7 @@ from ..core.plugin_devices import (
     partition_of,
     plugin_devices,
     preferred,
+    reasons_not_offered,
     specification,
 )
 from ..core.system import System
@@ -99,7 +100,9 @@ class PluginKeeper:
         self._conditions = conditions
         self._executor = executor
         self._metrics = metrics
-        self._state, self._lacking = StateLog(LOG), StateLog(LOG)
+        self._state, self._lacking, self._missing = StateLog(LOG), StateLog(LOG), StateLog(LOG)
+        #: The physical devices of which nothing is offered, each with the reason.
+        self.not_offered: Mapping[str, str] = {}
         self._kept: dict[str, _Kept] = {}
         self._devices: tuple[PluginDevice, ...] = ()
         self._edits: dict[str, ContainerEdits] = {}
@@ -207,6 +210,9 @@ class PluginKeeper:
         wanted = plugin_devices(
             self._backend, self._driver, survey.devices, picture.ailments, picture.effects, held=held
         )
+        self.not_offered = reasons_not_offered(survey.devices, wanted, held)
+        missing = join_problems(f"{name} is not offered: {why}" for name, why in self.not_offered.items())
+        self._missing.report(missing or "all devices are offered", level=logging.WARNING if missing else logging.INFO)
         try:
             edits, lacking, common = await self._thread(self._read, wanted, survey.devices)
             async with self._writing:

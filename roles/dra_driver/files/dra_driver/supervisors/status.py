@@ -59,6 +59,7 @@ class Status:
     ``configuration`` the digest of the file that it works by. ``refused`` is what keeps it from working by a later one: the ``digest``
     of that, and the ``problem``. ``kubelet_interface`` is how devices are given to pods; ``resources`` what pods can ask for where that is
     the device-plugin API: ``published`` and ``registered`` are then about these.
+    ``not_offered`` are the physical devices of which that API offers nothing, each with the reason.
     """
 
     driver: str
@@ -77,6 +78,7 @@ class Status:
     refused: Mapping[str, str] = field(default_factory=dict)
     kubelet_interface: str = DRA
     resources: tuple[ResourceStatus, ...] = ()
+    not_offered: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as data."""
@@ -97,6 +99,7 @@ def status_of(
     refused: Mapping[str, str] | None = None,
     kubelet_interface: str = DRA,
     resources: Sequence[ResourceStatus] = (),
+    not_offered: Mapping[str, str] | None = None,
 ) -> Status:
     """Put a status together."""
     found = list(problems)
@@ -120,6 +123,7 @@ def status_of(
         refused=refused or {},
         kubelet_interface=kubelet_interface,
         resources=tuple(resources),
+        not_offered=not_offered or {},
     )
 
 
