@@ -91,7 +91,8 @@ options:
     default: ""
   effect:
     description:
-      - V(NoSchedule) keeps new claims away. V(NoExecute) also evicts pods that have such a device. V(None) (Kubernetes 1.35 and later) does neither,
+      - V(NoSchedule) keeps new claims away. V(NoExecute) also evicts pods that have such a device, but not those
+        that have it by extended resources in their limits (see RV(held_by[].extended_resource)). V(None) (Kubernetes 1.35 and later) does neither,
         and lets the controller manager write into RV(rule.conditions) what V(NoExecute) would do.
     type: str
     default: NoSchedule
@@ -227,7 +228,7 @@ rule:
         - {type: EvictionInProgress, status: "False", reason: NotStarted, message: ""}
 held_by:
   description:
-    - The claims that hold one of the devices, before the wait if there is one. Those without pods are in nobody's way.
+    - The claims that hold one of the devices, after the wait if there is one. Claims without pods do not keep a device in use.
   returned: success with O(state=present), and on failure with RV(error_code=still-held)
   type: list
   elements: dict
@@ -254,14 +255,21 @@ held_by:
       elements: str
       returned: success
       sample: [training-0]
+    extended_resource:
+      description:
+        - Whether the scheduler created the claim for a pod that has devices by extended resources in its limits. Kubernetes does not evict
+          such a pod for a taint with the effect V(NoExecute). M(dra.accelerators.device_drain) does.
+      type: bool
+      returned: success
+      sample: false
     tolerates:
       description: Whether it tolerates the taint for good, on all these devices.
       type: bool
       returned: success
       sample: false
 waited:
-  description: How long it was waited for claims, in seconds.
-  returned: success
+  description: How long the module waited for claims, in seconds.
+  returned: success with O(state=present), and on failure with RV(error_code=still-held)
   type: float
   sample: 12.0
 error_code:
@@ -313,6 +321,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 #: The versions whose ResourceClaim is read, best first.
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 LOOK_SECONDS = 2.0
+EXTENDED_HINT = (
+    "Kubernetes does not evict pods that have devices by extended resources in their limits (kubernetes/kubernetes#141290). "
+    "Use the module device_drain, which evicts them, or delete them."
+)
 
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
@@ -377,22 +389,39 @@ def wait_until_free(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> float:
-    """Look until no claim that does not tolerate the taint has a pod; returns how long it took. Raises StillHeld."""
+) -> tuple[list[dict[str, Any]], float]:
+    """Read claims until none that does not tolerate the taint has a pod, or the time is over. Return the last claims and the seconds."""
     begin = clock()
     while True:
-        rest = [one for one in look() if one["pods"] and not one["tolerates"]]
-        if not rest:
-            return clock() - begin
-        if clock() - begin >= seconds:
-            raise StillHeld(
-                f"After {seconds} s devices are still held by "
-                + "; ".join(f"claim {one['namespace']}/{one['name']} for pod {', '.join(one['pods'])}" for one in rest),
-                hint="Look at why these pods do not end; the rule stays, and running the module again goes on waiting. With the effect "
-                "NoSchedule nobody is evicted.",
-                claims=[f"{one['namespace']}/{one['name']}" for one in rest],
-            )
-        sleep(min(LOOK_SECONDS, max(seconds - (clock() - begin), 0.0)))
+        found = look()
+        waited = clock() - begin
+        if not in_use(found) or waited >= seconds:
+            return found, waited
+        sleep(min(LOOK_SECONDS, max(seconds - waited, 0.0)))
+
+
+def in_use(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the claims that have pods and do not tolerate the taint."""
+    return [one for one in found if one["pods"] and not one["tolerates"]]
+
+
+def still_held(rest: list[dict[str, Any]], seconds: int) -> StillHeld:
+    """Return the error for claims that still have pods."""
+    return StillHeld(
+        f"After {seconds} s devices are still held by "
+        + "; ".join(f"claim {one['namespace']}/{one['name']} for pod {', '.join(one['pods'])}" for one in rest),
+        hint="Check why these pods do not end. The rule stays, and the next run continues to wait. With the effect NoSchedule no pod is "
+        "evicted. " + (EXTENDED_HINT if any(one["extended_resource"] for one in rest) else ""),
+        claims=[f"{one['namespace']}/{one['name']}" for one in rest],
+    )
+
+
+def not_evicted(found: list[dict[str, Any]], effect: str) -> str:
+    """Return a warning if there are pods that Kubernetes does not evict for a rule with this effect."""
+    names = [f"{one['namespace']}/{one['name']}" for one in in_use(found) if one["extended_resource"]]
+    if effect != "NoExecute" or not names:
+        return ""
+    return f"NoExecute does not evict the pods of the claims {', '.join(names)}. {EXTENDED_HINT}"
 
 
 def result(name: str, version: str, done: Done, wanted: Wanted | None) -> dict[str, Any]:
@@ -425,12 +454,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     answer = result(params["name"], rules.version, done, wanted)
     if wanted is not None:
         answer["held_by"] = holding
+        warning = not_evicted(holding, params["effect"])
+        if warning:
+            module.warn(warning)
         if params["wait"] and not module.check_mode:
-            try:
-                waited = wait_until_free(lambda: held_by(api, wanted), params["wait_timeout"])
-            except StillHeld as error:
-                fail(module, error, **answer)
-            answer["waited"] = round(waited, 1)
+            found, waited = wait_until_free(lambda: held_by(api, wanted), params["wait_timeout"])
+            answer["held_by"], answer["waited"] = found, round(waited, 1)
+            if in_use(found):
+                fail(module, still_held(in_use(found), params["wait_timeout"]), **answer)
     return answer
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _taint_rules as rules
@@ -13,7 +15,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 from ansible_collections.dra.accelerators.plugins.modules import device_taint
 from dra_driver.controller import facts
 
+from tests.unit.json_server import JsonHandler, JsonServer
+
 Json = dict[str, Any]
+GROUP = "/apis/resource.k8s.io"
 TAINT = {"key": "k", "value": "", "effect": "NoSchedule"}
 WANTED = rules.Wanted("r", {"pool": "a"}, TAINT, "why", "a")
 
@@ -101,14 +106,100 @@ def test_whose_a_rule_is() -> None:
 
 
 def test_waiting() -> None:
-    held = {"namespace": "n", "name": "c", "pods": ["p"], "tolerates": False}
+    held = {"namespace": "n", "name": "c", "pods": ["p"], "tolerates": False, "extended_resource": False}
     looks = [[held], [{**held, "tolerates": True}, {**held, "pods": []}]]
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    assert device_taint.wait_until_free(lambda: looks.pop(0), 60, clock=lambda: now[0], sleep=sleep) == 2.0
-    with pytest.raises(device_taint.StillHeld, match="claim n/c for pod p") as caught:
-        device_taint.wait_until_free(lambda: [held], 3, clock=lambda: now[0], sleep=sleep)
-    assert caught.value.claims == ("n/c",) and now[0] == 5.0
+    found, waited = device_taint.wait_until_free(lambda: looks.pop(0), 60, clock=lambda: now[0], sleep=sleep)
+    assert waited == 2.0 and [one["pods"] for one in found] == [["p"], []]
+    found, waited = device_taint.wait_until_free(lambda: [held], 3, clock=lambda: now[0], sleep=sleep)
+    assert (found, waited, now[0]) == ([held], 3.0, 5.0)
+    assert device_taint.still_held(found, 3).claims == ("n/c",)
+
+
+class Cluster(JsonServer):
+    """Claims, which change after the first list, and one DeviceTaintRule."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Json]] = []
+        self.rule: Json | None = None
+        cluster = self
+
+        class Handler(JsonHandler):
+            def do_GET(self) -> None:
+                self.body()
+                path = urlsplit(self.path).path
+                if path == GROUP:
+                    self.answer(200, {"versions": [{"version": "v1"}]})
+                elif path == f"{GROUP}/v1":
+                    self.answer(200, {"resources": [{"name": "devicetaintrules"}]})
+                elif path == f"{GROUP}/v1/resourceclaims":
+                    items = cluster.lists.pop(0) if len(cluster.lists) > 1 else cluster.lists[0]
+                    self.answer(200, {"items": items, "metadata": {}})
+                elif cluster.rule is not None:
+                    self.answer(200, cluster.rule)
+                else:
+                    self.answer(404, {"kind": "Status", "reason": "NotFound", "code": 404, "message": "none"})
+
+            def do_POST(self) -> None:
+                rule = self.body()
+                if "dryRun" not in self.path:
+                    cluster.rule = rule
+                self.answer(201, rule)
+
+        super().__init__(Handler)
+
+
+def claim(name: str, *pods: str, extended: bool = False) -> Json:
+    result = {"driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-0", "request": "r"}
+    annotations = {"resource.kubernetes.io/extended-resource-claim": "true"} if extended else {}
+    return {
+        "metadata": {"namespace": "n", "name": name, "annotations": annotations},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": "u"} for pod in pods],
+        },
+    }
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as served:
+        yield served
+
+
+def options(cluster: Cluster, **more: Any) -> Json:
+    fixed = {"host": cluster.url, "api_key": "k", "name": "r", "match": {"node": "node-1"}, "wait": True}
+    return {**fixed, "effect": "NoExecute", "wait_timeout": 1, **more}
+
+
+def test_device_taint_timeout_returns_waited_and_present_holders(
+    cluster: Cluster, run_here: Callable[..., Json]
+) -> None:
+    cluster.lists = [[claim("first", "a"), claim("second", "b")], [claim("second", "b", extended=True)]]
+    found = run_here("device_taint", options(cluster))
+    assert found["failed"] and found["error_code"] == "still-held" and found["claims"] == ["n/second"]
+    assert found["waited"] >= 1.0
+    assert [(one["name"], one["extended_resource"]) for one in found["held_by"]] == [("second", True)]
+    assert "device_drain" in found["msg"]
+
+
+def test_device_taint_success_returns_holders_after_wait(cluster: Cluster, run_here: Callable[..., Json]) -> None:
+    cluster.lists = [[claim("first", "a")], [claim("first", "a")], [claim("first")]]
+    found = run_here("device_taint", options(cluster, wait_timeout=20))
+    assert not found.get("failed") and found["waited"] >= 2.0
+    assert [(one["name"], one["pods"]) for one in found["held_by"]] == [("first", [])]
+    assert not found.get("warnings")
+
+
+@pytest.mark.parametrize(("effect", "warned"), [("NoExecute", True), ("NoSchedule", False)])
+def test_device_taint_warns_of_pods_that_are_not_evicted(
+    cluster: Cluster, run_here: Callable[..., Json], effect: str, warned: bool
+) -> None:
+    name = effect.lower()  # Ansible keeps the warnings of all modules of one process
+    cluster.lists = [[claim(name, "a", extended=True), claim("second", extended=True), claim("third", "c")]]
+    found = run_here("device_taint", options(cluster, effect=effect, wait=False))
+    assert any(f"claims n/{name}. " in str(each) for each in found.get("warnings", [])) == warned

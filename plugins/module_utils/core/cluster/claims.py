@@ -106,6 +106,7 @@ def holders(claims: Iterable[Json], selector: Mapping[str, str], taint: Mapping[
     """Return the claims with a device that a rule selects, and whether they tolerate its taint on every such device.
 
     An empty selector selects everything. ``pods`` are those that a claim is reserved for; without any it holds nobody up.
+    ``extended_resource`` is whether the scheduler created the claim for a pod with devices in its limits.
     """
     found = []
     for claim in claims:
@@ -119,6 +120,7 @@ def holders(claims: Iterable[Json], selector: Mapping[str, str], taint: Mapping[
                     "name": claim["metadata"]["name"],
                     "devices": ["/".join(inventory.key_of(one)) for one in mine],
                     "pods": pods_of(claim),
+                    "extended_resource": (claim["metadata"].get("annotations") or {}).get(_EXTENDED) == "true",
                     "tolerates": all(
                         any(tolerates(each, taint) for each in one.get("tolerations") or ()) for one in mine
                     ),
