@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -228,7 +228,8 @@ class ClaimService:
                 waiting = time.perf_counter()
                 async with self._turns.take():
                     watch.add("turn", "success", time.perf_counter() - waiting)
-                    return await self._prepare_held(record, allocation, uuids, watch)
+                    # Who has prepared a claim in its way may have changed this one's record meanwhile.
+                    return await self._prepare_held(self.store.claims.get(reference.uid), allocation, uuids, watch)
 
     async def _prepare_held(
         self, record: ClaimRecord | None, allocation: Allocation, uuids: set[str], watch: Stopwatch
@@ -293,6 +294,15 @@ class ClaimService:
         """Hold devices, to look at them and change them. Raises InUse or BackendUnavailable, naming who has them."""
         return self._devices.hold(uuids)
 
+    @asynccontextmanager
+    async def _current(self, record: ClaimRecord) -> AsyncIterator[ClaimRecord | None]:
+        """Hold the devices of a claim whose lock is held, and return its record as it is then; None where it is gone.
+
+        Whoever holds the devices may change the records of other claims on them: it undoes what is left over, and moves what waits.
+        """
+        async with self._devices.hold(record.device_uuids):
+            yield self.store.claims.get(record.uid)
+
     async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
         """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
         found = await look_at(self.hands, uuids, self.thread)
@@ -322,8 +332,14 @@ class ClaimService:
         lasts = record.uid not in self.suspect and record.boot_id == self._boot_id and to_activate(record) is None
         if present and lasts:
             return record
-        async with self._devices.hold(record.device_uuids):
-            restored = await self.make_again(record, watch, pod_claim)
+        async with self._current(record) as current:
+            if current is None or not current.prepared:
+                raise AcceleratorError(
+                    f"Claim {record.describe()} was undone while its devices were in use by another call",
+                    hint="It is prepared when the kubelet calls again.",
+                    code="claim-changed",
+                )
+            restored = await self.make_again(current, watch, pod_claim)
         return restored or self.store.claims[record.uid]
 
     def plan(
@@ -431,8 +447,9 @@ class ClaimService:
                 return
             watch, code = Stopwatch(self.metrics, "restore", record.kind), "internal"
             try:
-                async with self._devices.hold(record.device_uuids):
-                    await self.make_again(record, watch)
+                async with self._current(record) as current:
+                    if current is not None and current.prepared:
+                        await self.make_again(current, watch)
                 code = ""
             except AcceleratorError as error:
                 code = error.code
@@ -463,10 +480,11 @@ class ClaimService:
             with watch.stage("ready"):
                 await self.wait_until_ready()
         # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
-        async with self._devices.hold(record.device_uuids), self._turns.take():
+        async with self._current(record) as current, self._turns.take():
             self.hands.reached("unprepare-started")
             with watch.stage("undo"):
-                await self.undo(record)
+                if current is not None or was_lost:
+                    await self.undo(current or record)
         if was_lost:
             self._look_soon()
         return record
@@ -478,16 +496,18 @@ class ClaimService:
             if record is not None and (prepared_too or not record.prepared):
                 if not record.prepared:
                     self.suspect.add(uid)  # the reconciler undoes it where this fails
-                async with self._devices.hold(record.device_uuids):
-                    await self.undo(record)
+                async with self._current(record) as current:
+                    if current is not None and (prepared_too or not current.prepared):
+                        await self.undo(current)
 
     async def forget_ahead(self, uid: str) -> None:
         """Undo a claim that was prepared ahead, unless the kubelet has asked for it since. Raises AcceleratorError."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
             if uid in self.ahead and record is not None:
-                async with self._devices.hold(record.device_uuids):
-                    await self.undo(record)
+                async with self._current(record) as current:
+                    if uid in self.ahead and current is not None:
+                        await self.undo(current)
             self.ahead.discard(uid)
 
     async def forget_reallocated(self, record: ClaimRecord, allocation: Allocation) -> None:
@@ -497,8 +517,9 @@ class ClaimService:
         """
         async with self._claims.hold([record.uid]):
             if self.store.claims.get(record.uid) == record:
-                async with self._devices.hold(record.device_uuids):
-                    await self._undo_former(record, allocation)
+                async with self._current(record) as current:
+                    if current == record:
+                        await self._undo_former(record, allocation)
 
     async def undo(self, record: ClaimRecord) -> None:
         """Undo a claim and forget it; the device locks are held. Raises AcceleratorError."""
