@@ -17,7 +17,7 @@ from claim_steps import SMALL, prepare, unprepare
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core import repartition_record as records
 from dra_driver.core.device_locks import DeviceLocks
-from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.errors import BackendUnavailable, InUse
 from dra_driver.core.model import Device, Fault, Finding, Offer, Placement
 from dra_driver.core.repartition_record import Record, Watch
 from dra_driver.core.system import System
@@ -52,6 +52,7 @@ class Scene:
             soon=self.soon,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
             repartition=Watch(str(folder / "state")),
+            claims=lambda: tuple(self.node.store.claims.values()),
         )
 
     async def until(self, condition: Callable[[], Any]) -> None:
@@ -353,3 +354,23 @@ def test_scan_unexpected_exception_does_not_end_the_scans(tmp_path: Path, call: 
         assert reasons == (["DriverIncomplete"] if call == "driver_edits" else [])
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("device", ["gpu-0", SMALL])
+def test_device_with_a_claim_is_not_reset_though_no_process_is_on_it(tmp_path: Path, device: str) -> None:
+    """The claim was prepared after the reset had been decided on; its container has not started."""
+
+    async def scenario(scene: Scene) -> None:
+        node = scene.node
+        await node.start()
+        uuid = node.gpus.template(0).uuid
+        claim = scene.node.claims.allocate("a", device)
+        assert await prepare(node, claim) == ""
+        with pytest.raises(InUse, match="default/a") as refusal:
+            await scene.watch.reset([uuid])
+        assert refusal.value.claims
+        assert not any(call[0] == "reset" for call in node.backend.calls)
+        assert await unprepare(node, claim) == ""
+        await scene.watch.reset([uuid])
+
+    run(tmp_path, scenario, watching=False)

@@ -197,6 +197,7 @@ class Serving:
             refusals=refusals,
             repartition=repartition,
             take_marks=lambda: keeper.take_marks(),
+            claims=lambda: tuple(store.claims.values()),
         )
         statuses = ClaimStatuses(
             driver=self._driver,

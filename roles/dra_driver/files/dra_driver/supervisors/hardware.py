@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Callable, TypeVar
 
 from ..claims.ownership import Ownership
+from ..claims.records import ClaimRecord
 from ..claims.refusals import Refusals
 from ..core.backend import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected
@@ -65,8 +66,10 @@ class HardwareWatch:
         refusals: Refusals | None = None,
         repartition: Watch | None = None,
         take_marks: Callable[[], object] = lambda: None,
+        claims: Callable[[], Collection[ClaimRecord]] = tuple,
     ) -> None:
         self._take_marks = take_marks
+        self._claims = claims
         self._repartition = repartition
         self._backend = backend
         self._driver = driver
@@ -168,12 +171,22 @@ class HardwareWatch:
             await self._look_at_edits()
 
     async def reset(self, uuids: Sequence[str]) -> None:
-        """Reset devices together, if nothing uses them at this moment either. Raises InUse, AcceleratorError."""
+        """Reset devices together. Raises InUse where processes, partitions, or claims are on one of them, AcceleratorError."""
         async with self._looking, self._lending.alone(uuids, f"the driver {self._driver}, which resets a device"):
             for uuid in uuids:
                 device = await self._thread(self._backend.device, uuid)
-                if device.processes or device.partitions:
-                    raise InUse(f"{device.describe()} is in use", pids=[each.pid for each in device.processes])
+                # A claim can have been prepared, without a process so far, while the device's last users ended.
+                claims = [record.describe() for record in self._claims() if uuid in record.device_uuids]
+                if device.processes or device.partitions or claims:
+                    pids = [each.pid for each in device.processes]
+                    partitions = [each.describe() for each in device.partitions]
+                    raise InUse(
+                        f"{device.describe()} is not reset: it has processes {pids}, partitions {partitions}, and claims {claims}; "
+                        "expected none",
+                        pids=pids,
+                        claims=claims,
+                        hint="It is reset when nothing uses it any more.",
+                    )
             await self._thread(self._backend.reset, uuids)
         self._soon.set()
 

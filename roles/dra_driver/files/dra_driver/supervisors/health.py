@@ -151,7 +151,10 @@ class HealthKeeper:
         self._clock = clock
         self._ailments: dict[str, Ailments] = {}
         self._missing: tuple[MissingDevice, ...] = ()
-        self._kept: dict[str, list[object]] = {}
+        #: The content that was last given to be written; None where that failed.
+        self._kept: dict[str, list[object]] | None = {}
+        self._due: bytes | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._state, self._marks = StateLog(LOG), StateLog(LOG)
         self._is_loaded = False
         self._verifying: asyncio.TimerHandle | None = None
@@ -160,11 +163,15 @@ class HealthKeeper:
     async def run(self) -> None:
         """Follow the looks until cancelled."""
         self._load()
-        async for snapshot in self._snapshots.follow():
-            if snapshot.survey is not None:
-                self._look(snapshot.survey)
-            self._publish()
-            self._keep()
+        try:
+            async for snapshot in self._snapshots.follow():
+                if snapshot.survey is not None:
+                    self._look(snapshot.survey)
+                self._publish()
+                self._keep()
+        finally:
+            if self._writing is not None:
+                await asyncio.wait((self._writing,))
 
     def heard(self, notices: Collection[Notice]) -> None:
         """Take in what devices tell; a look follows by itself."""
@@ -311,13 +318,21 @@ class HealthKeeper:
         if kept == self._kept:
             return
         text = json.dumps({"form": FORM, "devices": health.to_data(self._ailments)}, indent=1) + "\n"
-        try:
-            self._system.write_atomic(self._path, text.encode(), mode=0o600)
-        except OSError as error:
-            self._state.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
-        else:
-            self._kept = kept
-            self._state.report(f"{self._path} is kept", level=logging.DEBUG)
+        self._kept, self._due = kept, text.encode()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        """Write the file, on a thread: a slow disk must not keep the kubelet's calls waiting. The last content wins."""
+        while self._due is not None:
+            data, self._due = self._due, None
+            try:
+                await asyncio.to_thread(self._system.write_atomic, self._path, data, mode=0o600)
+            except OSError as error:
+                self._kept = None  # the next scan tries again
+                self._state.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
+            else:
+                self._state.report(f"{self._path} is kept", level=logging.DEBUG)
 
 
 def known_faults(system: System, directory: str) -> dict[str, Ailments]:

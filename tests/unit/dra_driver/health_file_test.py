@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""The file of the devices' health is written on a thread, in the order of the changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from dra_driver.core import health
+from dra_driver.core.model import Notice
+from dra_driver.core.signs import Ends, Severity, Sign
+from dra_driver.core.system import System
+from dra_driver.supervisors.health import FILE, HealthKeeper, Picture
+from dra_driver.supervisors.shared import Shared, Snapshot
+
+LOST = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9")
+
+
+class SlowDisk(System):
+    """A disk on which a write lasts until the test lets it end; some writes fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+        self.failures = 0
+        self.writes = 0
+
+    def write_atomic(self, path: str, data: bytes, **options: Any) -> None:
+        assert self.may_end.wait(10), "the write kept the event loop"
+        self.writes += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        super().write_atomic(path, data, **options)
+
+
+class Nobody:
+    def fell_ill(self, *_about: object) -> None:
+        pass
+
+    recovered = fell_ill
+
+
+def keeper_of(folder: Path, disk: System, snapshots: Shared[Snapshot]) -> HealthKeeper:
+    return HealthKeeper(
+        driver="gpu.nvidia.com",
+        directory=str(folder),
+        system=disk,
+        boot_id="boot-1",
+        effects=health.DEFAULT_EFFECTS,
+        snapshots=snapshots,
+        pictures=Shared(Picture()),
+        soon=asyncio.Event(),
+        teller=Nobody(),
+        claims=tuple,
+    )
+
+
+def faults_in(folder: Path) -> set[str]:
+    return set(json.loads((folder / FILE).read_text())["devices"])
+
+
+def test_slow_disk_does_not_keep_the_event_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk, snapshots = SlowDisk(), Shared(Snapshot())
+        keeper = keeper_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0)
+        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        await asyncio.sleep(0.05)  # the loop runs while the disk writes
+        keeper.heard([Notice("GPU-2", "error 9", LOST)])
+        keeper.was_reset("GPU-2")
+        disk.may_end.set()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert faults_in(tmp_path) == {"GPU-1"}, "the last content is there when the supervisor has ended"
+
+    asyncio.run(main())
+
+
+def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk, snapshots = SlowDisk(), Shared(Snapshot())
+        disk.failures = 1
+        disk.may_end.set()
+        keeper = keeper_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0)
+        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        while disk.writes < 1 or not keeper._writing or not keeper._writing.done():
+            await asyncio.sleep(0.01)
+        snapshots.put(Snapshot())  # the next scan
+        while disk.writes < 2:
+            await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert faults_in(tmp_path) == {"GPU-1"}
+
+    asyncio.run(asyncio.wait_for(main(), 20))
