@@ -80,7 +80,7 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
         if not taints(node):
             raise Lost("the driver has forgotten over a restart what was wrong with the devices")
     node.silicon.command("clear all")
-    await_no_taints(node)
+    node.until("no device has a taint after its repair", lambda: not taints(node) or node.report_repairs(), 90)
     tenants.await_prepared()
     tenants.give_back()
 

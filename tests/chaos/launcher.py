@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Starts drivers by forking from a process that has everything imported: a start costs a tenth of a second and not a whole one.
 
-Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples"}``; the answer is a
+Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples", "raises"}``; the answer is a
 line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
 session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a ``library``, which has to
 be loaded before all others, is started from the beginning.
@@ -51,6 +51,8 @@ def drive(order: dict[str, Any]) -> None:
             os.execve(sys.executable, [sys.executable, "-m", "dra_driver.cli", *order["arguments"]], environment)
         if order["samples"]:
             sampling.Sampler(Path(order["samples"])).start()
+        if order["raises"]:
+            raising.install()
         if order["timer"]:
             reconciler.RECONCILE_SECONDS = order["timer"]
         stages.listen(stop_at.StopPoint(order["stage"]).reached)
@@ -68,6 +70,7 @@ if __name__ == "__main__":
     from dra_driver.supervisors import reconciler
 
     from tests.bench import sampling
+    from tests.chaos import raising
     from tests.cluster import stop_at
 
     assert node and pynvml and server

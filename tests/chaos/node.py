@@ -9,6 +9,7 @@ vendor's own library, simulated, CDI files. The API server is the small one of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -29,9 +30,13 @@ import grpc
 import yaml
 from accelerator_simulator.library import Library, find_library
 from api_model import ApiModel, kubeconfig
+from dra_driver.core import repair_marks
+from dra_driver.core.prepared import wake_driver
+from dra_driver.core.system import System
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
+from dra_driver.supervisors.health import known_faults
 from machine_model import Claims
 
 from tests.chaos import surroundings
@@ -231,11 +236,12 @@ class Node:
         timer: float | None = None,
         instance: str = "",
         samples: Path | None = None,
+        raises: bool = False,
     ) -> int:
         """Start a driver that dies when ``stage`` is complete; return its process ID at once.
 
         ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds;
-        ``samples`` is where it writes what its functions cost.
+        ``samples`` is where it writes what its functions cost. With ``raises`` calls of the vendor's library raise on order (raising.py).
         """
         assert self._launcher.stdin and self._launcher.stdout
         order = {
@@ -247,6 +253,7 @@ class Node:
             "timer": timer,
             "instance": instance,
             "samples": str(samples or ""),
+            "raises": raises,
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()
@@ -430,6 +437,13 @@ class Node:
     def wait_ready(self, seconds: float = 60) -> None:
         """Wait until the driver says that it is ready, its claims recovered and its devices published."""
         self.until("the driver is ready", lambda: (told := self.status())["ready"] and told["published"], seconds)
+
+    def report_repairs(self) -> None:
+        """Report to the driver that somebody has repaired the devices, as ``dra-driver recovered all`` does."""
+        with contextlib.suppress(OSError, ValueError):
+            repair_marks.mark(str(self.state), known_faults(System(), str(self.state)), repair_marks.REPAIRED)
+        wake_driver(str(self.state))
+        time.sleep(0.5)
 
     @contextmanager
     def faults(self, *commands: str) -> Iterator[None]:

@@ -126,9 +126,20 @@ CALLS = (
     "nvmlDeviceSetComputeMode",
     "nvmlDeviceResetGpuLockedClocks",
 )
+#: What a scan asks each GPU, and NVML itself.
+SCANNED = (
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlEventSetWait_v2",
+)
 #: Unknown error, in use, insufficient resources, the GPU is lost, needs a reset.
 CODES = (999, 19, 23, 15, 16)
-#: Errors of applications, of memory, of links and of the GPU's own processors; none that only the machine's next start ends.
+#: Errors of applications, of memory, of links and of the GPU's own processors; a reset, or the report of a repair, ends all of them.
 XIDS = (13, 31, 43, 45, 48, 62, 63, 74, 92, 94, 95, 119, 120, 154)
 BASES = (
     *((("gpu-3",), config) for config in (TIME_SLICING, settings(powerLimit=300), settings(computeMode="Prohibited"))),
@@ -235,7 +246,9 @@ VENDOR = Vendor(
     codes=CODES,
     called=("three", "settings"),
     hanging=("nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"),
+    scanned=SCANNED,
     errors=tuple(f"xid {number}" for number in XIDS),
+    failing="recovery-action 1",
     bases=BASES,
     words=("8Gi", "GpuConfig", "DeviceSettings", "MPS", "TimeSlicing"),
     is_static=lambda name: "-mig-" in name and name.startswith("gpu-0-"),

@@ -22,7 +22,7 @@ from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
 SERVICES = Path("/run/service-manager")
 PCI = Path("/sys/bus/pci/devices")
 #: Files that any driver has: the store, its locks, its sockets, what it remembers of health.
-OWN_FILES = re.compile(r"state\.db(-wal|-shm)?|driver\.lock|locks|metadata|dra\.sock|status\.sock|health\.json")
+OWN_FILES = re.compile(r"state\.db(-wal|-shm)?|driver\.lock|locks|repairs|metadata|dra\.sock|status\.sock|health\.json")
 Snapshot = dict[str, Any]
 
 

@@ -41,8 +41,8 @@ class Vendor:
     hand-over, and of which one more comes and goes meanwhile; no two need the same place.
 
     ``calls`` and ``codes`` are what the library is called for while claims come and go, and how such a call can fail; ``called`` are kinds
-    that make these calls, ``hanging`` calls that change a device. ``errors`` are errors that a device tells of and that go by themselves,
-    as the simulator's words for a fault.
+    that make these calls, ``hanging`` calls that change a device, ``scanned`` those of a scan of each device. ``errors`` are errors that
+    a device tells of, ``failing`` is a state in which it has failed, as the simulator's words for a fault.
     """
 
     name: str
@@ -60,7 +60,9 @@ class Vendor:
     codes: tuple[int, ...]
     called: tuple[str, ...]
     hanging: tuple[str, ...]
+    scanned: tuple[str, ...]
     errors: tuple[str, ...]
+    failing: str
     #: Configurations that are nearly right when something of them is changed, with what they are for; words that belong into none.
     bases: tuple[Base, ...]
     words: tuple[str, ...]

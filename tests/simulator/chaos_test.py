@@ -22,7 +22,18 @@ from tests.simulator.nvml_builds import ROOT
 
 PROGRAM = (sys.executable, "-m", "tests.chaos")
 #: What is killed at its stages that leave the most behind, and what else is tried.
-FAULTS = ("kill", "store", "call", "hand-over", "leftovers", "reboot", "fuzz-requests", "fuzz-configurations")
+FAULTS = (
+    "kill",
+    "store",
+    "call",
+    "clock-health",
+    "exceptions",
+    "hand-over",
+    "leftovers",
+    "reboot",
+    "fuzz-requests",
+    "fuzz-configurations",
+)
 CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=1", "--seed=1")
 
 
