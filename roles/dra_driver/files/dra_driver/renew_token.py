@@ -112,14 +112,15 @@ def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, An
 
     try:
         return asyncio.run(send())
-    except ApiError as error:
-        raise RenewalFailed(
-            f"The API server rejected the renewal of the token: {error.message}",
-            hint=error.hint,
-            code=FORBIDDEN if error.status == 403 else "",
-        ) from error
-    except ApiUnreachable as error:
-        raise RenewalFailed(f"The token could not be renewed. {error.message}", hint=error.hint) from error
+    except AcceleratorError as error:
+        if isinstance(error, ApiError):
+            text = f"The API server rejected the renewal of the token: {error.message}"
+            code = FORBIDDEN if error.status == 403 else ""
+        elif isinstance(error, ApiUnreachable):
+            text, code = f"The token could not be renewed. {error.message}", ""
+        else:
+            raise
+        raise RenewalFailed(text, hint=error.hint, code=code) from error
 
 
 def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -181,6 +181,10 @@ class Serving:
         guard = DeviceGuard(locks)
         refusals = Refusals()
         repartition = Watch(directory)
+
+        def take_marks() -> None:
+            keeper.take_marks()  # which is made below, with what the watch tells
+
         watch = HardwareWatch(
             self._backend,
             driver=self._driver,
@@ -196,7 +200,7 @@ class Serving:
             report_problem=self._reports.problem,
             refusals=refusals,
             repartition=repartition,
-            take_marks=lambda: keeper.take_marks(),
+            take_marks=take_marks,
             claims=lambda: tuple(store.claims.values()),
         )
         statuses = ClaimStatuses(
