@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ._kubernetes import Api, ApiError
+from .core.extended_claims import describe_duplicate, duplicates
 
 GROUP = "resource.k8s.io"
 _UNPROCESSABLE = 422
@@ -186,6 +187,7 @@ def ask(
         "namespace": {"exists": False},
         "accounts": [],
         "classes": {},
+        "duplicates": [],
         "own": [],
         "nodes": {name: node_facts(None) for name in nodes},
         "claims": [],
@@ -225,6 +227,7 @@ def _ask(
         listed = api.list_all(f"/apis/{GROUP}/v1/deviceclasses", {})
         mine = {one["metadata"]["name"] for one in answer["own"] if one["kind"] == "DeviceClass"}
         answer["classes"] = {one["metadata"]["name"]: one["metadata"]["name"] in mine for one in listed}
+        answer["duplicates"] = [describe_duplicate(*each) for each in duplicates(listed).items()]
     if served and drivers:
         listed = api.list_all(f"/apis/{GROUP}/v1/resourceclaims", {})
         answer["claims"] = [facts for facts in (claim_facts(one, nodes, drivers) for one in listed) if facts]

@@ -229,7 +229,8 @@ ansible_facts:
               also with the C(node), which is empty for what is of no one node.
             - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(no-partitions), V(made-by-hand),
               V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(node-unknown), V(not-published),
-              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ) and V(not-explained).
+              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ),
+              V(duplicate-extended-resource) and V(not-explained).
           returned: success
           type: list
           elements: dict
@@ -306,12 +307,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask impor
     pending_pods,
     pods_by_name,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._device_classes import VERSIONS as CLASS_VERSIONS
 from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
     ApiError,
     connect,
+    served_version,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
@@ -322,9 +325,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.backend impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.extended_claims import (
+    describe_duplicate,
+    duplicates,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import attention, fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
@@ -429,6 +436,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     pending = pending_pods(api) if module.params["health"] else None
     published = devices(slices, found)
     report = fleet_report(nodes, published, facts_by(found, published, pods))
+    report["attention"] += duplicate_classes(api)
     rules = rules_there(api)
     explained: dict[str, Any] = {}
     waiting = unexplained(pending or (), reasons)
@@ -491,6 +499,21 @@ def rules_there(api: Api) -> list[dict[str, Any]]:
         if error.status in (403, 404):
             return []
         raise
+
+
+def duplicate_classes(api: Api) -> list[dict[str, Any]]:
+    """Return a warning for each extended resource of several DeviceClasses; none without the right to list these. Raises ApiError."""
+    try:
+        version = served_version(api, GROUP, CLASS_VERSIONS)
+        classes = api.list_all(f"/apis/{GROUP}/{version}/deviceclasses", {})
+    except ApiError as error:
+        if error.status in (403, 404):
+            return []
+        raise
+    return [
+        {"node": "", **attention("duplicate-extended-resource", describe_duplicate(*each))}
+        for each in duplicates(classes).items()
+    ]
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -101,6 +101,12 @@ classes:
   returned: success
   type: dict
   sample: {gpu.nvidia.com: true}
+duplicates:
+  description: A warning for each extended resource that several DeviceClasses serve. The scheduler then uses the newest of them.
+  returned: success
+  type: list
+  elements: str
+  sample: []
 own:
   description:
     - All objects that bear the collection's label C(app.kubernetes.io/managed-by), in an order in which they can be removed.

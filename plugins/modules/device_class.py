@@ -181,6 +181,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.extended_claims import describe_duplicate
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -212,10 +213,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     for field in done.dropped:
         module.warn(f"The API server did not keep {field}.")
     for resource, names in done.duplicates.items():
-        module.warn(
-            f"The extended resource {resource} is served by several DeviceClasses: {', '.join(names)}. The scheduler uses the newest, "
-            f"{names[0]}, and pods wait when that one is deleted. Remove extendedResourceName from all but one."
-        )
+        module.warn(describe_duplicate(resource, names))
     if done.left:
         module.warn(f"Somebody else made the DeviceClasses {', '.join(done.left)}; they are left as they are.")
     return {

@@ -10,7 +10,7 @@ claim's name is in ``status.extendedResourceClaimStatus`` of the pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .quantity import parse
@@ -50,6 +50,14 @@ def duplicates(classes: Iterable[Json]) -> dict[str, list[str]]:
         if len(names) > 1:
             found[resource] = [first, *sorted(set(names) - {first})]
     return found
+
+
+def describe_duplicate(resource: str, names: Sequence[str]) -> str:
+    """Return what several DeviceClasses with one extended resource mean, and what to do. The first class is the one that counts."""
+    return (
+        f"The extended resource {resource} is served by several DeviceClasses: {', '.join(names)}. The scheduler uses the newest, "
+        f"{names[0]}, and pods wait when that one is deleted. Remove extendedResourceName from all but one."
+    )
 
 
 def requests_of(spec: Json, classes: Iterable[Json]) -> list[dict[str, Any]]:

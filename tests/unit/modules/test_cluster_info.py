@@ -163,6 +163,17 @@ def test_whose_a_slice_is_and_what_it_offers(ask: Callable[..., Result]) -> None
     ]
 
 
+def test_cluster_info_names_extended_resource_of_several_classes(server: Server, ask: Callable[..., Result]) -> None:
+    assert ask()["duplicates"] == []
+    classes = [named("gpu.nvidia.com", OURS), named("old.example.com"), named("mig.nvidia.com")]
+    for number, each in enumerate(classes[:2]):
+        each["metadata"]["creationTimestamp"] = f"2026-0{2 - number}-01T00:00:00Z"
+        each["spec"] = {"extendedResourceName": "nvidia.com/gpu"}
+    server.lists[f"{DRA}/v1/deviceclasses"] = classes
+    (found,) = ask()["duplicates"]
+    assert "nvidia.com/gpu is served by several DeviceClasses: gpu.nvidia.com, old.example.com" in found
+
+
 def test_only_what_bears_the_label_is_the_collections(ask: Callable[..., Result]) -> None:
     found = ask()
     assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}

@@ -87,6 +87,31 @@ def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
         assert ask()["status"] == 403
 
 
+def test_report_names_extended_resource_of_several_classes(run_here: Callable[..., Json]) -> None:
+    fleet = Fleet()
+    fleet.node("node-1", boards(1))
+    with Cluster(fleet) as cluster:
+        options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in", "explain": False}
+
+        def duplicates() -> list[str]:
+            report = run_here("accelerator_report", options)["ansible_facts"]["accelerator_report"]
+            found = [
+                [each["message"] for each in part["attention"] if each["code"] == "duplicate-extended-resource"]
+                for part in (report, report["picture"])
+            ]
+            assert found[0] == found[1]
+            return found[0]
+
+        assert duplicates() == []
+        cluster.found["/apis/resource.k8s.io/v1/deviceclasses"]["items"] = [
+            {"metadata": {"name": name}, "spec": {"extendedResourceName": "nvidia.com/gpu"}} for name in ("b", "a")
+        ]
+        (text,) = duplicates()
+        assert "nvidia.com/gpu is served by several DeviceClasses: a, b." in text
+        cluster.forbidden = "deviceclasses"
+        assert duplicates() == []
+
+
 def wants(fleet: Fleet, pod: str, claim: str, profile: str, since: str) -> None:
     """A pod that waits for partitions of a profile."""
     fleet.waits(pod, claim, "0/1 nodes are available", since)

@@ -193,6 +193,19 @@ def test_toolkit_with_known_vulnerability_is_named(tmp_path: Path) -> None:
     assert "CVE-2024-0132" in played.output
 
 
+def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    text = "The extended resource nvidia.com/gpu is served by several DeviceClasses: a, b."
+    hosts = {
+        "one": host(cluster={"duplicates": []}),
+        "earlier": host(),
+        "several": host(cluster={"duplicates": [text]}),
+    }
+    played = play(tmp_path, tasks, hosts)
+    assert not played.failed, played.output
+    assert played.output.count(text) == 1
+
+
 def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
     """The listener names claims, pods, and namespaces to every program that reaches it."""
     open_to_all = {"all": "0.0.0.0:9817", "ipv6": "[::]:9817", "node": "10.0.0.1:9817", "name": "node-1:9817"}
