@@ -131,6 +131,7 @@ def _programs(library: Path, vendor: Vendor) -> None:
         text = (ROOT / f"roles/dra_driver/templates/dra-accelerators-{kind}@.service.j2").read_text(encoding="utf-8")
         text = text.replace("{{ __dra_driver_companions }}", "/run/dra-accelerators/companions")
         text = text.replace("{{ __dra_driver_mps_settings }}", str(ROOT / "roles/dra_driver/files/mps-settings.sh"))
+        text = text.replace("{{ dra_driver_mps_memory }}", "1G")
         lines = [line for line in text.splitlines() if not line.startswith(("#", "{{"))]
         (UNITS / f"dra-accelerators-{kind}@.service").write_text("\n".join(lines), encoding="utf-8")
 
