@@ -27,7 +27,7 @@ def _rendered(role: str, **variables: Any) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(text) if each]
 
 
-def driver_objects() -> list[dict[str, Any]]:
+def driver_objects(*, read_pods: bool = False) -> list[dict[str, Any]]:
     """Return what the role dra_driver writes for all nodes."""
     return _rendered(
         "dra_driver",
@@ -39,7 +39,7 @@ def driver_objects() -> list[dict[str, Any]]:
         __dra_driver_token_limit=2592000,
         dra_driver_token_lifetime=2592000,
         dra_driver_metrics_authorization=False,
-        dra_driver_read_pods=False,
+        dra_driver_read_pods=read_pods,
     )
 
 

@@ -28,6 +28,8 @@ from dra_driver.monitoring.pods import PodReader
 from monitoring_test import home, kubelet, labels, lines, of  # noqa: F401
 from vendor_scene import Scene, run
 
+from tests.oracles.controller_rights import driver_objects
+
 DEVICES = {"a": SMALL, "b": "gpu-1"}
 CONTAINERS = [("pod", each, "c", device) for each in ("a", "b", "init") for device in DEVICES.values()]
 
@@ -196,3 +198,10 @@ def test_requests_of_pod_extended_resources_use_request_mappings() -> None:
         ("a", "pod-extended-resources-x"): frozenset({"container-0-request-0"}),
         ("b", "pod-extended-resources-x"): frozenset({"container-1-request-0"}),
     }
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_drivers_get_pods_with_the_option_only(granted: bool) -> None:
+    (role,) = [each for each in driver_objects(read_pods=granted) if each["kind"] == "ClusterRole"]
+    verbs = [each["verbs"] for each in role["rules"] if "pods" in each["resources"]]
+    assert verbs == ([["get"]] if granted else [])
