@@ -3,7 +3,7 @@
 """The calls of Prepare that have not ended, by claim. A successful Unprepare ends those that arrived before it.
 
 A Prepare can wait for the driver to become ready. If the kubelet gives up in the meantime, deletes the pod, and unprepares the claim,
-the Prepare would block the devices of a claim that has no pod. Source: kubernetes-sigs/dra-driver-nvidia-gpu#1162.
+the Prepare would block the devices of a claim that has no pod.
 """
 
 from __future__ import annotations
