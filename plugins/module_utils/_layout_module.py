@@ -117,6 +117,7 @@ def partition_devices(module: AnsibleModule, backend: Backend, layouts: Layouts)
 
 def look_at(backend: Backend, state_path: str) -> Look:
     """Look at the devices of a backend that is open, and at what claims hold of them."""
+    backend.number_by(str(Path(state_path).parent))
     backend.remember(device for claim in prepared_claims(state_path) for device in claim.away)
     findings, claims = observe(state_path, backend.discover)
     faulty = tuple(each for each in findings if each.fault is not None)

@@ -206,6 +206,12 @@ class Backend(Protocol):
         Raises what ``action`` raises, NotFound, DeviceFaulty, BackendUnavailable.
         """
 
+    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+        """Give devices the indices in the file of the driver whose state directory this is: they stay when a device is removed.
+
+        The driver ``writes`` the file. Where nothing refers to devices by index (``is_referred``) they are numbered anew.
+        """
+
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
 

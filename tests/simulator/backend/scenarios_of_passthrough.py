@@ -247,3 +247,55 @@ def numbers_stay_when_a_gpu_below_is_unplugged(stage: Stage) -> None:
         back = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
         assert again.items() <= back.items() and len(set(back.values())) == 8
         stage.backend.attach(away.uuid, partial(passthrough.take_back, system, handover))
+
+
+def by_index(backend: NvidiaBackend) -> dict[str, int]:
+    """The index of each GPU by its PCI address."""
+    return {gpu.pci_address: gpu.index for gpu in devices_of(backend.discover())}
+
+
+@on("8xH100")
+def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
+    """GPU 2 is unplugged: the others keep their indices in the driver, in its next process, and in a module beside it."""
+    with bus(stage) as system:
+        stage.backend.close()
+
+        def driver(is_referred: bool = True) -> NvidiaBackend:
+            backend = NvidiaBackend(system)
+            backend.number_by("/driver", writes=True, is_referred=is_referred)
+            backend.open()
+            return backend
+
+        stage.backend = driver()
+        before = by_index(stage.backend)
+        assert sorted(before.values()) == list(range(8))
+        unplugged = next(address for address, index in before.items() if index == 2)
+        left = {address: index for address, index in before.items() if address != unplugged}
+        stage.control("unplug", unplugged)
+        stage.backend.renew()
+        assert by_index(stage.backend) == left
+        assert by_index(stage.backend) == left  # the next scan knows where each GPU is
+        stage.backend.close()
+        stage.backend = driver()
+        assert by_index(stage.backend) == left
+        numbers = {offers[-1].device_uuid: offers[-1].name for offers in published(stage.backend)}
+        assert {"gpu-vfio-0", "gpu-vfio-1", "gpu-vfio-3", "gpu-vfio-7"} <= set(numbers.values())
+        module = NvidiaBackend(system)
+        module.number_by("/driver")
+        module.open()
+        assert by_index(module) == left
+        module.close()
+        stage.control("plug", unplugged)
+        stage.backend.renew()
+        assert by_index(stage.backend) == before
+        # What cannot be read counts as nothing; without a reference the GPUs are numbered anew.
+        stage.control("unplug", unplugged)
+        stage.backend.close()
+        stage.backend = driver(is_referred=False)
+        assert sorted(by_index(stage.backend).values()) == list(range(7))
+        stage.backend.close()
+        record = stage.root / "driver/numbers.json"
+        assert record.exists()
+        record.write_text("{}")
+        stage.backend = driver()
+        assert sorted(by_index(stage.backend).values()) == list(range(7))

@@ -276,6 +276,9 @@ class ModelBackend:
         action()
         self.device(uuid)
 
+    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+        self._call("number_by", directory, writes, is_referred)
+
     def remember(self, devices: Iterable[Device]) -> None:
         self.away.update({device.uuid: device for device in devices})
 

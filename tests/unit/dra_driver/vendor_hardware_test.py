@@ -202,3 +202,27 @@ def test_partitioning_that_did_not_go_off_with_the_last_claim_goes_off_later(sho
         assert scene.backend.gpus.devices()[0].partitioning.enabled
 
     run(short, scenario)
+
+
+def test_devices_keep_their_numbers_while_claims_or_rules_refer_to_them(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        def told() -> list[tuple[bool, bool]]:
+            return [arguments[1:] for name, arguments in scene.backend.calls if name == "number_by"]
+
+        await scene.api.start()
+        await scene.start()
+        await scene.until(scene.devices)
+        assert told() == [(True, False)]
+        assert await scene.prepare("a", SMALL) == ""
+        await scene.stop()
+        await scene.start()
+        await scene.until(lambda: len(told()) == 2)
+        assert told()[1] == (True, True), "a claim is prepared"
+        assert await scene.eventually(lambda: scene.unprepare("a")) == ""
+        await scene.stop()
+        scene.settings["layout"] = [{"match": {"index": 0}, "mode": "dynamic"}]
+        await scene.start()
+        await scene.until(lambda: len(told()) == 3)
+        assert told()[2] == (True, True), "a rule has an index"
+
+    run(short, scenario)

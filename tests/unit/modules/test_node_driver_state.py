@@ -16,6 +16,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import l
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
+from dra_driver.core.nvidia.numbering import FILE as NUMBERS
 from dra_driver.supervisors.health import FILE as HEALTH
 from dra_driver.supervisors.ways import NOTE
 from driver_state import FOLDER, REGISTRY, make_locks, make_state
@@ -39,7 +40,7 @@ def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
 def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Path) -> None:
     """Also what a driver that was killed while it wrote it has left."""
     folder = make_state(tmp_path, store=True)
-    for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp"):
+    for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp", NUMBERS):
         (folder / name).touch()
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, [])

@@ -321,6 +321,9 @@ class AscendBackend:
         """Refuse: NPUs are given to no other driver."""
         raise Unsupported(f"NPU {uuid} cannot be passed through to a virtual machine")
 
+    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+        """Do nothing: the index of an NPU is its physical id, which stays when others are removed."""
+
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn nothing: no NPU is ever away."""
 

@@ -139,7 +139,9 @@ class NvidiaBackend:
         """
         self._look_at_fabric()
         with self._steady:
-            return tuple(self._with_partitions(finding) for finding in self._discover(full, patience))
+            found = tuple(self._with_partitions(finding) for finding in self._discover(full, patience))
+            self._boards.numbering.write()
+            return found
 
     def _discover(self, full: bool, patience: float | None) -> tuple[Finding, ...]:
         count = self._of_library(
@@ -147,14 +149,14 @@ class NvidiaBackend:
         )
         away = self._boards.away()
         with self._lock:
-            by_index = full or count != self._count
+            is_other = count != self._count
+            by_index = full or is_other
             self._count = count
         deadline = self._deadlines.full_look if by_index else self._deadlines.look
         begun = time.monotonic()
         looks: dict[int, Call[Device]] = {}
-        for position in range(count):
-            index = self._boards.index_of(position)
-            look = partial(self._boards.look, position, by_index, full)
+        for position, index in enumerate(self._boards.indices(count, is_other)):
+            look = partial(self._boards.look, position, index, by_index, full)
             key = self._boards.uuid_at(index) or f"index {index}"
             looks[index] = self._lanes.submit(key, look, deadline, doing=f"Looking at GPU {index}")
         looked = gather(looks, self._last_at, faults.faulty, begun=begun, deadline=deadline, patience=patience)
@@ -381,6 +383,12 @@ class NvidiaBackend:
             self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
         self.device(uuid)
         self._after_loss((uuid,))
+
+    def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
+        """Give GPUs the numbers in the driver's file in this directory; see numbering.py."""
+        self._boards.numbering.use(directory, writes=writes)
+        if not is_referred and not self._nvml.is_open:
+            self._boards.numbering.forget()
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of GPUs that another driver was given before this process began."""

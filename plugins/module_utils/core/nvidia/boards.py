@@ -7,7 +7,6 @@ Whatever asks NVML here is called on the lane of the GPU that it asks about.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from dataclasses import replace
 from typing import Any, Callable, TypeVar
@@ -16,9 +15,10 @@ from .. import pci
 from ..errors import AcceleratorError, BackendUnavailable
 from ..model import UNKNOWN_ERROR, Device, Health, Partitioning
 from ..system import System
-from . import condition, discover, names
+from . import condition, discover
 from .board_facts import BoardFacts, DriverFacts
 from .edits import Capabilities
+from .numbering import Numbering
 from .nvml import Nvml
 from .watch import Watch
 
@@ -47,7 +47,10 @@ class Boards:
         self._read_at: dict[str, int | None] = {}  # what the watch said when the partitions were read
         self._away: dict[str, Device] = {}  # those that another driver has, for us
         self._returned = 0
-        self._numbers: dict[str, int] = {}  # of GPUs for virtual machines, by PCI address
+        self._places: dict[
+            int, str
+        ] = {}  # PCI addresses by the position in NVML's list, of the GPUs met in this session
+        self.numbering = Numbering(system)
         self._capabilities = Capabilities(system)
 
     @property
@@ -59,8 +62,10 @@ class Boards:
 
     def begin(self, driver: DriverFacts) -> None:
         """Begin a session with the library."""
+        self.numbering.read()
         with self._lock:
             self._driver = driver
+            self._places.clear()
             self._capabilities = Capabilities(self._system)
 
     def end(self) -> None:
@@ -69,6 +74,7 @@ class Boards:
             self._driver = None
             self._capabilities = Capabilities(self._system)
             self._kept.clear()
+            self._places.clear()
             self._read_at.clear()
 
     def let_go(self) -> None:
@@ -76,6 +82,7 @@ class Boards:
         with self._lock:
             self._capabilities = Capabilities(self._system)
             self._kept.clear()
+            self._places.clear()
             self._read_at.clear()
 
     def kept(self) -> tuple[BoardFacts, ...]:
@@ -100,10 +107,10 @@ class Boards:
 
     def send_away(self, device: Device) -> None:
         """Remember a GPU that NVML does not know any more, because another driver has it."""
+        number = device.passthrough.number if device.passthrough is not None else None
+        index = self.numbering.learn(device.pci_address, device.index, number)
         with self._lock:
-            self._away[device.uuid] = self._last[device.uuid] = device
-            if device.passthrough is not None:
-                self._numbers[device.pci_address] = device.passthrough.number
+            self._away[device.uuid] = self._last[device.uuid] = replace(device, index=index)
         self.forget(device.uuid)
 
     def away(self) -> dict[str, Device]:
@@ -134,14 +141,14 @@ class Boards:
             sent = uuid in self._away
         return self.away().get(uuid) if sent else None
 
-    def index_of(self, position: int) -> int:
-        """Return the index that the GPU at a position of NVML's list has while all GPUs are there."""
+    def indices(self, count: int, anew: bool) -> tuple[int, ...]:
+        """Return the index of each GPU of NVML's list; with ``anew`` the list is not the one of the scan before."""
         with self._lock:
-            taken = sorted(device.index for device in self._away.values())
-        index = position
-        for each in taken:
-            index += each <= index
-        return index
+            if anew:
+                self._places.clear()
+            places = dict(self._places)
+            away = [device.pci_address for device in self._away.values()]
+        return self.numbering.indices(count, places, away)
 
     def forget(self, uuid: str, taken_away: bool = False) -> None:
         """Forget a handle and the facts behind it; for a GPU that was taken away everything."""
@@ -188,14 +195,14 @@ class Boards:
         board = self._get(device.uuid)
         return device if board is None or board.minor == device.minor else replace(device, minor=board.minor)
 
-    def look(self, position: int, by_index: bool, full: bool) -> Device:
-        """Look at the GPU at this position of NVML's list: ask it something, and read what changes, or with ``full`` everything.
+    def look(self, position: int, index: int, by_index: bool, full: bool) -> Device:
+        """Look at the GPU at this position of NVML's list, which probably has this index: ask it something, and read what changes, or with ``full`` everything.
 
         ``by_index`` is for when the indices may be those of other GPUs than they were.
         """
-        index = self.index_of(position)
         with self._lock:
-            kept = next((board for board in self._kept.values() if board.index == index), None)
+            address = self._places.get(position)
+            kept = next((board for board in self._kept.values() if board.pci_address == address), None)
 
         def ask(board: BoardFacts) -> Device:
             discover.probe(self._nvml, board.handle, board.uuid)
@@ -204,7 +211,7 @@ class Boards:
             health = condition.read(self._nvml, board)
             return self._read(board, None if full else self._unchanged(board.uuid), health)
 
-        return self._use(None if by_index or full else kept, lambda: self._meet(position, full), ask)
+        return self._use(None if by_index or full else kept, lambda: self._meet(position, index, full), ask)
 
     def _use(
         self, kept: BoardFacts | None, find: Callable[[], BoardFacts], action: Callable[[BoardFacts], Answer]
@@ -226,40 +233,29 @@ class Boards:
     def _find(self, uuid: str) -> BoardFacts:
         return self._keep(self._nvml.call("nvmlDeviceGetHandleByUUID", uuid, doing=f"Finding GPU {uuid}"))
 
-    def _meet(self, position: int, full: bool) -> BoardFacts:
-        index = self.index_of(position)
+    def _meet(self, position: int, index: int, full: bool) -> BoardFacts:
         handle: Any = self._nvml.call("nvmlDeviceGetHandleByIndex", position, doing=f"Finding GPU {index}")
         uuid = str(self._nvml.call("nvmlDeviceGetUUID", handle, doing=f"Reading the UUID of GPU {index}"))
         kept = None if full else self._get(uuid)
         if kept is None:
-            return self._keep(handle)
-        kept.handle, kept.index = handle, index
+            kept = self._keep(handle, index)
+        else:
+            kept.handle = handle
+        with self._lock:
+            self._places[position] = kept.pci_address
         return kept
 
-    def _keep(self, handle: Any) -> BoardFacts:
+    def _keep(self, handle: Any, index: int | None = None) -> BoardFacts:
         board = discover.read_board(self._nvml, self._system, handle, self.driver)
-        board.index = self.index_of(board.index)
+        board.index = self.numbering.index(board.pci_address, board.index if index is None else index)
         if board.passthrough is not None:
             board.passthrough = replace(
-                board.passthrough, number=self._number(board.pci_address, board.passthrough.number)
+                board.passthrough, number=self.numbering.machine(board.pci_address, board.passthrough.number)
             )
         self._watch.forget(board.uuid)
         with self._lock:
             self._kept[board.uuid] = board
         return board
-
-    def _number(self, address: str, place: int) -> int:
-        """Return the number of a GPU for virtual machines: its place on the bus when it was met first, or one beyond all places.
-
-        It stays while other GPUs come and go, because claims know the GPU by it.
-        """
-        places = len(names.gpus_on_the_bus(self._system))
-        with self._lock:
-            if address not in self._numbers:
-                taken = set(self._numbers.values())
-                beyond = next(number for number in itertools.count(places) if number not in taken)
-                self._numbers[address] = beyond if place in taken else place
-            return self._numbers[address]
 
     def _read(self, board: BoardFacts, known: Device | None = None, health: Health | None = None) -> Device:
         """Read what changes. Its condition is what the look found that read it last: claims do not wait for that."""

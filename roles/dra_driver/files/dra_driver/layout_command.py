@@ -82,6 +82,7 @@ def run_layout(
             raise
         try:
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
+            backend.number_by(directory)
             results += bring_about(backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply)
         finally:
             backend.close()

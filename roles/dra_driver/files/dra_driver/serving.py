@@ -132,6 +132,7 @@ class Serving:
         if locks.is_taken(REQUEST):
             raise AcceleratorError(f"The vendor's library is lent to {locks.holder_of(REQUEST)}", code="library-lent")
         try:
+            self._backend.number_by(self._directory)
             await asyncio.to_thread(self._backend.open)
             await asyncio.to_thread(self._backend.discover, True, AWAIT_SECONDS)
         finally:
@@ -175,6 +176,11 @@ class Serving:
         taken_over: bool,
     ) -> None:
         configuration, directory, boot_id = self._configuration, self._directory, self._boot_id
+        self._backend.number_by(
+            directory,
+            writes=True,
+            is_referred=bool(store.claims) or any(rule.match.index is not None for rule in configuration.layout),
+        )
         self._backend.remember(device for record in store.claims.values() for device in record.away)
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
         locks = DeviceLocks(directory, f"the driver {self._driver}", keeps_open=True)

@@ -51,6 +51,7 @@ def run_settings(
         open_when_there(backend, wait)
         try:
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
+            backend.number_by(directory)
             path = record or record_path(vendor)
             asked = Asked(rules, f"{directory}/state.db", path, reset="never", restore=True)
             told += bring_about(backend, System(), asked, apply=apply)
