@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import breaking, fuzz, instances, kill, outages, rebooting, storing, transitions
+from tests.chaos import breaking, defects, fuzz, instances, kill, outages, rebooting, storing, transitions
 from tests.chaos.node import Node
 from tests.chaos.results import Results, write_rows
 from tests.chaos.vendor import Vendor
@@ -44,6 +44,9 @@ def faults(vendor: Vendor, away: float) -> tuple[Fault, ...]:
         Fault("hang", breaking.hang, 6),
         Fault("api-away", partial(outages.api_away, seconds=away), 2),
         Fault("kubelet-storm", outages.kubelet_storm, 10),
+        Fault("half-open", defects.half_open, 2),
+        Fault("readiness", defects.readiness, 10),
+        Fault("supervisor-exceptions", defects.exceptions, 3),
         Fault("clock-jump", outages.clock_jump, len(outages.JUMPS)),
         Fault("clock-health", transitions.clock_health, len(transitions.STEPS)),
         Fault("exceptions", transitions.defect, transitions.count_of_defects(vendor)),

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Starts drivers by forking from a process that has everything imported: a start costs a tenth of a second and not a whole one.
 
-Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples", "raises"}``; the answer is a
-line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
+Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples",
+"raises", "defects"}``; the answer is a line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
 session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a ``library``, which has to
 be loaded before all others, is started from the beginning.
 """
@@ -55,6 +55,8 @@ def drive(order: dict[str, Any]) -> None:
             raising.install()
         if order["timer"]:
             reconciler.RECONCILE_SECONDS = order["timer"]
+        if order["defects"]:
+            defective.inject()
         stages.listen(stop_at.StopPoint(order["stage"]).reached)
         status = cli.main(order["arguments"])
     finally:
@@ -70,7 +72,7 @@ if __name__ == "__main__":
     from dra_driver.supervisors import reconciler
 
     from tests.bench import sampling
-    from tests.chaos import raising
+    from tests.chaos import defective, raising
     from tests.cluster import stop_at
 
     assert node and pynvml and server

@@ -237,11 +237,13 @@ class Node:
         instance: str = "",
         samples: Path | None = None,
         raises: bool = False,
+        has_defects: bool = False,
     ) -> int:
         """Start a driver that dies when ``stage`` is complete; return its process ID at once.
 
         ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds;
-        ``samples`` is where it writes what its functions cost. With ``raises`` calls of the vendor's library raise on order (raising.py).
+        ``samples`` is where it writes what its functions cost. With ``raises`` calls of the vendor's library raise on order (raising.py);
+        with ``has_defects`` each of its supervisors gets exceptions that no code expects.
         """
         assert self._launcher.stdin and self._launcher.stdout
         order = {
@@ -254,6 +256,7 @@ class Node:
             "instance": instance,
             "samples": str(samples or ""),
             "raises": raises,
+            "defects": has_defects,
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()

@@ -43,6 +43,9 @@ class ApiModel:
         self.failures: list[tuple[str, int, str]] = []
         self.retry_after = ""
         self.watch_ends_at_once = False
+        #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
+        self.is_silent = False
+        self._silent: set[Any] = set()
         # Names of slices that may not be deleted, and the bodies of dry runs.
         self.kept: set[str] = set()
         self.dry_runs: list[Json] = []
@@ -113,6 +116,8 @@ class ApiModel:
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if await self._stays_silent(request):
+            return web.Response(status=503)
         path = request.path
         method = "WATCH" if request.query.get("watch") else request.method
         method = "DRYRUN" if request.query.get("dryRun") == "All" else method
@@ -243,6 +248,18 @@ class ApiModel:
             body["spec"].pop(field, None)
         return body
 
+    async def _stays_silent(self, request: web.Request) -> bool:
+        """Return whether a connection has become silent; if so, only after the other side has closed it."""
+        transport = request.transport
+        if self.is_silent:
+            self._silent.add(transport)
+        if transport not in self._silent:
+            return False
+        while transport is not None and not transport.is_closing():
+            await asyncio.sleep(0.05)
+        self._silent.discard(transport)
+        return True
+
     async def _watch(
         self, request: web.Request, watchers: list[asyncio.Queue[Json | None]], missed: Sequence[Json] = ()
     ) -> web.StreamResponse:
@@ -257,6 +274,8 @@ class ApiModel:
         try:
             await response.prepare(request)
             while (event := await queue.get()) is not None:
+                if await self._stays_silent(request):
+                    break
                 data = dumps(event) + b"\n"
                 for start in range(0, len(data), 1000):  # lines come in pieces
                     await response.write(data[start : start + 1000])
