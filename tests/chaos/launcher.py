@@ -2,10 +2,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Starts drivers by forking from a process that has everything imported: a start costs a tenth of a second and not a whole one.
 
-Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples",
-"raises", "defects"}``; the answer is a line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for never. It is a process of its own
-session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a ``library``, which has to
-be loaded before all others, is started from the beginning.
+Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples", "raises",
+"defects"}``; the answer is a line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for
+never. It is a process of its own session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a
+``library``, which has to be loaded before all others, is started from the beginning.
 """
 
 from __future__ import annotations

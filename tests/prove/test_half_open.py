@@ -11,7 +11,7 @@ import os
 import re
 import time
 
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import DRIVER_UNIT, Cluster
 
 DROP_SECONDS = float(os.environ.get("DRA_ACCELERATORS_DROP_SECONDS", "300"))
 #: The driver notices dropped packets, and publishes again after they pass, within this time.
@@ -32,7 +32,7 @@ def test_slices_are_back_after_packets_to_the_api_server_were_dropped(clean: Clu
     published = len(clean.slices(node))
     assert published
     pid = clean.driver_pid(node)
-    log = ("journalctl", "-u", "dra-driver*", "--no-pager", "-q", f"_PID={pid}")
+    log = ("journalctl", "-u", DRIVER_UNIT, "--no-pager", "-q", f"_PID={pid}")
     messages = "has not answered on open connections|cannot be watched|did not answer"
     # Messages of earlier outages do not count.
     earlier = len(re.findall(messages, clean.run(node, *log)))
