@@ -13,8 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.health import Ailment
 from dra_driver.core.model import Offer
 from dra_driver.core.prepared import prepared_claims
+from dra_driver.supervisors.missing import MissingDevices
+from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 
 from tests.simulator import dcmi_model
 from tests.simulator.backend.ascend_stage import Stage, on
@@ -434,5 +437,46 @@ def claims_beside_a_sick_chip(stage: Stage) -> None:
         await driver.node.service.upkeep.settle(uuid)
         assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
+
+    acted(stage, scene)
+
+
+@on("8x310P-Pro")
+def a_slice_destroyed_by_hand_is_reported_and_made_again(stage: Stage) -> None:
+    told: list[str] = []
+    clock = [0.0]
+
+    class Teller:
+        def fell_ill(self, device: str, ailment: Ailment, _records: object) -> None:
+            told.append(f"{device}: {ailment.sign.cause}")
+
+        def recovered(self, device: str, ailment: Ailment, _records: object) -> None:
+            told.append(f"{device}: {ailment.sign.cause} is over")
+
+    async def scene(driver: Driver) -> None:
+        node, backend = driver.node, stage.backend
+        await node.look()
+        name = "npu-0-vir02-6"
+        assert await driver.prepare("a", name) == ""
+        missing = MissingDevices(
+            node.service,
+            snapshots=Shared(Snapshot()),
+            conditions=Conditions(),
+            soon=asyncio.Event(),
+            teller=Teller(),
+            publish=lambda _missing: None,
+            note=lambda _uid: None,
+            clock=lambda: clock[0],
+        )
+        (npu,) = [npu for npu in stage.npus() if npu.partitions]
+        backend.destroy_partition(npu.uuid, npu.partitions[0].instance_id)
+        for _scan in range(2):
+            await node.look()
+            assert node.survey is not None
+            await missing._compare(node.survey)
+            clock[0] += 10.0
+        assert told == [f"{name}: partition-gone", f"{name}: partition-gone is over"]
+        (again,) = [npu for npu in stage.npus() if npu.partitions]
+        assert again.uuid == npu.uuid and again.partitions[0].key == npu.partitions[0].key
 
     acted(stage, scene)
