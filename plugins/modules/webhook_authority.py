@@ -11,7 +11,7 @@ module: webhook_authority
 version_added: 0.1.0
 short_description: Create and rotate the CA of the controller's admission webhook
 description:
-  - Keeps a certification authority (CA) in a Secret, below which the controllers issue their serving certificates. The controllers need
+  - Keeps a certificate authority (CA) in a Secret. The controllers sign their serving certificates with this CA. The controllers need
     the right to read this Secret, and no right on webhook configurations.
   - Creates the CA if there is none, or if it has expired. Rotates it when less than a third of its lifetime or of O(lifetime)
     remains, or with O(rotate).
@@ -63,7 +63,6 @@ options:
     type: int
     default: 30
 requirements:
-  - Python package C(kubernetes).
   - Python package C(cryptography) 38 or newer, which ansible-core itself requires.
 seealso:
   - name: Role dra.accelerators.dra_controller

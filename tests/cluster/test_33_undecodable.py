@@ -92,7 +92,7 @@ def test_undecodable_claims_affect_no_other_claim(stored: Cluster, tmp_path: Pat
     assert not done.failed, done.output
 
 
-def test_controller_cleans_up_beside_undecodable_claims(stored: Cluster, tmp_path: Path) -> None:
+def test_controller_undecodable_claims_cleanup_continues(stored: Cluster, tmp_path: Path) -> None:
     """As its operator runs it. The claims are there before it lists, and more come while it watches."""
     cluster, ghost = stored, Ghost(stored, "ghost")
     ghost.appear()

@@ -145,7 +145,7 @@ def test_unexpected_exception_restarts_the_watch_with_backoff(
     assert "unexpected exception in a watch" in caplog.text
 
 
-def test_driver_prepares_a_claim_beside_undecodable_ones(short: Path) -> None:
+def test_driver_undecodable_claims_other_claim_is_prepared(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.settings = AHEAD
         await scene.api.start()
@@ -186,7 +186,7 @@ def test_driver_prepares_a_claim_with_undecodable_parameters_of_another_driver(s
     run_scene(short, scenario)
 
 
-def test_controller_cleans_up_beside_undecodable_claims(tmp_path: Path) -> None:
+def test_controller_undecodable_claims_cleanup_continues(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER))

@@ -93,20 +93,20 @@ def skips_bad_only(result: Json) -> bool:
     return "ResourceClaim default/bad" in warnings and "deep" not in warnings.replace("levels deep", "")
 
 
-def test_report_lists_claims_beside_undecodable_ones(run_here: Run) -> None:
+def test_report_undecodable_claims_are_skipped(run_here: Run) -> None:
     with Cluster() as cluster:
         result = run_here("accelerator_report", {"nodes": {}, **cluster.options})
     picture = result["ansible_facts"]["accelerator_report"]["picture"]
     assert {each["name"] for each in picture["claims"]} == {"default/deep", "default/good"} and skips_bad_only(result)
 
 
-def test_why_needs_cel_and_explains_beside_undecodable_claims(run_here: Run) -> None:
+def test_why_needs_cel_undecodable_claims_are_skipped(run_here: Run) -> None:
     with Cluster() as cluster:
         result = run_here("claim_explanation_info", {"definition": json.dumps(WANTED), **cluster.options})
     assert result["explanations"][0]["verdict"] and skips_bad_only(result)
 
 
-def test_plan_needs_cel_and_is_made_beside_undecodable_claims(run_here: Run, tmp_path: Path) -> None:
+def test_plan_needs_cel_undecodable_claims_are_skipped(run_here: Run, tmp_path: Path) -> None:
     wanted = tmp_path / "wanted.json"
     wanted.write_bytes(json.dumps(WANTED).encode())
     with Cluster() as cluster:
@@ -116,14 +116,14 @@ def test_plan_needs_cel_and_is_made_beside_undecodable_claims(run_here: Run, tmp
     assert "error_code" not in result and skips_bad_only(result), result
 
 
-def test_claims_are_listed_beside_undecodable_ones(run_here: Run) -> None:
+def test_claim_info_undecodable_claims_are_skipped(run_here: Run) -> None:
     with Cluster() as cluster:
         result = run_here("claim_info", {**cluster.options})
     assert {each["name"] for each in result["claims"]} == {"deep", "good"} and skips_bad_only(result)
 
 
 @pytest.mark.parametrize("of_file", [False, True])
-def test_inventory_lists_hosts_beside_undecodable_claims(tmp_path: Path, of_file: bool) -> None:
+def test_inventory_undecodable_claims_are_skipped(tmp_path: Path, of_file: bool) -> None:
     with Cluster() as cluster:
         options = {"file": "cluster.json"} if of_file else cluster.options
         items = {"kind": "List", "apiVersion": "v1", "items": [SLICE, *CLAIMS, NODE]}

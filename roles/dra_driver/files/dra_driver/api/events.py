@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Kubernetes Events on claims and on the node: what went wrong and what to do, said often enough and not too often."""
+"""Write Kubernetes Events on claims and on the node, with limits for objects, namespaces, and the node."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .client import ApiClient, ApiError, Json
 LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-# The same Event of the same object is repeated (as a raised count) at most this often, unless the opposite was told of it meanwhile.
+# The count of a repeated Event is incremented at most this often, or at once after an Event of the other type for the same object.
 REPEAT_SECONDS = 300.0
-# Of one object so many Events are written at once, and then one per REFILL_SECONDS.
+# The limit of one object: this many Events at once, then one per REFILL_SECONDS.
 BURST = 25
 REFILL_SECONDS = 5.0
 # The limit of all cluster-scoped objects together, and the same again for all objects in namespaces: a fault of a full node
@@ -34,7 +34,7 @@ NAMESPACE_BURST = 150
 NAMESPACE_REFILL_SECONDS = 2.0
 REMEMBERED = 512
 MESSAGE_LIMIT = 1024
-# The id that the log has on every line of what led to the Event.
+# The annotation with the operation's ID. The log lines of the operation have the same ID.
 OPERATION = "dra-accelerators/operation"
 
 
@@ -56,12 +56,12 @@ class _Written:
     count: int
     at: float
     order: int = 0
-    # One after the other: who turns and turns back in a moment would have one Event written twice, and not counted.
+    # Serializes the writes of one Event. Concurrent writes would create it twice instead of incrementing its count.
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class _Allowance:
-    """So many Events may be written at once, and one more for each time that passes."""
+class _TokenBucket:
+    """Allow ``burst`` Events at once, and one more per ``refill_seconds``."""
 
     def __init__(self, burst: int, refill_seconds: float, now: float) -> None:
         self._burst = burst
@@ -70,7 +70,7 @@ class _Allowance:
         self._at = now
 
     def take(self, now: float) -> bool:
-        """Take one, and say whether there was one."""
+        """Take one token. Return False if the bucket is empty."""
         self._left = min(float(self._burst), self._left + (now - self._at) / self._refill_seconds)
         self._at = now
         if self._left < 1:
@@ -79,46 +79,46 @@ class _Allowance:
         return True
 
 
-class _Told:
-    """What may be told of one object, and which Events of either type were the last of it, by the order in which all are told."""
+class _ObjectState:
+    """The limit of one object, and the sequence number of its last Event of each type."""
 
     def __init__(self, now: float) -> None:
-        self.allowance = _Allowance(BURST, REFILL_SECONDS, now)
+        self.limit = _TokenBucket(BURST, REFILL_SECONDS, now)
         self.last = {"Warning": 0, "Normal": 0}
 
-    def has_turned(self, kind: str, order: int) -> bool:
-        """Whether the other type was told since ``order``: what was told then, of type ``kind``, is true anew when it is told again."""
+    def has_other_type_since(self, kind: str, order: int) -> bool:
+        """Return whether an Event of another type than ``kind`` was written after the sequence number ``order``."""
         return any(last > order for each, last in self.last.items() if each != kind)
 
 
 class _Budget:
-    """The limits of a group of objects, and which of their Events were written.
+    """The limits of a group of objects, and their written Events.
 
-    Cluster-scoped objects have one of their own, objects in namespaces share another: neither group can use up the limits of
-    the other, or have its Events forgotten.
+    Cluster-scoped objects are one group, objects in namespaces are the other. A group can neither exhaust the limits of the other
+    group nor evict its written Events.
     """
 
     def __init__(self, now: float) -> None:
         self.written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
-        self._all = _Allowance(TOTAL_BURST, TOTAL_REFILL_SECONDS, now)
-        self._namespaces: OrderedDict[str, _Allowance] = OrderedDict()
-        self._told: OrderedDict[str, _Told] = OrderedDict()
+        self._all = _TokenBucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, now)
+        self._namespaces: OrderedDict[str, _TokenBucket] = OrderedDict()
+        self._objects: OrderedDict[str, _ObjectState] = OrderedDict()
 
-    def told_of(self, subject: Subject, now: float) -> _Told:
-        """Return the limit of one object, and which of its Events were the last."""
-        return _recent(self._told, subject.uid or subject.name, lambda: _Told(now))
+    def object_state(self, subject: Subject, now: float) -> _ObjectState:
+        """Return the state of one object."""
+        return _recent(self._objects, subject.uid or subject.name, lambda: _ObjectState(now))
 
     def take(self, subject: Subject, now: float) -> bool:
         """Take one Event of an object. Return False if the object, its namespace, or the group has none left."""
-        limits = [self.told_of(subject, now).allowance]
+        limits = [self.object_state(subject, now).limit]
         if subject.namespace:
-            new = functools.partial(_Allowance, NAMESPACE_BURST, NAMESPACE_REFILL_SECONDS, now)
+            new = functools.partial(_TokenBucket, NAMESPACE_BURST, NAMESPACE_REFILL_SECONDS, now)
             limits.append(_recent(self._namespaces, subject.namespace, new))
         return all(limit.take(now) for limit in (*limits, self._all))
 
 
 def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) -> Value:
-    """Return the value of a key, a new one if it has none, and forget the keys that were not used for longest."""
+    """Return the value of a key, or a new value. Delete the least recently used keys above REMEMBERED."""
     found = known[key] if key in known else known.setdefault(key, new())
     known.move_to_end(key)
     while len(known) > REMEMBERED:
@@ -127,7 +127,7 @@ def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) 
 
 
 class EventRecorder:
-    """Writes Events in the background. Failing to write one is logged and never disturbs the work it speaks of.
+    """Write Events in the background. A failed write is logged and does not raise.
 
     An Event is not written if its object, the namespace, or the group (cluster-scoped objects, objects in namespaces) had too many
     in a short time. The methods then return False, and the caller can try again later.
@@ -147,7 +147,7 @@ class EventRecorder:
     def warning(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
         """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs. False: too many were written.
 
-        With a ``name`` the Event is called so, and is written unless there is one of that name already.
+        ``name`` is the Event's name. The Event is not written if an Event of this name exists.
         """
         return self._emit("Warning", subject, reason, message, action, name)
 
@@ -156,7 +156,7 @@ class EventRecorder:
         return self._emit("Normal", subject, reason, message, action, name)
 
     async def close(self) -> None:
-        """Wait a moment for Events under way, then give up on them."""
+        """Wait up to 2 s for pending writes, then cancel them."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=2)
         for task in tuple(self._tasks):
@@ -167,12 +167,12 @@ class EventRecorder:
         key = (subject.uid or subject.name, kind, reason, name or message)
         now = self._clock()
         budget = self._of_namespaces if subject.namespace else self._of_cluster
-        told = budget.told_of(subject, now)
+        state = budget.object_state(subject, now)
         former = budget.written.get(key)
         if (
             former is not None
             and now - former.at < REPEAT_SECONDS
-            and (name or not told.has_turned(kind, former.order))
+            and (name or not state.has_other_type_since(kind, former.order))
         ):
             return True
         if not budget.take(subject, now):
@@ -184,8 +184,8 @@ class EventRecorder:
         self._order += 1
         former.at, former.order = now, self._order
         former.count += 1
-        if not name:  # a step of something, told once, is no turn
-            told.last[kind] = self._order
+        if not name:  # a named Event is written once and is no change of state
+            state.last[kind] = self._order
         task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -213,12 +213,12 @@ class EventRecorder:
             written.name = str(answer.get("metadata", {}).get("name", ""))
         except AcceleratorError as error:
             if name and isinstance(error, ApiError) and error.status == 409:
-                written.name = name  # whoever wrote here before has told it
+                written.name = name  # an earlier process has written this Event
                 return
             LOG.warning("an Event could not be written: %s", error)
 
     async def _raise_count(self, path: str, written: _Written, stamp: str) -> bool:
-        """Say that it happened again; False when the Event is gone: the server keeps one for an hour or so."""
+        """Increment the Event's count. Return False if the API server has deleted the Event (by default after one hour)."""
         body: Json = {"count": written.count, "lastTimestamp": stamp}
         if current_operation():
             body["metadata"] = {"annotations": {OPERATION: current_operation()}}
