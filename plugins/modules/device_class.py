@@ -11,8 +11,8 @@ module: device_class
 version_added: 0.1.0
 short_description: Write the DeviceClasses by which pods ask for devices
 description:
-  - Writes, changes and removes DeviceClasses of the C(resource.k8s.io) API, one or many at once. The API server judges all of them by its dry run,
-    with their CEL expressions, before the first one is touched.
+  - Creates, updates, and deletes DeviceClasses of the C(resource.k8s.io) API, one or many at once. Before the first write, the API server validates
+    all of them in a dry run, including their CEL expressions.
   - Classes that somebody else made are left as they are, unless O(foreign) says otherwise. Those of this collection bear the label
     C(app.kubernetes.io/managed-by=dra-accelerators), as the role P(dra.accelerators.device_classes#role) writes them.
   - The standard classes of the vendors come from that role; this module is for a site's own.
@@ -28,7 +28,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The API server judges the writes by its own dry run, so the same permissions are needed.
+      - The API server validates the writes in a dry run, which requires the same permissions.
   diff_mode:
     support: full
   idempotent:

@@ -32,7 +32,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The API server judges the rules by its own dry run, so the same permissions are needed. Nobody is evicted, and nothing is waited for.
+      - The API server validates the rules in a dry run, which requires the same permissions. The module does not evict pods, and does not wait.
       - What is in the way is returned and no failure. A real run refuses then.
   diff_mode:
     support: full

@@ -31,7 +31,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The API server judges the write by its own dry run, so the same permissions are needed.
+      - The API server validates the write in a dry run, which requires the same permissions.
   diff_mode:
     support: full
   idempotent:

@@ -31,7 +31,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - With O(validate), the API server judges the changes in check mode as well, by its own dry run.
+      - With O(validate), the API server also validates the changes in check mode, in a dry run.
   diff_mode:
     support: full
   idempotent:
