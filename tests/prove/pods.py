@@ -86,10 +86,17 @@ def variables(base: str, **more: Any) -> dict[str, Any]:
 
 
 def the_pod(cluster: Cluster) -> dict[str, Any]:
-    """The one pod of the driver that is not on its way out."""
-    items = cluster.get("pods", "-n", NAMESPACE)["items"]
-    (found,) = (each for each in items if not each["metadata"].get("deletionTimestamp"))
-    return dict(found)
+    """Wait until the driver has one pod that is not being deleted, and return it.
+
+    A DaemonSet creates the replacement of a deleted pod a moment after the pod is gone.
+    """
+
+    def found() -> dict[str, Any] | None:
+        items = cluster.get("pods", "-n", NAMESPACE)["items"]
+        stay = [each for each in items if not each["metadata"].get("deletionTimestamp")]
+        return dict(stay[0]) if len(stay) == 1 else None
+
+    return cluster.wait("the driver has exactly one pod", found)
 
 
 class PodForm:
