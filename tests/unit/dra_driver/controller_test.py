@@ -15,7 +15,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.watching import Watched
 from dra_driver.controller.facts import RuleFacts, rule_facts
-from dra_driver.controller.keeping import Keeper
+from dra_driver.controller.keeping import Keeper, WatchEnded
 from dra_driver.controller.lease import Terms
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.reporting import Reporter
@@ -227,6 +227,27 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
         assert told() == [" 1 ResourceSlice and 1 DeviceTaintRule of it were deleted."]
         assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
         assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("first_list_answers", [False, True])
+def test_watch_that_ends_ends_the_work_so_that_it_begins_anew(tmp_path: Path, first_list_answers: bool) -> None:
+    """Without it the controller would hold the Lease and see nothing, before the first list as well as after it."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        mine = keeper(client, Measurements())
+
+        async def end() -> None:
+            if first_list_answers:
+                await asyncio.wait_for(mine.claims.synced.wait(), 10)
+            raise RuntimeError("a fault of ours")
+
+        mine.nodes.run = end  # type: ignore[method-assign]
+        with pytest.raises(WatchEnded, match="The watch of Nodes has ended") as raised:
+            await asyncio.wait_for(mine.run(), 10)
+        assert str(raised.value.__cause__) == "a fault of ours"
 
     run(tmp_path, scenario)
 

@@ -43,6 +43,12 @@ GATHER_SECONDS = 1.0
 PAGE, SLICE_PAGE = 500, 100
 
 
+class WatchEnded(AcceleratorError):
+    """A watch that goes on until it is cancelled has ended: that is a fault of the controller."""
+
+    default_code = "watch-ended"
+
+
 class Keeper:
     """Acts for the drivers with these names while it runs. ``may_act`` says, before every write, whether it still may."""
 
@@ -126,29 +132,37 @@ class Keeper:
         return (self.nodes, self.claims, self.rules, *self.slices)
 
     async def run(self) -> None:
-        """Watch and clean up until cancelled."""
+        """Watch and clean up until cancelled. Raises WatchEnded where a watch has ended, because nothing would be seen any more."""
         self._absent_since = {}
         self._reporter.forget()
-        watching = [asyncio.ensure_future(watched.run()) for watched in self._watches]
+        watching = {asyncio.ensure_future(watched.run()): watched.name for watched in self._watches}
+        tasks = [asyncio.ensure_future(self._clean_up()), *watching]
         try:
-            await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
-            while True:
-                self._changed.clear()
-                await self._pass()
-                try:
-                    now = self._clock()
-                    soon = planning.next_gone(self._absent_since, now=now, grace=self._grace)
-                    await within(self._changed.wait(), min(self._interval, soon))
-                    await asyncio.sleep(GATHER_SECONDS)
-                except asyncio.TimeoutError:
-                    pass
+            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task in watching:
+                    raise WatchEnded(f"The watch of {watching[task]} has ended") from task.exception()
+                task.result()
         finally:
             # Who acts no more knows nothing of drift and progress; the one who does tells of them.
             self._reporter.forget()
             self._seen_drains = {}
-            for task in watching:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _clean_up(self) -> None:
+        await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
+        while True:
+            self._changed.clear()
+            await self._pass()
+            try:
+                now = self._clock()
+                soon = planning.next_gone(self._absent_since, now=now, grace=self._grace)
+                await within(self._changed.wait(), min(self._interval, soon))
+                await asyncio.sleep(GATHER_SECONDS)
+            except asyncio.TimeoutError:
+                pass
 
     def view(self) -> View:
         """What is known at this moment."""

@@ -172,6 +172,7 @@ class Elector:
                 await asyncio.wait((task,))
         if task.done() and not task.cancelled() and task.exception() is not None:
             LOG.error("the controller's work failed and begins anew", exc_info=task.exception())
+            await asyncio.sleep(self._terms.retry_seconds)
         elif not self.holds:
             LOG.warning("this controller acts no more: the Lease could not be renewed in time")
 
