@@ -374,3 +374,21 @@ def test_device_with_a_claim_is_not_reset_though_no_process_is_on_it(tmp_path: P
         await scene.watch.reset([uuid])
 
     run(tmp_path, scenario, watching=False)
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_run_cancelled_as_scan_is_requested_ends(tmp_path: Path, rounds: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        watching = asyncio.ensure_future(scene.watch.run())
+        await scene.until(lambda: scene.snapshots.value.survey)
+        await asyncio.sleep(0.1)  # it waits for the next scan
+        scene.soon.set()
+        for _round in range(rounds):
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.wait((watching,), timeout=2)
+        has_ended = watching.done()
+        watching.cancel()
+        assert has_ended
+
+    run(tmp_path, scenario, watching=False, interval=3600.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Waiting that ends, and that can be cancelled at every moment.
+"""Wait with a timeout, without losing a cancellation.
 
-Before Python 3.12 ``asyncio.wait_for`` loses a cancellation that comes as what it waits for is done: a loop around it never ends.
+Before Python 3.12 ``asyncio.wait_for`` ignores a cancellation that arrives after the awaited work is done. A loop around it then never ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ T = TypeVar("T")
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
-    """Return what ``work`` returns, in so many seconds. Raises asyncio.TimeoutError, with the work cancelled and ended."""
+    """Return the result of ``work``.
+
+    Raises asyncio.TimeoutError if the work has not ended after ``seconds`` and ends when it is cancelled. If the caller is cancelled,
+    the work is cancelled too, and a result that it already has is dropped.
+    """
     task = asyncio.ensure_future(work)
     try:
         done, _pending = await asyncio.wait((task,), timeout=max(seconds, 0.0))
@@ -25,4 +29,9 @@ async def within(work: Awaitable[T], seconds: float) -> T:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
-    raise asyncio.TimeoutError
+        elif not task.cancelled():
+            task.exception()  # asyncio logs an exception that no code reads
+    try:
+        return task.result()  # the work ended although it was cancelled
+    except asyncio.CancelledError:
+        raise asyncio.TimeoutError from None

@@ -27,6 +27,7 @@ import aiohttp
 
 from ..core.decoding import SkippedObject, UndecodableObject, decode, describe_skipped
 from ..core.errors import AcceleratorError
+from ..deadlines import within
 from ..logs import StateLog
 from .exchange import Exchange, NoHttp
 from .kubeconfig import Access, InvalidKubeconfig, load_access
@@ -193,7 +194,7 @@ class ApiClient:
                 server_hostname=access.server_name or None,
             )
             # The head of the answer comes at once, also where nothing changes for hours.
-            begun = await asyncio.wait_for(asking, HEAD_SECONDS)
+            begun = await within(asking, HEAD_SECONDS)
             transport = begun.connection.transport if begun.connection is not None else None
             async with begun as response:
                 with self._guard.guarding(transport):

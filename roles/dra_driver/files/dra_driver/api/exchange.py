@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from ..deadlines import within
 from .liveness import end_when_unacknowledged
 
 # A connection that has been idle for longer may have been forgotten by somebody in between, who says nothing of it. In seconds.
@@ -267,15 +268,20 @@ class Exchange:
 
     async def _connect(self, until: float) -> _Connection:
         loop = asyncio.get_running_loop()
-        made = loop.create_connection(
-            _Connection,
+        connection = _Connection()
+        connecting = loop.create_connection(
+            lambda: connection,
             self._host,
             self._port,
             ssl=self._context,
             server_hostname=self._server_name if self._context is not None else None,
             happy_eyeballs_delay=NEXT_ADDRESS_SECONDS,
         )
-        _transport, connection = await asyncio.wait_for(made, max(until - loop.time(), 0))
+        try:
+            await within(connecting, until - loop.time())
+        except BaseException:  # a caller that is cancelled as the connection opens does not get it
+            connection.end()
+            raise
         return connection
 
     async def _take_turn(self, until: float) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.client import ApiError
 from ..core.errors import AcceleratorError, InUse
+from ..deadlines import within
 from ..logs import fields
 from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
 from .lost import has_unknown_partitions, is_found_again, noted_with
@@ -126,7 +127,7 @@ class Adopting:
         """Return a claim, empty for one that the API server has not. Raises AcceleratorError."""
         read = self._service.source.claim(reference.namespace, reference.name)
         try:
-            return await asyncio.wait_for(read, ANSWER_SECONDS)
+            return await within(read, ANSWER_SECONDS)
         except asyncio.TimeoutError:
             raise AcceleratorError(
                 f"The API server did not answer within {ANSWER_SECONDS:.0f} s", code="api-unreachable"

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from ..core.device_locks import DeviceLocks
 from ..core.errors import BackendUnavailable
+from ..deadlines import within
 from .locks import NamedLocks
 
 # How long a claim waits for a layout change of its device, and for a library that is lent. The kubelet asks again.
@@ -66,14 +67,14 @@ class DeviceGuard:
             while self._inside and time.monotonic() < deadline:
                 self._left.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._left.wait(), max(deadline - time.monotonic(), 0.01))
+                    await within(self._left.wait(), max(deadline - time.monotonic(), 0.01))
             yield not self._inside
         finally:
             self._open.set()
 
     async def _wait_until_open(self) -> None:
         try:
-            await asyncio.wait_for(self._open.wait(), LENT_SECONDS)
+            await within(self._open.wait(), LENT_SECONDS)
         except asyncio.TimeoutError:
             raise BackendUnavailable(
                 f"The vendor's library is lent to {self._lent_to}",

@@ -23,6 +23,7 @@ from typing import Any, Callable, Protocol, TypeVar
 from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device, Placement
 from ..core.repartition_record import Watch
+from ..deadlines import within
 from ..logs import fields
 from ..metrics import Metrics, Stopwatch
 from .adopting import Adopting
@@ -185,7 +186,7 @@ class ClaimService:
         if self._ready.is_set():
             return
         try:
-            await asyncio.wait_for(self._ready.wait(), self._ready_seconds)
+            await within(self._ready.wait(), self._ready_seconds)
         except asyncio.TimeoutError:
             if self._ready.is_set():  # at this very moment, or while the loop did not come to see it
                 return
@@ -269,7 +270,7 @@ class ClaimService:
         read = self.source.claim(reference.namespace, reference.name)
         if prepared:
             try:
-                claim = await asyncio.wait_for(read, COMPARE_SECONDS)
+                claim = await within(read, COMPARE_SECONDS)
             except (AcceleratorError, asyncio.TimeoutError):
                 return None
         else:

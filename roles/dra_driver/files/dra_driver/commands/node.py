@@ -15,6 +15,7 @@ from ..config import Configuration
 from ..core.backend import Backend, create
 from ..core.errors import AcceleratorError
 from ..core.system import System
+from ..deadlines import within
 from ..kubelet.sockets import paths_of
 from ..status_command import instance_of
 from .store_reader import Stored, read_store
@@ -102,7 +103,7 @@ def ask_api(kubeconfig: str, ask: Callable[[ResourceApi], Awaitable[T]]) -> tupl
             await client.close()
 
     async def limited() -> T:
-        return await asyncio.wait_for(asking(), API_SECONDS)
+        return await within(asking(), API_SECONDS)
 
     try:
         return asyncio.run(limited()), ""

@@ -22,6 +22,7 @@ from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings
 from ..core.repartition_record import Watch
 from ..core.texts import join_problems
+from ..deadlines import within
 from ..inventory import survey, with_former
 from ..logs import StateLog, fields
 from . import shared
@@ -288,7 +289,7 @@ class HardwareWatch:
                 await asyncio.sleep(min(earliest - now, SURROUNDINGS_SECONDS))
             else:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._soon.wait(), min(until - now, SURROUNDINGS_SECONDS))
+                    await within(self._soon.wait(), min(until - now, SURROUNDINGS_SECONDS))
             if await self._has_changed():
                 self._is_outdated = True
                 break

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..claims.plan import Inventory
+from ..deadlines import within
 from ..inventory import Survey
 from ..kubelet.sockets import FolderReplaced
 
@@ -60,7 +61,7 @@ class Shared(Generic[T]):
     async def changed(self, seconds: float) -> None:
         """Wait until the value is replaced, for so many seconds at most."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            await within(self._changed.wait(), seconds)
 
     async def follow(self) -> AsyncIterator[T]:
         """Yield the value as it is, then the latest one after every change; one that was replaced in between is left out."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..core.errors import AcceleratorError
+from ..deadlines import within
 from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Watchdog:
     async def look(self, seconds: float) -> bool:
         """Whether all drivers answer within so many seconds. Raises nothing."""
         try:
-            await asyncio.wait_for(asyncio.gather(*(alive() for alive in self._alive)), seconds)
+            await within(asyncio.gather(*(alive() for alive in self._alive)), seconds)
         except (AcceleratorError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no answer within {seconds:g} s"
             self._state.report(f"the driver does not answer itself: {reason}", level=logging.ERROR)
