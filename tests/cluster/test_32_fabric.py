@@ -141,8 +141,14 @@ def test_killed_driver_leaves_no_partition_active(clean: Cluster, fabric: str, s
         killer.disarm()
     clean.wait_running("fabric-partition", timeout=240)
     assert len(active(clean, fabric)) == 1
-    clean.delete(*reversed(documents))
-    clean.wait("the partition is deactivated", lambda: active(clean, fabric) == [])
+    killer.arm("fabric-deactivated")
+    try:
+        killer.delete(documents)
+        killer.wait_killed()
+    finally:
+        killer.disarm()
+    killer.wait_nothing_left("fabric-partition")
+    assert active(clean, fabric) == []
 
 
 @pytest.mark.prove

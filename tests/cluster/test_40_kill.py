@@ -27,6 +27,8 @@ OF_SETTINGS = {"settings-applied", "settings-restored"}
 OF_COMPANIONS = {"companion-started", "companions-stopped"}
 #: Stages that only a claim goes through whose GPU goes to a virtual machine: killed in test_31_passthrough.py.
 OF_PASSTHROUGH = {"handed-over", "taken-back"}
+#: Stages that only a claim goes through whose GPUs are a partition of the NVSwitch fabric: killed in test_32_fabric.py.
+OF_FABRIC = {"fabric-activated", "fabric-deactivated"}
 #: A partition without a file, a file and its record of which one may be missing, a record of which the kubelet has not heard.
 SHORT = {"partition-created", "cdi-written", "recorded-prepared"}
 DYNAMIC = ("mig.nvidia.com", dynamic("1g.10gb"))
@@ -68,7 +70,7 @@ def cases() -> list[Any]:
 
 
 def unconfigured(stages: Iterable[str]) -> list[str]:
-    return [stage for stage in stages if stage not in OF_SETTINGS | OF_COMPANIONS | OF_PASSTHROUGH]
+    return [stage for stage in stages if stage not in OF_SETTINGS | OF_COMPANIONS | OF_PASSTHROUGH | OF_FABRIC]
 
 
 @pytest.mark.parametrize(("prepare", "unprepare"), cases())
@@ -97,7 +99,7 @@ def test_killed_at_a_stage(killers: list[Killer], prepare: str, unprepare: str) 
 
 def test_every_stage_is_among_the_cases() -> None:
     of_kinds = {stage for _kind, *stages in cases_of_kinds() for stage in stages}
-    assert of_kinds >= {*PREPARE, *UNPREPARE} - OF_PASSTHROUGH
+    assert of_kinds >= {*PREPARE, *UNPREPARE} - OF_PASSTHROUGH - OF_FABRIC
     assert {stage for case in cases() for stage in case.values} == set(unconfigured((*PREPARE, *UNPREPARE)))
     assert sum(not case.marks for case in cases()) == len(SHORT)
 
@@ -111,7 +113,7 @@ def cases_of_kinds() -> list[tuple[str, str, str]]:
                 stage
                 for stage in stages
                 if (made or stage not in OF_PARTITIONS)
-                and stage not in OF_PASSTHROUGH
+                and stage not in OF_PASSTHROUGH | OF_FABRIC
                 and (stage not in OF_SETTINGS | OF_COMPANIONS or stage in CONFIGURED.get(kind, ({}, set()))[1])
             ]
             for stages in (PREPARE, UNPREPARE)
