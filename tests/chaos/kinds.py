@@ -18,7 +18,9 @@ PARTITIONS = MODE | SLICES
 SETTINGS = frozenset({"settings-applied", "settings-restored"})
 COMPANIONS = frozenset({"companion-started", "companions-stopped"})
 PASSTHROUGH = frozenset({"handed-over", "taken-back"})
-_OF_SOME = PARTITIONS | SETTINGS | COMPANIONS | PASSTHROUGH
+#: No kind has GPUs that are a partition of the NVSwitch fabric: fabric_claims_test.py and test_32_fabric.py kill the driver there.
+FABRIC = frozenset({"fabric-activated", "fabric-deactivated"})
+_OF_SOME = PARTITIONS | SETTINGS | COMPANIONS | PASSTHROUGH | FABRIC
 FIRST_SHARE, SECOND_SHARE = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 
 

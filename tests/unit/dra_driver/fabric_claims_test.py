@@ -191,6 +191,33 @@ def test_killed_driver_leaves_no_active_partition(tmp_path: Path, stage: str, ma
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("stage", ["unprepare-started", "fabric-deactivated", "settings-restored", "cdi-removed"])
+def test_driver_killed_in_unprepare_leaves_no_active_partition(tmp_path: Path, stage: str) -> None:
+    claims = Claims()
+
+    def reached(now: str) -> None:
+        if now == stage:
+            raise Killed
+
+    async def main() -> None:
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, reached=reached))
+        await node.start()
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        with pytest.raises(Killed):
+            await node.service._unprepare(claim, Stopwatch(NoMetrics(), "unprepare"))
+        active = set(node.backend.active)
+        node.close()
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
+        node.backend.active = active
+        await node.start()
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == set() and persistence(node) == [True] * 4 and node.store.claims == {}
+        node.close()
+
+    asyncio.run(main())
+
+
 def record(uid: str, number: int | None, *, ours: bool) -> ClaimRecord:
     fabric = {} if number is None else {"partition": number, "activated": ours}
     held = DeviceRecord("r", "node-1", "gpu-0", "GPU-0", "device", fabric=fabric)
