@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from board_model import device
-from dra_driver.core.errors import AcceleratorError, InUse
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Device
 from dra_driver.core.nvidia import fabric_manager
 from dra_driver.core.nvidia.fabric_manager import (
+    FabricManager,
     FabricPartition,
     Member,
     NoFabricPartition,
@@ -24,6 +27,7 @@ from dra_driver.core.nvidia.fabric_manager import (
     refuse_overlap,
     version_of,
 )
+from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,3 +133,33 @@ def test_overlap_with_an_active_partition_is_refused() -> None:
     refuse_overlap(active, [active])
     with pytest.raises(InUse, match="partition 2, which is active, has its modules 3, 4"):
         refuse_overlap(partition(5, 3, 4), [active])
+
+
+def test_partition_needs_no_deactivation_without_shared_mode_or_library(tmp_path: Path) -> None:
+    configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("FABRIC_MODE=1\n")
+
+    def load(_name: str) -> Any:
+        raise OSError("no such library")
+
+    manager = FabricManager(System(str(tmp_path)), load)
+    with pytest.raises(BackendUnavailable, match=r"libnvfm.so.1 cannot be loaded"):
+        manager.partitions()
+    manager.deactivate(2)
+    configuration.write_text("FABRIC_MODE=0\n")
+    FabricManager(System(str(tmp_path)), load).deactivate(2)
+
+
+def test_mode_holds_while_the_configuration_cannot_be_read(tmp_path: Path) -> None:
+    configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("FABRIC_MODE=1\n")
+    manager = FabricManager(System(str(tmp_path)))
+    configuration.unlink()
+    configuration.mkdir()  # reading it is an error, and no answer
+    manager.refresh_mode()
+    assert manager.is_used
+    configuration.rmdir()
+    manager.refresh_mode()
+    assert not manager.is_used

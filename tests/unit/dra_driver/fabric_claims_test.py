@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.fabric import to_deactivate
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
-from dra_driver.core.errors import BackendUnavailable
+from dra_driver.claims.store_tables import Change
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from dra_driver.metrics import NoMetrics, Stopwatch
 from machine_model import Claims, Node
 
@@ -155,6 +157,97 @@ def test_reboot_activates_the_partition_of_a_claim_again(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+def test_claim_ends_after_the_fabric_has_no_partitions_any_more(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        node.backend.fabric = {}  # another mode since
+        assert await prepare(node, claim) == "" and node.store.claims[claim.uid].devices[0].fabric
+        assert await unprepare(node, claim) == "" and node.store.claims == {}
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def test_mode_that_could_not_be_read_for_a_while_leaves_no_active_partition(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        node.backend.fabric = {}
+        assert await prepare(node, claim) == ""
+        with_fabric(node)
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+        alone = claims.allocate("one", "gpu-0")
+        assert await prepare(node, alone) == "" and node.backend.active == {4}
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+@pytest.mark.parametrize("former", [{}, {"partition": 2, "activated": False}])
+def test_restore_that_fails_after_activation_leaves_no_active_partition(tmp_path: Path, former: dict[str, Any]) -> None:
+    """A claim of an older release, or one that used an administrator's partition, which the reboot has deactivated."""
+    claims = Claims()
+
+    async def main() -> None:
+        node = Node(tmp_path, claims, rules=RULES, count=4)
+        await node.start()
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        kept = node.store.claims[claim.uid]
+        await node.store.commit(
+            Change(put=replace(kept, devices=tuple(each.but(fabric=former) for each in kept.devices)))
+        )
+        node.close()
+        node.gpus.reboot()
+
+        def reached(stage: str) -> None:
+            if stage == "fabric-activated":
+                raise AcceleratorError("a later step fails")
+
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id="boot-2", reached=reached))
+        with pytest.raises(AcceleratorError, match="a later step fails"):
+            await node.start()
+        assert node.backend.active == {2}
+        node.service.set_ready()
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == set() and persistence(node) == [True] * 4
+        node.close()
+
+    asyncio.run(main())
+
+
+def test_claim_that_was_not_restored_after_a_reboot_keeps_no_partition_active(tmp_path: Path) -> None:
+    claims = Claims()
+
+    async def main() -> None:
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
+        await node.start()
+        claim = claims.allocate("one", "gpu-2")
+        assert await prepare(node, claim) == ""
+        shared = node.store.claims[claim.uid]
+        other = replace(
+            shared, uid="other", name="other", devices=tuple(each.but(share_id="s") for each in shared.devices)
+        )
+        await node.store.commit(Change(put=other))
+        node.close()
+        node.gpus.reboot()
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id="boot-2"))
+        restore = node.service.restore
+
+        async def restore_one(uid: str) -> None:
+            if uid == claim.uid:
+                await restore(uid)
+
+        node.service.restore = restore_one  # type: ignore[method-assign]
+        await node.start()
+        assert node.backend.active == {6}
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+        node.close()
+
+    asyncio.run(main())
+
+
 class Killed(BaseException):
     """The process ends at this moment."""
 
@@ -226,11 +319,14 @@ def record(uid: str, number: int | None, *, ours: bool) -> ClaimRecord:
 
 @pytest.mark.parametrize(
     ("ours", "other", "expected"),
-    [(True, None, 4), (True, 5, 4), (True, 4, None), (False, None, None)],
+    [(True, None, 4), (True, 4, None), (False, None, None)],
 )
 def test_last_claim_deactivates_what_the_driver_activated(ours: bool, other: int | None, expected: int | None) -> None:
     mine = record("mine", 4, ours=ours)
-    assert to_deactivate(mine, [mine, record("other", other, ours=True)]) == expected
+    others = [] if other is None else [record("other", other, ours=True)]
+    assert to_deactivate(mine, [mine, *others]) == expected
+    # Whatever the other claim's record says of the fabric: it has the same device.
+    assert to_deactivate(mine, [mine, record("other", None, ours=False)]) is None
 
 
 def test_record_with_a_partition_is_read_back_and_is_unknown_to_older_releases() -> None:

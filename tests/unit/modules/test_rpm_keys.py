@@ -26,7 +26,9 @@ class Node(System):
         super().__init__(str(root))
         self.keys: set[str] = set()
 
-    def run(self, argv: Sequence[str], timeout: float, input: str | None = None, environment: Any = None) -> Completed:  # noqa: A002
+    def run(
+        self, argv: Sequence[str], timeout: float, input: str | None = None, environment: Any = None, longest: int = 0
+    ) -> Completed:
         if argv[1] == "--import":
             self.keys.add(NAME)
         elif argv[1] == "-e":

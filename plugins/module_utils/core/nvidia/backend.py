@@ -109,6 +109,7 @@ class NvidiaBackend:
         self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
         self._fabric = FabricManager(self._system)
+        self._fabric_said = ""
 
     def is_there(self) -> bool:
         """Whether there is a GPU on the PCI bus, or in the driver's files."""
@@ -123,7 +124,7 @@ class NvidiaBackend:
         self._watch.close()
         self._lanes.rest(self._deadlines.change)
         self._of_library(self._close, "Closing NVML")
-        if self._fabric.is_used:
+        with contextlib.suppress(AcceleratorError):  # one that hangs keeps nothing else from being closed
             self._of_library(self._fabric.close, "Ending the connection to the fabric manager", FABRIC)
         self._lanes.close()
 
@@ -177,12 +178,15 @@ class NvidiaBackend:
     def _look_at_fabric(self) -> None:
         self._fabric.refresh_mode()
         if self._fabric.is_used:
+            said = ""
             try:
-                self._of_library(self._fabric.look, "Listing the partitions of the NVSwitch fabric", FABRIC)
-            except (
-                AcceleratorError
-            ) as error:  # GPUs are published without the attributes; a claim is told why it has to wait
-                LOG.warning("%s", error)
+                doing = "Listing the partitions of the NVSwitch fabric"
+                self._of_library(self._fabric.look, doing, FABRIC, self._deadlines.look)
+            except AcceleratorError as error:
+                said = str(error)  # GPUs are published without the attributes; a claim is told why it has to wait
+            if said and said != self._fabric_said:
+                LOG.warning("%s", said)
+            self._fabric_said = said
 
     def _with_partitions(self, finding: Finding) -> Finding:
         device = finding.device
@@ -519,9 +523,11 @@ class NvidiaBackend:
             self._count = None
         self._nvml.close()
 
-    def _of_library(self, function: Callable[[], Answer], doing: str, lane: str = LIBRARY) -> Answer:
+    def _of_library(
+        self, function: Callable[[], Answer], doing: str, lane: str = LIBRARY, seconds: float | None = None
+    ) -> Answer:
         """Make a call about no GPU; whatever goes wrong with it is the machine's, but for what a claim has asked of the fabric."""
-        deadline = self._deadlines.library if lane == LIBRARY else self._deadlines.fabric
+        deadline = seconds or (self._deadlines.library if lane == LIBRARY else self._deadlines.fabric)
         try:
             return self._lanes.run(lane, function, deadline, doing=doing)
         except (BackendUnavailable, NoFabricPartition, InUse):

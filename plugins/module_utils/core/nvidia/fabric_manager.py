@@ -9,6 +9,7 @@ physical id alone, which is the module id that NVML tells; UUID and PCI address 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -120,6 +121,10 @@ class FabricPartition:
     members: tuple[Member, ...]
 
 
+class NoPartitions(BackendUnavailable):
+    """The fabric has no partitions: the fabric manager runs in another mode, or its library is not installed."""
+
+
 class NoFabricPartition(AcceleratorError):
     """The whole GPUs of a claim are not exactly one partition of the fabric."""
 
@@ -144,15 +149,11 @@ def read_options(text: str) -> Options:
     return Options(values.get("FABRIC_MODE") == SHARED_NVSWITCH, path or f"{host}:{port}", bool(path))
 
 
-def is_shared(system: System) -> bool:
-    """Whether the fabric manager of this machine is configured for shared-NVSwitch mode."""
-    return _options(system).is_shared
-
-
-def _options(system: System) -> Options:
+def options_of(system: System) -> Options:
+    """Read the configuration of this machine's fabric manager; without a file there is none. Raises OSError where it cannot be read."""
     try:
         return read_options(system.read_text(CONFIGURATION))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return read_options("")
 
 
@@ -247,7 +248,8 @@ class FabricManager:
         self._library: Any = None
         self._handle: ctypes.c_void_p | None = None
         self._known: tuple[float, tuple[FabricPartition, ...]] = (0.0, ())
-        self._is_used = is_shared(system)
+        self._is_used = False
+        self.refresh_mode()
 
     @property
     def is_used(self) -> bool:
@@ -255,8 +257,9 @@ class FabricManager:
         return self._is_used
 
     def refresh_mode(self) -> None:
-        """Read the configuration of the fabric manager. Asks nobody."""
-        self._is_used = is_shared(self._system)
+        """Read the configuration of the fabric manager; while it cannot be read, what it said last holds. Asks nobody."""
+        with contextlib.suppress(OSError):
+            self._is_used = options_of(self._system).is_shared
 
     def look(self) -> None:
         """Ask which partitions there are, for ``attributes``. Raises BackendUnavailable."""
@@ -300,8 +303,18 @@ class FabricManager:
             self._call("fmActivateFabricPartition", f"Activating partition {number} of the NVSwitch fabric", number)
 
     def deactivate(self, number: int) -> None:
-        """Deactivate a partition; one that is not active, or not there any more, needs nothing. Raises BackendUnavailable, InUse."""
-        if any(each.number == number and each.is_active for each in self.partitions()):
+        """Deactivate a partition; one that is not active, or not there any more, needs nothing. Raises BackendUnavailable, InUse.
+
+        Without shared-NVSwitch mode, or without the library, there are no partitions any more.
+        """
+        self.refresh_mode()
+        if not self._is_used:
+            return
+        try:
+            partitions = self.partitions()
+        except NoPartitions:
+            return
+        if any(each.number == number and each.is_active for each in partitions):
             self._call("fmDeactivateFabricPartition", f"Deactivating partition {number} of the NVSwitch fabric", number)
 
     def close(self) -> None:
@@ -332,14 +345,17 @@ class FabricManager:
             try:
                 self._library = self._load(LIBRARY)
             except OSError as error:
-                raise BackendUnavailable(
+                raise NoPartitions(
                     f"{doing}: the library {LIBRARY} cannot be loaded: {error}",
-                    hint="Install nvidia-fabricmanager in the driver's version, or set FABRIC_MODE=0 and restart it.",
+                    hint=f"Install nvidia-fabricmanager in the driver's version, or set FABRIC_MODE=0 in {CONFIGURATION}.",
                 ) from error
         value = int(self._library.fmLibInit())
         if value not in (SUCCESS, IN_USE):
             raise _unavailable(doing, value)
-        options = _options(self._system)
+        try:
+            options = options_of(self._system)
+        except OSError as error:
+            raise BackendUnavailable(f"{doing}: {CONFIGURATION} cannot be read: {error}", hint=_HINT) from error
         parameters = ConnectParameters(
             version=version_of(ConnectParameters),
             addressInfo=options.address.encode(),
@@ -360,7 +376,8 @@ class FabricManager:
 
 def _unavailable(doing: str, value: int) -> BackendUnavailable:
     found = _WORDS.get(value, f"it returned error {value}")
-    return BackendUnavailable(f"{doing}: the fabric manager failed: {found}", hint=_HINT, code="fabric")
+    kind = NoPartitions if value == NOT_SUPPORTED else BackendUnavailable
+    return kind(f"{doing}: the fabric manager failed: {found}", hint=_HINT, code="fabric")
 
 
 def _partition(told: PartitionInfo) -> FabricPartition:

@@ -92,7 +92,8 @@ class Numbering:
                 self._system.write_atomic(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
             except OSError as error:
                 LOG.warning("%s cannot be written: %s", self._path, error)
-            self._written = present
+            else:
+                self._written = present
 
     def index(self, address: str, preferred: int) -> int:
         """Return the index of a GPU; one without a number gets the preferred one, or the lowest that is free."""

@@ -50,7 +50,7 @@ from .allocation import ClaimError
 from .companions import Keeper
 from .container_files import ContainerFiles, existing_partition, held_partition
 from .debts import Debt
-from .fabric import has_whole_devices, to_activate, whole_devices, with_partition, without_partition
+from .fabric import has_whole_devices, to_activate, whole_devices, with_partition
 from .lists import refuse_unlistable, with_lists_joined
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
 from .records import ANNOTATION, ClaimRecord, DeviceRecord
@@ -199,7 +199,7 @@ class Hands:
         ``records`` are the other claims. Raises AcceleratorError where they are none, BackendUnavailable where nobody tells.
         """
         if not self.needs_fabric_partition(plan.record):
-            return without_partition(plan)
+            return plan  # what a record says of a partition stands: it is deactivated with the claim
         number, is_active = self.backend.fabric_partition(whole_devices(plan.record, facts))
         return with_partition(plan, number, is_active, records)
 
@@ -226,7 +226,7 @@ class Hands:
                 self.backend.set_knobs(uuid, values)
                 self.reached("settings-applied")
             partition = to_activate(plan.record)
-            if partition is not None:
+            if partition is not None and self.backend.has_fabric_partitions:
                 self.backend.activate_fabric_partition(partition)
                 self.reached("fabric-activated")
             for device in plan.record.devices:

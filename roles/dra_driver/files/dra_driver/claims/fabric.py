@@ -71,20 +71,20 @@ def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iter
     return replace(plan, record=replace(plan.record, devices=devices))
 
 
-def without_partition(plan: PreparePlan) -> PreparePlan:
-    """Return the plan of a claim whose devices need no partition, because the fabric has none any more."""
-    devices = tuple(held.but(fabric={}) if held.fabric else held for held in plan.record.devices)
-    return replace(plan, record=replace(plan.record, devices=devices))
-
-
 def to_activate(record: ClaimRecord) -> int | None:
     """Return the partition that has to be active for a claim; None where that is not the driver's business."""
     return partition_of(record) if is_ours(record) else None
 
 
 def to_deactivate(record: ClaimRecord, records: Iterable[ClaimRecord]) -> int | None:
-    """Return the partition that is deactivated with a claim: one of ours that no other claim has."""
-    number = to_activate(record)
-    if number is None or any(partition_of(other) == number for other in records if other.uid != record.uid):
-        return None
-    return number
+    """Return the partition that is deactivated with a claim: one of ours, none of whose devices another claim has.
+
+    ``records`` are the claims whose devices are as their records say: what went with a former boot has nothing active.
+    """
+    mine = _whole_uuids(record)
+    held = any(mine & _whole_uuids(other) for other in records if other.uid != record.uid)
+    return None if held else to_activate(record)
+
+
+def _whole_uuids(record: ClaimRecord) -> set[str]:
+    return {uuid for held in record.devices if _is_whole(held) for uuid in held.device_uuids}

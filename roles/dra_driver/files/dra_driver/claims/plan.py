@@ -434,13 +434,14 @@ def plan_restore(
 
 
 def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
-    """Return a prepared claim's record with the ids of the partitions that are about to be made again for it."""
-    devices = [
-        replace(held, instance_id=entry.instance_id)
-        if entry.created and entry.partition_uuid is None and entry.instance_id is not None
-        else held
-        for held, entry in zip(record.devices, planned.devices)
-    ]
+    """Return a prepared claim's record with what is about to be changed for it: ids of partitions, and the partition of the fabric."""
+    devices = []
+    for held, entry in zip(record.devices, planned.devices):
+        if entry.created and entry.partition_uuid is None and entry.instance_id is not None:
+            held = replace(held, instance_id=entry.instance_id)
+        if entry.fabric != held.fabric:
+            held = replace(held, fabric=entry.fabric, settings=entry.settings)
+        devices.append(held)
     return replace(record, devices=tuple(devices))
 
 

@@ -427,9 +427,9 @@ class ClaimService:
             )
             notes.update(self.switched_on(plan))
             restoring = f"{RESTORING_KEY}{record.uid}"
-            if (plan.creates or wanted_of(record)) and record.boot_id != self._boot_id:
-                notes[restoring] = self._boot_id
             intended = with_chosen_ids(record, plan.record)
+            if (plan.creates or wanted_of(intended)) and record.boot_id != self._boot_id:
+                notes[restoring] = self._boot_id
             if notes or intended != record:
                 await self.store.commit(Change(put=intended if intended != record else None, meta=notes))
             # The record stays "prepared" all the while: a crash in between is followed by another restore.

@@ -14,7 +14,7 @@ from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .debts import Debt, incurred
 from .execute import Hands, Undone
-from .fabric import to_deactivate
+from .fabric import is_ours, to_deactivate
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
@@ -63,7 +63,7 @@ class Undoing:
         return any(
             device.created
             or device.passthrough
-            or device.fabric
+            or is_ours(record)
             or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
             for device in record.devices
         )
@@ -170,7 +170,8 @@ class Undoing:
         found = self.hands.facts(record.device_uuids)
         plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
-        partition = None if gone else to_deactivate(record, self.store.claims.values())
+        others = [other for other in self.store.claims.values() if not self.went_with_the_boot(other)]
+        partition = None if gone else to_deactivate(record, others)
         undone = self.hands.undo(replace(plan, restorations=reachable, fabric_partition=partition))
         off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
         # A device that was taken away has taken its settings along.
