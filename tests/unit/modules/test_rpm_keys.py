@@ -27,7 +27,12 @@ class Node(System):
         self.keys: set[str] = set()
 
     def run(
-        self, argv: Sequence[str], timeout: float, input: str | None = None, environment: Any = None, longest: int = 0
+        self,
+        argv: Sequence[str],
+        timeout: float,
+        input: str | None = None,  # noqa: A002
+        environment: Any = None,
+        longest: int = 0,
     ) -> Completed:
         if argv[1] == "--import":
             self.keys.add(NAME)
