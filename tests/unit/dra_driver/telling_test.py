@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 from claim_steps import SMALL, prepare_all
+from dra_driver.claims import service
 from dra_driver.claims.answers import Afterwards, Answers
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError
@@ -218,7 +219,7 @@ def test_whoever_becomes_ready_as_the_time_of_waiting_ends_serves_who_waits(
             raise asyncio.TimeoutError
 
         with monkeypatch.context() as patch:
-            patch.setattr(asyncio, "wait_for", ends)
+            patch.setattr(service, "within", ends)
             await node.service.wait_until_ready()
 
     claims = Claims()
