@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import posixpath
 import tempfile
@@ -35,23 +36,23 @@ OVER_HOLDS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-h
 _NOT_NEEDED = ("-o=APT::AutoRemove::RecommendsImportant=false", "-o=APT::AutoRemove::SuggestsImportant=false")
 
 
-class AptForm:
+class AptForm(abc.ABC):
     """How apt's files and words are made of what is the same for all package managers. What it needs beyond that a class of its own adds."""
 
     system: System
     title = "apt"
 
+    @abc.abstractmethod
     def sources(self) -> list[Source]:
         """Return which package sources apt knows."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         """Return what apt would do by these words of apt-get's."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def act(self, verb: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
         """Run apt-get; return what it said."""
-        raise NotImplementedError
 
     def places(self, name: str) -> Places:
         """Return where apt has a source, its key and its pins."""
@@ -91,10 +92,10 @@ class AptForm:
         """apt holds packages by itself."""
         return ""
 
-    def trust(self, places: Places) -> None:
+    def trust(self, places: Places) -> None:  # noqa: B027  nothing to do
         """apt is told in each source's definition which key is its own."""
 
-    def distrust(self, places: Places) -> None:
+    def distrust(self, places: Places) -> None:  # noqa: B027  nothing to do
         """A key goes with its file."""
 
     def forget_lists(self, before: Mapping[str, str]) -> None:
@@ -104,9 +105,9 @@ class AptForm:
                 if path.startswith(f"{LISTS}/"):
                     self.system.remove(name)
 
+    @abc.abstractmethod
     def lists(self) -> dict[str, str]:
         """Return the files of all indexes that the sources have, each with its name in the repository."""
-        raise NotImplementedError
 
     def foresee_install(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         """Return what apt would do to install packages, over holds and to older versions as well."""

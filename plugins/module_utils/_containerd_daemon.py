@@ -33,8 +33,8 @@ class ContainerdError(AcceleratorError):
 class Daemon(Unit):
     """One containerd: its command, its main file and its unit.
 
-    ``config`` is the main file of a process without ``--config``. ``advice`` says what a person has to set where another program writes the
-    main file anew at each start, so that a change of it would not last.
+    ``config`` is the main file of a process without ``--config``. ``advice`` says what a person has to set if another program rewrites the
+    main file at each start, so that a change of it would not last.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Daemon(Unit):
 
     @property
     def generated(self) -> bool:
-        """Whether another program writes the main file anew at each start."""
+        """Whether another program rewrites the main file at each start."""
         return bool(self.advice)
 
     @cached_property
@@ -87,7 +87,7 @@ class Daemon(Unit):
                 code="configuration-refused",
             )
         settings = read_dump(done.stdout)
-        # The dump holds what the files say; the option counts.
+        # The dump has the value of the files. The option has priority.
         return replace(settings, address=self._flags.get("address") or settings.address)
 
     def imported(self) -> list[File]:
@@ -158,9 +158,9 @@ class Daemon(Unit):
     def behind(self, settings: Settings, files: Sequence[str], *, restart_pending: bool = False) -> str:
         """Return why the running process does not know what its files say, or "" where it does.
 
-        Its own answer counts; where it cannot be asked, one of ``files`` that is younger than the process. Raises ContainerdError where a
-        restart would not help: the process has other settings than its files, which are older than it. ``restart_pending`` says that an
-        earlier run did not get to the restart.
+        Its own answer has priority; without one, any of ``files`` that is newer than the process. Raises ContainerdError if a restart would
+        not help: the settings of the process differ from its files, and these are older. ``restart_pending``: an earlier run ended before
+        its restart.
         """
         if not self.process()[0]:
             return f"{self.service} is not running"
@@ -193,11 +193,11 @@ class Daemon(Unit):
             self.__dict__.pop("_flags", None)
 
     def _problem(self, expected: Settings) -> str:
-        # The start may have written the files anew.
+        # The start can have rewritten the files.
         settings = self.settings()
         if (settings.enabled, set(settings.folders)) != (expected.enabled, set(expected.folders)):
             raise ContainerdError(
-                f"The start of {self.service} wrote {self.config} anew: its CDI settings are not those from before the restart",
+                f"The start of {self.service} rewrote {self.config}: its CDI settings are not those from before the restart",
                 hint=self.advice or f"Make the change in the file from which `systemctl cat {self.service}` writes it",
                 code="rewritten",
             )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ _QUIET = {"LC_ALL": "C", "LANG": "C"}
 _SEVERAL = ("installonlypkg(", "multiversion(")
 
 
-class RpmTool:
+class RpmTool(abc.ABC):
     """rpm of a node, and the files beside it; what dnf and zypper differ in each of them adds."""
 
     #: Where repositories are defined, and keys lie.
@@ -169,7 +170,7 @@ class RpmTool:
 
     # What is done
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027  nothing to do
         """rpm leaves no package unpacked and not set up."""
 
     def mend(self, files: Sequence[str], purge: Sequence[str]) -> None:
@@ -186,9 +187,9 @@ class RpmTool:
 
     # Programs
 
+    @abc.abstractmethod
     def bundle_options(self) -> Sequence[str]:
         """Return what has the package manager know the bundle's repository alone, and keep nothing of it elsewhere."""
-        raise NotImplementedError
 
     def run(
         self, argv: Sequence[str], *, seconds: float = 0.0, environment: Mapping[str, str] | None = None

@@ -227,7 +227,7 @@ def test_the_options_of_the_process_choose_the_main_file_and_the_socket(machine:
     assert not machine.knows()
 
 
-def test_a_main_file_that_each_start_writes_anew_is_reported(machine: Machine) -> None:
+def test_main_file_that_each_start_rewrites_is_reported(machine: Machine) -> None:
     machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
     template = machine.folder / "template.toml"
     template.write_text(machine.main.read_text())
@@ -237,7 +237,7 @@ def test_a_main_file_that_each_start_writes_anew_is_reported(machine: Machine) -
     before = machine.files()
     failed = machine.module()
     assert failed.get("error_code") == "restart-failed", failed
-    assert f"wrote {machine.main} anew" in failed["msg"] and "did not come back" not in failed["msg"]
+    assert f"rewrote {machine.main}" in failed["msg"] and "did not come back" not in failed["msg"]
     assert machine.files() == before
 
 

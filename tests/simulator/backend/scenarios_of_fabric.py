@@ -105,3 +105,17 @@ def fabric_partitions_are_found_by_identity_where_it_is_told(stage: Stage) -> No
         assert all(gpu.whole_attributes["partition8"] == 1 for gpu in gpus)
         number, is_active = stage.backend.fabric_partition(gpus)
         assert (number, is_active) == (1, False)
+
+
+@on("8xH100")
+def partition_is_deactivated_by_the_running_fabric_manager_whatever_the_file_says(stage: Stage) -> None:
+    with fabric_manager(stage):
+        stage.backend.open()
+        gpus = stage.gpus()
+        stage.backend.activate_fabric_partition(4)
+        configure(stage, 0)
+        stage.backend.deactivate_fabric_partition(4)
+        configure(stage, 1)
+        assert stage.backend.fabric_partition(gpus[:2]) == (4, False)
+    configure(stage, 0)
+    stage.backend.deactivate_fabric_partition(4)

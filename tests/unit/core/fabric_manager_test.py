@@ -24,7 +24,7 @@ from dra_driver.core.nvidia.fabric_manager import (
     find_partition,
     physical_ids,
     read_options,
-    refuse_overlap,
+    reject_overlap,
     version_of,
 )
 from dra_driver.core.system import System
@@ -47,7 +47,7 @@ HGX = (
 )
 
 
-def test_structures_have_the_sizes_of_the_header() -> None:
+def test_structure_sizes_equal_the_header() -> None:
     """nv_fm_types.h, on x86-64 and arm64: fields of 4 bytes and arrays of characters, without padding."""
     assert ctypes.sizeof(fabric_manager.ConnectParameters) == 4 + 256 + 4 + 4
     gpu = 4 + 80 + 32 + 4 + 4 + 4
@@ -75,13 +75,13 @@ def test_configuration_is_read(text: str, expected: Options) -> None:
     assert read_options(text) == expected
 
 
-def test_module_tells_the_gpu_where_the_fabric_manager_tells_nothing_else() -> None:
+def test_module_identifies_gpu_if_no_other_identity_is_returned() -> None:
     assert physical_ids(GPUS, HGX) == {gpu.uuid: gpu.module for gpu in GPUS}
     assert physical_ids([replace(GPUS[0], module=None)], HGX) == {}
     assert physical_ids([replace(GPUS[0], module=9)], HGX) == {}
 
 
-def test_identity_goes_before_equal_numbers() -> None:
+def test_uuid_and_address_have_priority_over_module() -> None:
     """On HGX A100 physical ids and module ids differ."""
     told = FabricPartition(1, False, (Member(2, GPUS[0].uuid, GPUS[0].pci_address), Member(1, "", GPUS[1].pci_address)))
     assert physical_ids(GPUS, [told]) == {GPUS[0].uuid: 2, GPUS[1].uuid: 1}
@@ -98,7 +98,7 @@ def test_identity_goes_before_equal_numbers() -> None:
     ],
 )
 def test_contradicting_identities_are_rejected(told: list[FabricPartition]) -> None:
-    with pytest.raises(AcceleratorError, match="contradicting facts"):
+    with pytest.raises(AcceleratorError, match="contradicting identities"):
         physical_ids([GPUS[0]], told)
 
 
@@ -109,7 +109,7 @@ def test_attributes_name_the_partition_of_each_size() -> None:
 
 
 @given(wanted=st.sets(st.integers(0, 7), min_size=1))
-def test_claim_fits_one_partition_exactly_or_is_told_all_that_exist(wanted: set[int]) -> None:
+def test_claim_is_one_partition_or_error_lists_all(wanted: set[int]) -> None:
     gpus = [GPUS[index] for index in sorted(wanted)]
     modules = {index + 1 for index in wanted}
     fitting = [each.number for each in HGX if {member.physical_id for member in each.members} == modules]
@@ -121,18 +121,18 @@ def test_claim_fits_one_partition_exactly_or_is_told_all_that_exist(wanted: set[
         assert f"N here is {len(wanted)}" in error.hint
 
 
-def test_gpu_that_no_partition_has_is_named() -> None:
+def test_gpu_without_partition_is_named() -> None:
     stranger: Device = replace(GPUS[0], module=None)
     with pytest.raises(NoFabricPartition, match=r"\(module \?\)"):
         find_partition([stranger], HGX)
 
 
-def test_overlap_with_an_active_partition_is_refused() -> None:
+def test_overlap_with_active_partition_is_rejected() -> None:
     active = partition(2, 1, 2, 3, 4, active=True)
-    refuse_overlap(partition(5, 5, 6), [active])
-    refuse_overlap(active, [active])
-    with pytest.raises(InUse, match="partition 2, which is active, has its modules 3, 4"):
-        refuse_overlap(partition(5, 3, 4), [active])
+    reject_overlap(partition(5, 5, 6), [active])
+    reject_overlap(active, [active])
+    with pytest.raises(InUse, match="partition 2, which is active, contains its modules 3, 4"):
+        reject_overlap(partition(5, 3, 4), [active])
 
 
 def test_partition_needs_no_deactivation_without_shared_mode_or_library(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_partition_needs_no_deactivation_without_shared_mode_or_library(tmp_path
     configuration.write_text("FABRIC_MODE=1\n")
 
     def load(_name: str) -> Any:
-        raise OSError("no such library")
+        raise OSError("libnvfm.so.1: cannot open shared object file: No such file or directory")
 
     manager = FabricManager(System(str(tmp_path)), load)
     with pytest.raises(BackendUnavailable, match=r"libnvfm.so.1 cannot be loaded"):
@@ -163,3 +163,15 @@ def test_mode_holds_while_the_configuration_cannot_be_read(tmp_path: Path) -> No
     configuration.rmdir()
     manager.refresh_mode()
     assert not manager.is_used
+
+
+def test_library_that_cannot_be_loaded_for_other_reasons_keeps_the_partition_active(tmp_path: Path) -> None:
+    configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("FABRIC_MODE=1\n")
+
+    def load(_name: str) -> Any:
+        raise OSError("libnvfm.so.1: cannot open shared object file: Too many open files")
+
+    with pytest.raises(BackendUnavailable, match="Too many open files"):
+        FabricManager(System(str(tmp_path)), load).deactivate(2)

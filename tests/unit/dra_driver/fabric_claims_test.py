@@ -60,21 +60,15 @@ def test_devices_that_are_no_partition_are_rejected_before_anything_changes(tmp_
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-def test_single_device_needs_its_partition(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "number"),
+    [(("gpu-2",), 6), (("gpu-vfio-2", "gpu-vfio-3"), 3), (("gpu-0", "gpu-1", "gpu-2", "gpu-3"), 1)],
+)
+def test_partition_of_each_size_and_kind(tmp_path: Path, devices: tuple[str, ...], number: int) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
-        claim = claims.allocate("one", "gpu-2")
-        assert await prepare(node, claim) == "" and node.backend.active == {6}
-        assert await unprepare(node, claim) == "" and node.backend.active == set()
-
-    run(tmp_path, scenario, rules=RULES, count=4)
-
-
-def test_virtual_machine_gets_its_pair(tmp_path: Path) -> None:
-    async def scenario(node: Node, claims: Claims) -> None:
-        with_fabric(node)
-        claim = claims.allocate("machine", "gpu-vfio-2", "gpu-vfio-3")
-        assert await prepare(node, claim) == "" and node.backend.active == {3}
+        claim = claims.allocate("some", *devices)
+        assert await prepare(node, claim) == "" and node.backend.active == {number}
         assert await unprepare(node, claim) == "" and node.backend.active == set()
 
     run(tmp_path, scenario, rules=RULES, count=4)

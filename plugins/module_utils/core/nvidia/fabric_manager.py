@@ -3,14 +3,16 @@
 """The fabric manager of NVSwitch systems in shared-NVSwitch mode: which partitions of GPUs it offers, and which of them are active.
 
 Facts: NVIDIA's Fabric Manager User Guide, "Fabric Manager SDK" and "Fabric Manager Config File"; the library is libnvfm.so.1 of the package
-nvidia-fabricmanager. Structures have the size and the version in their first field. From H100 on the fabric manager tells of a GPU by its
-physical id alone, which is the module id that NVML tells; UUID and PCI address are empty there, or the address is all zeros.
+nvidia-fabricmanager. Structures have the size and the version in their first field. From H100 on the fabric manager identifies a GPU by its
+physical id alone, which equals NVML's module id; UUID and PCI address are empty there, or the address is all zeros.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +29,8 @@ CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 LIBRARY = "libnvfm.so.1"
 SHARED_NVSWITCH = "1"
 CONNECT_MILLISECONDS = 5000
-#: For how long what the fabric manager offers is taken to be what it told last. It depends on the baseboard; a restart of the fabric manager
-#: takes seconds, and devices that lose and gain attributes meanwhile would be published anew each time.
+#: How long the last list of partitions is valid while the fabric manager does not answer. The list depends on the baseboard. Without this, each
+#: restart of the fabric manager would change the ResourceSlices twice.
 KNOWN_SECONDS = 600.0
 
 # Return values, fmReturn_t.
@@ -50,6 +52,8 @@ _HINT = "Look at `systemctl status nvidia-fabricmanager` and at /var/log/fabricm
 
 _MOST_TEXT, _MOST_UUID, _MOST_ADDRESS = 256, 80, 32
 MOST_GPUS, MOST_PARTITIONS = 16, 64
+#: How the dynamic loader reports a library that does not exist: ctypes sets no errno.
+_MISSING = os.strerror(errno.ENOENT)
 
 
 class ConnectParameters(ctypes.Structure):
@@ -105,7 +109,7 @@ def version_of(structure: type[ctypes.Structure]) -> int:
 
 @dataclass(frozen=True)
 class Member:
-    """A GPU of a partition as the fabric manager tells it. ``uuid`` and ``pci_address`` are empty where it does not."""
+    """A GPU of a partition. ``uuid`` and ``pci_address`` are empty if the fabric manager does not return them."""
 
     physical_id: int
     uuid: str = ""
@@ -114,7 +118,7 @@ class Member:
 
 @dataclass(frozen=True)
 class FabricPartition:
-    """GPUs that reach each other over the switches, and no others, while the partition is active."""
+    """GPUs that the switches connect with each other, and with no other GPU, while the partition is active."""
 
     number: int
     is_active: bool
@@ -133,7 +137,7 @@ class NoFabricPartition(AcceleratorError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the fabric manager's configuration says of how to reach it."""
+    """The mode and the address in the fabric manager's configuration."""
 
     is_shared: bool
     address: str
@@ -160,8 +164,8 @@ def options_of(system: System) -> Options:
 def physical_ids(devices: Iterable[Device], partitions: Sequence[FabricPartition]) -> dict[str, int]:
     """Return the fabric manager's physical id of each GPU that is in a partition, by the GPU's UUID. Pure.
 
-    UUID or PCI address tell which GPU is meant. The numbers of the modules do only where the fabric manager tells neither of any GPU: on
-    HGX A100 they differ from the physical ids. Raises AcceleratorError where what it tells contradicts itself.
+    A GPU is identified by UUID or PCI address. Module ids are used only if the fabric manager returns neither for any GPU: on HGX A100 they
+    differ from the physical ids. Raises AcceleratorError if the returned identities contradict each other.
     """
     members = {member for partition in partitions for member in partition.members}
     has_identities = any(member.uuid or member.pci_address for member in members)
@@ -181,7 +185,7 @@ def physical_ids(devices: Iterable[Device], partitions: Sequence[FabricPartition
                 continue
             if not all(same) or found.setdefault(device.uuid, member.physical_id) != member.physical_id:
                 raise AcceleratorError(
-                    f"The fabric manager tells contradicting facts of {device.describe()}: it has physical id {member.physical_id} as "
+                    f"The fabric manager returns contradicting identities for {device.describe()}: physical id {member.physical_id} as "
                     f"{member.uuid or 'no UUID'} at {member.pci_address or 'no address'}",
                     hint=_HINT,
                     code="fabric",
@@ -190,9 +194,9 @@ def physical_ids(devices: Iterable[Device], partitions: Sequence[FabricPartition
 
 
 def attributes(physical_id: int, partitions: Iterable[FabricPartition]) -> dict[str, int]:
-    """Return the attributes ``partition<N>`` of a GPU: the id of the partition of N GPUs that has it. Pure.
+    """Return the attributes ``partition<N>`` of a GPU: the id of the partition of N GPUs that contains it. Pure.
 
-    A size of which several partitions have the GPU is left out: the attribute has one value.
+    If several partitions of one size contain the GPU, the attribute of that size is left out.
     """
     by_size: dict[int, list[int]] = {}
     for partition in partitions:
@@ -202,7 +206,7 @@ def attributes(physical_id: int, partitions: Iterable[FabricPartition]) -> dict[
 
 
 def find_partition(devices: Sequence[Device], partitions: Sequence[FabricPartition]) -> FabricPartition:
-    """Return the partition that these GPUs are, all of them and no others. Pure. Raises NoFabricPartition with those that there are."""
+    """Return the partition that consists of exactly these GPUs. Pure. Raises NoFabricPartition with the list of partitions."""
     known = physical_ids(devices, partitions)
     wanted = {known.get(device.uuid) for device in devices}
     for partition in partitions:
@@ -219,21 +223,21 @@ def find_partition(devices: Sequence[Device], partitions: Sequence[FabricPartiti
     )
 
 
-def refuse_overlap(wanted: FabricPartition, partitions: Iterable[FabricPartition]) -> None:
-    """Refuse a partition of which another active one has a GPU. Pure. Raises InUse."""
+def reject_overlap(wanted: FabricPartition, partitions: Iterable[FabricPartition]) -> None:
+    """Reject a partition that shares a GPU with another active partition. Pure. Raises InUse."""
     mine = {member.physical_id for member in wanted.members}
     for other in partitions:
         shared = mine & {member.physical_id for member in other.members}
         if other.is_active and other.number != wanted.number and shared:
             raise InUse(
-                f"Partition {wanted.number} of the NVSwitch fabric cannot be activated: partition {other.number}, which is active, has its "
+                f"Partition {wanted.number} of the NVSwitch fabric cannot be activated: partition {other.number}, which is active, contains its "
                 f"modules {', '.join(map(str, sorted(shared)))}",
-                hint="Deactivate that partition, or end the claim that has it.",
+                hint="Deactivate that partition, or delete the pods of the claim that uses it.",
             )
 
 
 class FabricManager:
-    """The connection to the fabric manager. What asks it blocks, and wants a thread with a deadline; calls go one after the other."""
+    """The connection to the fabric manager. Methods that call the library block: call them on a thread with a deadline. Calls are serialized."""
 
     def __init__(
         self,
@@ -253,26 +257,26 @@ class FabricManager:
 
     @property
     def is_used(self) -> bool:
-        """Whether there were partitions to be activated at the last look: its configuration says shared-NVSwitch mode."""
+        """Whether the configuration had shared-NVSwitch mode when it was last read."""
         return self._is_used
 
     def refresh_mode(self) -> None:
-        """Read the configuration of the fabric manager; while it cannot be read, what it said last holds. Asks nobody."""
+        """Read the mode from the configuration; keep the last one if the file cannot be read. Does not call the library."""
         with contextlib.suppress(OSError):
             self._is_used = options_of(self._system).is_shared
 
     def look(self) -> None:
-        """Ask which partitions there are, for ``attributes``. Raises BackendUnavailable."""
+        """Update the list of partitions that ``attributes`` uses. Raises BackendUnavailable."""
         self._known = (self._clock(), self.partitions())
 
     def attributes(self, device: Device) -> Mapping[str, int]:
-        """Return what is published of a whole GPU: its module, and its partition of each size. Asks nobody."""
-        told, partitions = self._known
-        if not self._is_used or not partitions or self._clock() - told > KNOWN_SECONDS:
+        """Return the attributes of a whole GPU: its module, and its partition of each size. Does not call the library."""
+        updated, partitions = self._known
+        if not self._is_used or not partitions or self._clock() - updated > KNOWN_SECONDS:
             return {}
         try:
             number = physical_ids([device], partitions).get(device.uuid)
-        except AcceleratorError:  # a claim for the GPU is told
+        except AcceleratorError:  # the error of a claim for this GPU names it
             return {}
         if number is None:
             return {}
@@ -280,7 +284,7 @@ class FabricManager:
         return {**module, **attributes(number, partitions)}
 
     def partitions(self) -> tuple[FabricPartition, ...]:
-        """Return the partitions that the fabric manager offers. Raises BackendUnavailable."""
+        """Return the partitions of the fabric. Raises BackendUnavailable."""
         answer = PartitionList(version=version_of(PartitionList))
         self._call(
             "fmGetSupportedFabricPartitions", "Listing the partitions of the NVSwitch fabric", ctypes.byref(answer)
@@ -293,37 +297,39 @@ class FabricManager:
         return found.number, found.is_active
 
     def activate(self, number: int) -> None:
-        """Activate a partition; one that is active stays so. Raises InUse, NoFabricPartition, BackendUnavailable."""
+        """Activate a partition, unless it is active. Raises InUse, NoFabricPartition, BackendUnavailable."""
         partitions = self.partitions()
         wanted = next((each for each in partitions if each.number == number), None)
         if wanted is None:
             raise NoFabricPartition(f"The NVSwitch fabric has no partition {number} any more", hint=_HINT)
         if not wanted.is_active:
-            refuse_overlap(wanted, partitions)
+            reject_overlap(wanted, partitions)
             self._call("fmActivateFabricPartition", f"Activating partition {number} of the NVSwitch fabric", number)
 
     def deactivate(self, number: int) -> None:
-        """Deactivate a partition; one that is not active, or not there any more, needs nothing. Raises BackendUnavailable, InUse.
+        """Deactivate a partition if it exists and is active. Raises BackendUnavailable, InUse.
 
-        Without shared-NVSwitch mode, or without the library, there are no partitions any more.
+        The running fabric manager decides: its mode can differ from the file. If it does not answer, the file decides whether it should.
         """
-        self.refresh_mode()
-        if not self._is_used:
-            return
         try:
             partitions = self.partitions()
         except NoPartitions:
+            return
+        except BackendUnavailable:
+            self.refresh_mode()
+            if self._is_used:
+                raise
             return
         if any(each.number == number and each.is_active for each in partitions):
             self._call("fmDeactivateFabricPartition", f"Deactivating partition {number} of the NVSwitch fabric", number)
 
     def close(self) -> None:
-        """End the connection; it is made anew when it is needed."""
+        """End the connection. The next call opens another one."""
         with self._lock:
             self._disconnect()
 
     def _call(self, function: str, doing: str, argument: Any) -> None:
-        """Call the library; where the connection has ended, which a restart of the fabric manager does, once more with a new one."""
+        """Call the library. If the connection has ended, for example after a restart of the fabric manager, reconnect and repeat the call once."""
         with self._lock:
             value = self._once(function, doing, argument)
             if value in (CONNECTION_NOT_VALID, UNINITIALIZED):
@@ -345,7 +351,9 @@ class FabricManager:
             try:
                 self._library = self._load(LIBRARY)
             except OSError as error:
-                raise NoPartitions(
+                # Other errors, such as too many open files, do not mean that the package is gone.
+                kind = NoPartitions if _MISSING in str(error) else BackendUnavailable
+                raise kind(
                     f"{doing}: the library {LIBRARY} cannot be loaded: {error}",
                     hint=f"Install nvidia-fabricmanager in the driver's version, or set FABRIC_MODE=0 in {CONFIGURATION}.",
                 ) from error
@@ -380,19 +388,19 @@ def _unavailable(doing: str, value: int) -> BackendUnavailable:
     return kind(f"{doing}: the fabric manager failed: {found}", hint=_HINT, code="fabric")
 
 
-def _partition(told: PartitionInfo) -> FabricPartition:
-    members = tuple(_member(each) for each in told.gpuInfo[: min(told.numGpus, MOST_GPUS)])
-    return FabricPartition(int(told.partitionId), bool(told.isActive), members)
+def _partition(info: PartitionInfo) -> FabricPartition:
+    members = tuple(_member(each) for each in info.gpuInfo[: min(info.numGpus, MOST_GPUS)])
+    return FabricPartition(int(info.partitionId), bool(info.isActive), members)
 
 
-def _member(told: GpuInfo) -> Member:
-    uuid, address = (value.decode("ascii", "replace") for value in (told.uuid, told.pciBusId))
-    # Only zeros beside no UUID are no address: the fabric manager does not tell it.
+def _member(info: GpuInfo) -> Member:
+    uuid, address = (value.decode("ascii", "replace") for value in (info.uuid, info.pciBusId))
+    # Without a UUID, an address of zeros means that the fabric manager does not know the address.
     if not uuid and not address.strip("0:."):
         address = ""
     try:
-        return Member(int(told.physicalId), uuid, pci.normalise_bus_id(address) if address else "")
+        return Member(int(info.physicalId), uuid, pci.normalise_bus_id(address) if address else "")
     except ValueError as error:
         raise BackendUnavailable(
-            f"The fabric manager tells no PCI address of module {told.physicalId}: {error}", hint=_HINT
+            f"The fabric manager returns an invalid PCI address for module {info.physicalId}: {error}", hint=_HINT
         ) from error

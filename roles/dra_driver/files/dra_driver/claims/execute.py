@@ -196,10 +196,8 @@ class Hands:
     ) -> PreparePlan:
         """Return the plan with the partition of the machine's fabric that its whole devices are.
 
-        ``records`` are the other claims. Raises AcceleratorError where they are none, BackendUnavailable where nobody tells.
+        ``records`` are the other claims. Raises AcceleratorError if the devices are no partition, BackendUnavailable.
         """
-        if not self.needs_fabric_partition(plan.record):
-            return plan  # what a record says of a partition stands: it is deactivated with the claim
         number, is_active = self.backend.fabric_partition(whole_devices(plan.record, facts))
         return with_partition(plan, number, is_active, records)
 

@@ -229,7 +229,7 @@ class ClaimService:
                 waiting = time.perf_counter()
                 async with self._turns.take():
                     watch.add("turn", "success", time.perf_counter() - waiting)
-                    # Who has prepared a claim in its way may have changed this one's record meanwhile.
+                    # Another claim's Prepare can have changed this record while this one waited for the devices.
                     return await self._prepare_held(self.store.claims.get(reference.uid), allocation, uuids, watch)
 
     async def _prepare_held(
@@ -297,7 +297,7 @@ class ClaimService:
 
     @asynccontextmanager
     async def _current(self, record: ClaimRecord) -> AsyncIterator[ClaimRecord | None]:
-        """Hold the devices of a claim whose lock is held, and return its record as it is then; None where it is gone.
+        """Hold the devices of a claim whose lock is held, and return its record as it is then, or None if it was removed.
 
         Whoever holds the devices may change the records of other claims on them: it undoes what is left over, and moves what waits.
         """
@@ -329,7 +329,7 @@ class ClaimService:
             present = not record.devices or self.hands.system.exists(self.hands.cdi_path(record.uid))
             if pod_claim is not None:
                 present = present and self.hands.files.tell(record, pod_claim)
-        # A restart of the fabric manager deactivates partitions and tells nobody.
+        # A restart of the fabric manager deactivates partitions without a notification.
         lasts = record.uid not in self.suspect and record.boot_id == self._boot_id and to_activate(record) is None
         if present and lasts:
             return record
@@ -392,6 +392,8 @@ class ClaimService:
         return await self.thread(self.hands.with_handovers, plan) if plan.record.away else plan
 
     async def _with_fabric(self, plan: PreparePlan, facts: Mapping[str, Device]) -> PreparePlan:
+        if not self.hands.needs_fabric_partition(plan.record):
+            return plan  # the partition in the record of a prepared claim stays: it is deactivated with the claim
         others = [record for record in self.store.claims.values() if record.uid != plan.record.uid]
         return await self.thread(self.hands.with_fabric, plan, facts, others)
 
