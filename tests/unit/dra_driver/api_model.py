@@ -18,7 +18,10 @@ Json = dict[str, Any]
 
 
 class ApiModel:
-    """Speaks enough of the API for the driver's client. ``log`` holds method and path of every request, ``connections`` method and client's address."""
+    """Speaks enough of the API for the driver's client.
+
+    ``log`` holds method and path of every request, ``moments`` when they came, ``connections`` method and client's address.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class ApiModel:
         self.pods_forbidden = False
         self.events: list[Json] = []
         self.log: list[tuple[str, str]] = []
+        self.moments: list[float] = []
         self.connections: set[tuple[str, Any]] = set()
         self.headers: list[dict[str, str]] = []
         self.revision = 100
@@ -122,6 +126,7 @@ class ApiModel:
         method = "WATCH" if request.query.get("watch") else request.method
         method = "DRYRUN" if request.query.get("dryRun") == "All" else method
         self.log.append((method, path))
+        self.moments.append(asyncio.get_running_loop().time())
         self.connections.add((method, (request.transport and request.transport.get_extra_info("peername"))))
         self.headers.append(dict(request.headers))
         for entry in self.failures:

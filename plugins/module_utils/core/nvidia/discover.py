@@ -121,7 +121,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
     if mode in _ADDRESSING_MODES:
         attributes["addressingMode"] = _ADDRESSING_MODES[mode]
     # From Hopper on GPUs are reset alone, and say themselves that they have joined a fabric of switches.
-    module = nvml.optional("nvmlDeviceGetModuleId", handle, doing=doing)
+    module = nvml.number("nvmlDeviceGetModuleId", handle, doing=doing)
     linked, switched = read_links(nvml, handle, doing) if (major, minor) < _FIRST_WITHOUT_RESET else ((), False)
     return BoardFacts(
         handle=handle,
@@ -141,7 +141,7 @@ def read_board(nvml: Nvml, system: System, handle: Any, driver: DriverFacts) -> 
         passthrough=read_passthrough(system, bus_id),
         driver_version=driver.driver_version,
         switched=switched,
-        module=int(module) if module is not None else None,
+        module=module,
     )
 
 

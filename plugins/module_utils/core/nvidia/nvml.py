@@ -195,6 +195,14 @@ class Nvml:
         except Unsupported:
             return default
 
+    def number(self, function: str, *arguments: Any, doing: str = "") -> int | None:
+        """Call a function that fills in a number; None where the driver or the board has no answer.
+
+        The binding has one default object for all calls of such a function: threads would read each other's answers.
+        """
+        value = self.optional(function, *arguments, ctypes.c_uint(), doing=doing)
+        return int(value) if value is not None else None
+
     def filled(self, function: str, structure: str, *arguments: Any, doing: str = "") -> Any:
         """Call a function that fills in a structure of the binding; None where the driver or the board has no answer."""
         made = getattr(self._binding, structure, None)
