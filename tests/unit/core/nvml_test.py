@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Calls of NVML's Python binding from several threads."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from dra_driver.core import nvidia
+from dra_driver.core.nvidia.nvml import Nvml
+
+
+def test_threads_read_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def library(handle: int, reference: Any) -> int:
+        reference._obj.value = handle
+        both.wait(10)
+        return 0
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda _name: library)
+    nvml = Nvml()
+    nvml._binding = pynvml
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda handle: nvml.number("nvmlDeviceGetModuleId", handle), [3, 5])) == [3, 5]
+
+
+def test_no_function_is_called_with_an_object_that_threads_share() -> None:
+    shared = {
+        name
+        for name, function in inspect.getmembers(pynvml, inspect.isfunction)
+        for parameter in inspect.signature(function).parameters.values()
+        if isinstance(parameter.default, (ctypes._SimpleCData, ctypes.Structure, ctypes.Array))
+    }
+    assert "nvmlDeviceGetModuleId" in shared
+    folder = Path(inspect.getfile(nvidia)).parent
+    calls = re.compile(r'(\w+)\(\s*"(nvml\w+)"')
+    used = [
+        (file.name, method, name)
+        for file in sorted(folder.rglob("*.py"))
+        for method, name in calls.findall(file.read_text())
+        if name in shared
+    ]
+    assert used and all(method == "number" for _file, method, _name in used), used
