@@ -91,8 +91,7 @@ def test_what_a_device_told_outlives_the_driver_and_ends_with_the_machine(short:
         await scene.start()
         await scene.until(lambda: not taints(scene))
         await scene.until(lambda: ("DeviceRecovered", "Normal") in reasons(scene, "Node"))
-        kept = json.loads(kept_in(short).read_text())
-        assert kept["devices"] == {}
+        await scene.until(lambda: json.loads(kept_in(short).read_text())["devices"] == {})
 
     run(short, scenario)
 
