@@ -90,7 +90,7 @@ def test_no_label_is_written_that_the_page_does_not_have() -> None:
 
 
 def test_what_is_not_written_is_not_written() -> None:
-    rows = table("What is not written")
+    rows = table("Labels that are not written")
     assert len(rows) > 4 and all(row[-1].endswith(".") for row in rows)
     written = {key for title in MACHINES for key in said(title)}
     assert not written & {row[0] for row in rows}

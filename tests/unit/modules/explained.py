@@ -39,7 +39,7 @@ def cluster() -> list[Json]:
 def with_answers() -> tuple[str, str, str]:
     """Of the section about devices that would have to be cut: its manifest, and what is said with the nodes' answers and without."""
     page = PAGE.read_text(encoding="utf-8")
-    (section,) = re.findall(r"\n## Where no device is cut so yet\n(.*?)\n## ", page, re.DOTALL)
+    (section,) = re.findall(r"\n## Partitions that do not exist yet\n(.*?)\n## ", page, re.DOTALL)
     (manifest,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     told, untold = re.findall(r"```text\n(.*?)\n?```", section, re.DOTALL)
     return manifest, told, untold

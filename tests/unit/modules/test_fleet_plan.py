@@ -433,12 +433,12 @@ def test_the_examples_of_the_page(run_here: Run, tmp_path: Path) -> None:
     devices, page = planned.fleet(), sections()
     nodes = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
     (tmp_path / "manifests.yaml").write_text(page["Manifests"][0])
-    (tmp_path / "waiting.yaml").write_text(page["What has been waiting"][0])
+    (tmp_path / "waiting.yaml").write_text(page["Pending claims"][0])
     cluster = listed(tmp_path, *planned.CLASSES, *nodes, *planned.slices(devices))
     ways: dict[str, Json] = {
         "Counts": {"wanted": yaml.safe_load(page["Counts"][0])["accelerator_plan_wanted"]},
         "Manifests": {"src": [str(tmp_path / "manifests.yaml")]},
-        "What has been waiting": {"cluster_src": [cluster, str(tmp_path / "waiting.yaml")], "pending_for": "1d"},
+        "Pending claims": {"cluster_src": [cluster, str(tmp_path / "waiting.yaml")], "pending_for": "1d"},
     }
     for title, options in ways.items():
         dest = {"dest": str(tmp_path / "layouts.yml")} if title == "Counts" else {}
