@@ -254,8 +254,9 @@ def give(system: System, handover: Handover) -> None:
 
 
 def take_back(system: System, handover: Handover) -> None:
-    """Bind a device to the driver that it had; what is true already is left alone. Raises AcceleratorError.
+    """Bind a device to the driver that it had, unless it is bound. Raises AcceleratorError.
 
+    If that driver is not loaded, the device is left without a driver: the kernel binds it when the driver is loaded.
     Raises InUse, naming the processes, while a virtual machine has it open.
     """
     address = handover.address
@@ -266,7 +267,7 @@ def take_back(system: System, handover: Handover) -> None:
     if pci.override_of(system, address) == handover.driver:
         _write(system, f"{_device(address)}/driver_override", "")
     if pci.driver_of(system, address) != handover.former:
-        _switch(system, address, handover.former)
+        _switch(system, address, handover.former if system.exists(f"{pci.DRIVERS}/{handover.former}") else "")
 
 
 def edits(system: System, handover: Handover) -> ContainerEdits:
@@ -302,7 +303,7 @@ def _missing_node(system: System, handover: Handover) -> str:
 
 
 def _switch(system: System, address: str, driver: str) -> None:
-    """Bind a device to a driver, from whichever it has."""
+    """Bind a device to a driver; "" only unbinds it."""
     present = pci.driver_of(system, address)
     if present == driver:
         return
@@ -312,6 +313,8 @@ def _switch(system: System, address: str, driver: str) -> None:
             lambda: pci.driver_of(system, address) and f"it is still bound to {present}",
             f"{address} to leave {present}",
         )
+    if not driver:
+        return
     _write(system, f"{pci.DRIVERS}/{driver}/bind", address)
 
     def unbound() -> str:

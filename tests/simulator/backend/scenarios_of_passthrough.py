@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dra_driver.core import passthrough, pci
-from dra_driver.core.errors import AcceleratorError, InUse, NotFound
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse, NotFound
 from dra_driver.core.facts import device_of, document_of
 from dra_driver.core.model import Device, Offer, devices_of
 from dra_driver.core.nvidia.backend import NvidiaBackend
@@ -156,6 +156,31 @@ def a_failed_change_of_driver_leaves_the_gpu_where_it_was(stage: Stage) -> None:
 
         refused(InUse, stage.backend.detach, gpu.uuid, fail)
         assert listed() == 8 and stage.backend.device(gpu.uuid).uuid == gpu.uuid
+
+
+@on("8xH100")
+def gpu_is_taken_back_while_the_driver_is_unloaded(stage: Stage) -> None:
+    with bus(stage) as system:
+        gpu = stage.first()
+        handover = handed_over(system, gpu)
+        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        version = stage.root / "proc/driver/nvidia/version"
+        text = version.read_text()
+        stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9")
+        take_back = partial(passthrough.take_back, system, handover)
+        refused(BackendUnavailable, stage.backend.attach, gpu.uuid, take_back)
+        stage.control("clear")
+        stage.backend.open()
+        stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handover))
+        stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9")
+        version.unlink()
+        stage.backend.attach(gpu.uuid, take_back)
+        assert pci.driver_of(system, gpu.pci_address) == "nvidia"
+        refused(BackendUnavailable, stage.backend.device, gpu.uuid)
+        version.write_text(text)
+        stage.control("clear")
+        stage.backend.open()
+        assert len(stage.gpus()) == 8
 
 
 @on("2xRTX-PRO-6000")

@@ -274,7 +274,9 @@ class ModelBackend:
     def attach(self, uuid: str, action: Callable[[], None]) -> None:
         self._call("attach", uuid)
         action()
-        self.device(uuid)
+        self.away.pop(uuid, None)
+        if self.present:
+            self.device(uuid)
 
     def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         self._call("number_by", directory, writes, is_referred)
@@ -316,6 +318,8 @@ class ModelBackend:
 
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)
+        if not self.present and uuid not in self.away:
+            raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         for device in self._there():
             if device.uuid == uuid:
                 fault = self.faults.get(device.index)

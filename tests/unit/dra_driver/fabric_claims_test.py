@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_model import ModelGpus
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.fabric import to_deactivate
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
+from dra_driver.core.pci import DEVICES, DRIVERS
 from dra_driver.metrics import NoMetrics, Stopwatch
 from machine_model import Claims, Node
 
@@ -117,6 +119,50 @@ def test_fabric_manager_that_does_not_answer_keeps_the_claim(tmp_path: Path) -> 
         assert "is away" in await unprepare(node, claim)
         assert node.backend.active == {2} and claim.uid in node.store.claims
         assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def unload_driver(node: Node) -> None:
+    """Unload NVIDIA's kernel driver: the library cannot be opened, and no GPU is bound to the driver."""
+    node.backend.present = False
+    for index in range(node.gpus.count):
+        link = node.system.path(f"{DEVICES}/{node.gpus.template(index).pci_address}/driver")
+        if link.resolve().name == "nvidia":
+            link.unlink()
+    node.system.path(f"{DRIVERS}/nvidia").rmdir()
+    node.service.set_ready("NVML is not available")
+
+
+@pytest.mark.parametrize("machine", [False, True])
+def test_unprepare_with_unloaded_driver_deactivates_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: bool
+) -> None:
+    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
+    devices = ("gpu-vfio-0", "gpu-vfio-1") if machine else ("gpu-0", "gpu-1")
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", *devices)
+        assert await prepare(node, claim) == "" and node.backend.active == {2}
+        unload_driver(node)
+        node.backend.failures["deactivate_fabric_partition"] = [BackendUnavailable("The fabric manager is away")]
+        assert "is away" in await unprepare(node, claim)
+        assert node.backend.active == {2} and claim.uid in node.store.claims
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == set() and node.store.claims == {} and node.cdi_files() == ()
+        addresses = [node.gpus.template(index).pci_address for index in range(4)]
+        assert [node.system.driver(address) for address in addresses] == [""] * 4
+        assert [(node.system.path(f"{DEVICES}/{each}/driver_override")).read_text().strip() for each in addresses] == [
+            "(null)"
+        ] * 4, "the kernel binds the GPUs when the driver is loaded"
+        node.system.path(f"{DRIVERS}/nvidia").mkdir()
+        node.system.boot(addresses)
+        node.backend.present = True
+        assert node.owing() == set(ModelGpus.uuids(2))
+        for uuid in sorted(node.owing()):
+            await node.service.upkeep.settle(uuid)
+        assert node.owing() == frozenset() and persistence(node) == [True] * 4
 
     run(tmp_path, scenario, rules=RULES, count=4)
 

@@ -378,13 +378,19 @@ class NvidiaBackend:
             self._without_library(uuid, leave, f"Giving GPU {uuid} to another driver")
 
     def attach(self, uuid: str, action: Callable[[], None]) -> None:
-        """Have the GPU given back, and see that NVML knows it; that is so when it is opened anew."""
+        """Take a GPU back, and verify that NVML lists it after it is opened again; if NVIDIA's driver is unloaded, only take it back."""
         with self._steady:
             if self._boards.is_away(uuid) is None:
                 action()
                 return
             take = partial(self._boards.welcome, uuid, action)
-            self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
+            try:
+                self._without_library(uuid, take, f"Taking GPU {uuid} back from another driver")
+            except BackendUnavailable as error:
+                if self._boards.is_away(uuid) is not None or names.loaded(self._system):
+                    raise
+                LOG.warning("GPU %s is taken back, and NVIDIA's driver is not loaded: %s", uuid, error)
+                return
         self.device(uuid)
         self._after_loss((uuid,))
 

@@ -481,7 +481,7 @@ class ClaimService:
         watch.kind = record.kind
         if self.undoing.needs_hardware(record) and not self.undoing.went_with_the_boot(record):
             with watch.stage("ready"):
-                await self.wait_until_ready()
+                await self._wait_for_undoing(record)
         # A pod with a whole device can end although the device's driver is gone; so can, after a reboot, any other.
         async with self._current(record) as current, self._turns.take():
             self.hands.reached("unprepare-started")
@@ -491,6 +491,14 @@ class ClaimService:
         if was_lost:
             self._look_soon()
         return record
+
+    async def _wait_for_undoing(self, record: ClaimRecord) -> None:
+        """Wait until a claim can be undone. Raises BackendUnavailable if that needs the vendor's library, and it is not available."""
+        try:
+            await self.wait_until_ready()
+        except BackendUnavailable:
+            if self.undoing.needs_library(record):
+                raise
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
         """Undo a claim, wholly or half-way prepared, and forget it. Raises AcceleratorError, InUse among them."""

@@ -13,7 +13,7 @@ from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty
 from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .debts import Debt, incurred
-from .execute import Hands, Undone
+from .execute import Facts, Hands, Undone
 from .fabric import is_ours, to_deactivate
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
@@ -54,17 +54,16 @@ class Undoing:
         return settings.union(debt.device_uuid for debt in self.debts)
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
-        """Whether undoing a claim destroys a partition, switches partitioning off, deactivates a partition of the fabric, or takes a device back.
+        """Return whether undoing a claim changes hardware: a partition, partitioning, a partition of the fabric, or a device's driver.
 
-        Then it waits for the hardware.
-
-        Settings are no reason to wait: they are owed.
+        The claim then waits until the change is possible. Settings are no reason to wait: they are owed.
         """
+        return self.needs_library(record) or is_ours(record) or any(device.passthrough for device in record.devices)
+
+    def needs_library(self, record: ClaimRecord) -> bool:
+        """Return whether undoing a claim calls the vendor's library: to destroy a partition, or to switch partitioning off."""
         return any(
-            device.created
-            or device.passthrough
-            or is_ours(record)
-            or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
+            device.created or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
             for device in record.devices
         )
 
@@ -167,7 +166,14 @@ class Undoing:
         settings: tuple[Restoration, ...],
         gone: bool,
     ) -> Undone:
-        found = self.hands.facts(record.device_uuids)
+        try:
+            found = self.hands.facts(record.device_uuids)
+        except BackendUnavailable as error:
+            if gone or self.needs_library(record):
+                raise
+            # Neither the fabric nor sysfs needs the vendor's driver, which may be unloaded.
+            LOG.warning("claim is undone without the vendor's library: %s", error, extra=fields(uid=record.uid))
+            found = Facts({}, dict.fromkeys(record.device_uuids, str(error)))
         plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
         others = [other for other in self.store.claims.values() if not self.went_with_the_boot(other)]
