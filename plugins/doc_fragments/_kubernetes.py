@@ -15,12 +15,12 @@ options:
   kubeconfig:
     description:
       - Path of a kubeconfig file on the host where the module runs.
-      - Without it the environment variable E(K8S_AUTH_KUBECONFIG) counts, then E(KUBECONFIG), then C(~/.kube/config),
+      - The default is the environment variable E(K8S_AUTH_KUBECONFIG), then E(KUBECONFIG), then C(~/.kube/config),
         then, inside a pod, the pod's service account.
     type: path
   context:
     description:
-      - Name of the context in the kubeconfig file. Without it, the file's current context.
+      - The name of the context in the kubeconfig file. The default is the file's current context.
       - The environment variable E(K8S_AUTH_CONTEXT) counts if the option is not given.
     type: str
   host:
@@ -56,7 +56,7 @@ options:
       - key_file
   validate_certs:
     description:
-      - Whether the API server's certificate is verified. Without it, as the kubeconfig file says, or else verified.
+      - Whether to verify the API server's certificate. The default is the setting of the kubeconfig file, or V(true).
       - The environment variable E(K8S_AUTH_VERIFY_SSL) counts if the option is not given.
     type: bool
     aliases:

@@ -22,7 +22,7 @@ options:
     choices: [present, previous, absent]
     default: present
   source:
-    description: The package source that is set up. Without it, those that the node knows already are used.
+    description: The package source to set up. By default, the existing package sources of the node are used.
     type: dict
     suboptions:
       uris:

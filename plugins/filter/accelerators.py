@@ -23,7 +23,7 @@ options:
     elements: dict
     required: true
   claims:
-    description: ResourceClaims, likewise. Without them everything counts as free.
+    description: ResourceClaims, in the same form. If they are omitted, all devices count as free.
     type: list
     elements: dict
     default: []

@@ -43,7 +43,7 @@ options:
         is relative, it is taken from the folder of the configuration file.
     type: str
   claims:
-    description: Whether claims are asked for. Without them every device without a taint counts as available.
+    description: Whether to read claims. If it is V(false), every device without a taint counts as available.
     type: bool
     default: true
   drivers:
@@ -86,12 +86,12 @@ options:
     default: accelerator_
   kubeconfig:
     description:
-      - Path of a kubeconfig file. Without it E(KUBECONFIG) counts, then C(~/.kube/config), then, inside a pod, the pod's service account.
+      - The path of a kubeconfig file. The default is E(KUBECONFIG), then C(~/.kube/config), then, inside a pod, the pod's service account.
     type: path
     env:
       - name: K8S_AUTH_KUBECONFIG
   context:
-    description: Name of the context in the kubeconfig file. Without it, the file's current context.
+    description: The name of the context in the kubeconfig file. The default is the file's current context.
     type: str
     env:
       - name: K8S_AUTH_CONTEXT
@@ -121,7 +121,7 @@ options:
     env:
       - name: K8S_AUTH_KEY_FILE
   validate_certs:
-    description: Whether the API server's certificate is verified. Without it, as the kubeconfig file says, or else verified.
+    description: Whether to verify the API server's certificate. The default is the setting of the kubeconfig file, or V(true).
     type: bool
     env:
       - name: K8S_AUTH_VERIFY_SSL

@@ -28,8 +28,8 @@ attributes:
 options:
   vendor:
     description:
-      - Ask only the drivers of these vendors, for example V(nvidia). Without it, of the vendors of whose devices the machine
-        shows any; where it shows none, of all that the collection knows. An unknown vendor is an error that names those.
+      - The vendors whose drivers are queried, for example V(nvidia). By default, all vendors that have devices on the machine, or
+        all supported vendors if there are no devices. The error for an unknown vendor lists the supported ones.
     type: list
     elements: str
   match:
@@ -90,8 +90,8 @@ options:
     default: []
   fail_without_driver:
     description:
-      - Fail if a vendor's driver, or the library that it brings, is missing or does not answer.
-      - Without it, that vendor has no devices and RV(drivers) and a warning say why.
+      - Whether to fail if a vendor's driver or its library is missing or does not answer.
+      - If it is V(false), the vendor has no devices, and RV(drivers) and a warning contain the cause.
     type: bool
     default: false
 seealso:

@@ -39,12 +39,12 @@ attributes:
 options:
   vendor:
     description:
-      - Ask only the drivers of these vendors. Without it, of those of whose devices the machine shows any.
+      - The vendors whose drivers are queried. By default, all vendors that have devices on the machine.
     type: list
     elements: str
   layout:
     description:
-      - The rules that the node's devices should follow. Without it, those of O(layout_file).
+      - The rules for the layout of the node's devices. By default, those in O(layout_file).
     type: list
     elements: dict
   layout_file:
@@ -65,7 +65,7 @@ options:
       - By the name that a node has in the cluster, what this module has answered there. Where a node did not answer, an empty dictionary.
     type: dict
   cluster:
-    description: With O(nodes), whether the cluster is asked. Without it the report is of the nodes' answers alone.
+    description: With O(nodes), whether to read the cluster. If it is V(false), the report contains only the results of the nodes.
     type: bool
     default: true
   health:
@@ -80,11 +80,12 @@ options:
     default: {}
   explain:
     description:
-      - With O(nodes) and O(health), whether it is worked out why claims wait that are not in O(reasons), and what the nearest change is, as
-        M(dra.accelerators.claim_explanation_info) does it. That is done for twenty pods that are not alike, those that have waited the longest, as far as
-        a minute does, and on twelve nodes at most.
+      - With O(nodes) and O(health), whether to explain why claims that are not in O(reasons) are pending, and the nearest change, as
+        M(dra.accelerators.claim_explanation_info) does. Limits are twenty different pods, the longest pending ones first, one minute, and twelve
+        nodes.
       - Needs the Python package C(cel-expr-python), with Python 3.11 or newer, and the permissions to list C(nodes), and C(deviceclasses) and
-        C(resourceclaimtemplates) in C(resource.k8s.io). Without them the scheduler's own words are shown, and C(attention) says what is missing.
+        C(resourceclaimtemplates) in C(resource.k8s.io). If these are missing, the report contains the scheduler's message, and C(attention) names
+        what to install or permit.
     type: bool
     default: true
   former:

@@ -52,9 +52,9 @@ attributes:
 options:
   layout:
     description:
-      - Rules that say what the NPUs are to become. For each NPU the first rule that matches counts. An NPU that no rule matches is not
-        touched.
-      - It is needed for O(state=present), O(state=asserted) and O(state=valid), and not taken by the others.
+      - Rules for the layout of the NPUs. For each NPU the first matching rule applies. An NPU without a matching rule is not
+        changed.
+      - Required for O(state=present), O(state=asserted), and O(state=valid). Other states do not accept it.
     type: list
     elements: dict
     suboptions:
@@ -81,10 +81,9 @@ options:
             type: raw
       mode:
         description:
-          - V(static) makes exactly the given slices.
-          - V(dynamic) leaves the NPU to the node driver, which makes and removes slices with the claims. Those that it has made stay, all
-            others are removed.
-          - V(whole) removes all slices.
+          - V(static) creates exactly the given slices.
+          - With V(dynamic), the node driver creates and deletes slices for claims. Slices of the driver stay. All other slices are deleted.
+          - V(whole) deletes all slices.
         type: str
         required: true
         choices:
@@ -94,45 +93,45 @@ options:
       partitions:
         description:
           - For O(layout[].mode=static), a dictionary of template names and counts, or a list of dictionaries with C(profile) and C(count),
-            or, if the place matters, C(profile) and C(placement). On a 310P the places 0 and 1 are the first vGroup, 2 and 3 the second.
+            or C(profile) and C(placement) for a fixed placement. On a 310P the placements 0 and 1 are the first vGroup, 2 and 3 the second.
         type: raw
       shares:
         description:
-          - For O(layout[].mode=whole), how many claims have the NPU at a time, from 2 to 1024. Without it, one.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so. It keeps claims from one that
-            lets one container in at a time; see O(device_share).
+          - For O(layout[].mode=whole), the number of claims that can share the NPU, from 2 to 1024. By default, one claim can use the NPU.
+          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly. It rejects claims for an
+            NPU that accepts one container at a time; see O(device_share).
         type: int
       prepared_before_binding:
         description:
           - For O(layout[].mode=dynamic), whether pods are bound to the node only when the NPU is prepared for them.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly.
         type: bool
       passthrough:
         description:
-          - Whether virtual machines can have the device as well, which NPUs do not know yet. The rule may be one of a layout for several
-            vendors.
+          - Whether virtual machines can use the device. NPUs do not support this yet. The option is accepted because a layout can contain rules for
+            several vendors.
         type: bool
       composed:
         description:
-          - Whether the NPU may be a member of what is published of several NPUs as one device, such as a card or a ring. Without it, it may.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the NPU so.
+          - Whether the NPU can be a member of a composed device, such as a card or a ring. The default is V(true).
+          - This module does not use it. The node driver reads the same rules and publishes the NPU accordingly.
         type: bool
   recover:
     description:
-      - Whether the vendor's driver makes slices again after a reboot, for all NPUs of the node. Without it nothing is switched.
-      - Where the NPUs are dynamic, V(false) keeps slices of claims from coming back after a reboot, when their pods are gone. The node
-        driver removes those that do.
+      - Whether the vendor's driver restores slices after a reboot, for all NPUs of the node. By default, the mode is not changed.
+      - Use V(false) for dynamic NPUs. Slices of claims whose pods no longer exist are then not restored after a reboot. The node
+        driver deletes restored ones.
     type: bool
   device_share:
     description:
-      - Whether several containers may have one NPU at a time, for those NPUs that a rule with O(layout[].mode=whole) matches. Without it
-        nothing is switched.
-      - It is lost at a reboot, unless the driver has been told to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). Containers that share
-        an NPU are held apart by nothing on the chip.
+      - Whether several containers can use one NPU at the same time, for NPUs with a rule of O(layout[].mode=whole). By default, the mode
+        is not changed.
+      - A reboot resets it, unless the driver is configured to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). The chip does not
+        isolate containers that share an NPU.
     type: bool
   state_path:
     description:
-      - The file in which the node driver keeps the claims that it has prepared. It is only read. A missing file means that there are none.
+      - The node driver's store of prepared claims. The module only reads it. A missing file means that no claims are prepared.
     type: path
     default: /var/lib/kubelet/plugins/npu.huawei.com/state.db
 seealso:

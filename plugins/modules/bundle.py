@@ -108,7 +108,7 @@ options:
           - C(more_components) are further components of the distribution's sources, C(mirrors) further addresses of it.
         type: dict
       status:
-        description: A copy of a node's C(/var/lib/dpkg/status) on this machine. With it, packages are gathered that such a node lacks; without, all.
+        description: The path of a copy of a node's C(/var/lib/dpkg/status) on this machine. If it is set, only packages that this node lacks are included.
         type: str
       python:
         description: For V(wheels), the version of Python.

@@ -38,7 +38,7 @@ attributes:
 options:
   state:
     description:
-      - V(present) has a file with what is there. Where a vendor has no device that can be used, that is no file. V(absent) removes this module's file.
+      - V(present) writes a file with the node's devices, or no file if a vendor has no usable device. V(absent) removes this module's file.
     type: str
     default: present
     choices:
@@ -46,7 +46,7 @@ options:
       - absent
   vendor:
     description:
-      - The vendors whose devices are described, each in a file of its own. Without it, those of whose devices the machine shows any.
+      - The vendors whose devices are written, each to a separate file. By default, all vendors that have devices on the machine.
     type: list
     elements: str
     choices:
@@ -54,20 +54,19 @@ options:
       - nvidia
   kind:
     description:
-      - The kind of the devices, a vendor's domain and a class. Without it, V(nvidia.com/gpu) or V(huawei.com/npu).
-      - With it, O(vendor) has to name one vendor.
+      - The kind of the devices, a vendor's domain and a class. The default is V(nvidia.com/gpu) or V(huawei.com/npu).
+      - If O(kind) is set, O(vendor) must contain exactly one vendor.
     type: str
   directory:
     description:
-      - The folder of the file, whose name is C(dra-accelerators-) with the kind. Runtimes look into C(/etc/cdi) and C(/var/run/cdi); of one device in
-        both, that in C(/var/run/cdi) counts.
+      - The directory of the file. The file name is C(dra-accelerators-) with the kind. Runtimes read C(/etc/cdi) and C(/var/run/cdi). If both define a
+        device, the one in C(/var/run/cdi) is used.
     type: path
     default: /etc/cdi
   names:
     description:
-      - By what a device is named, V(index), such as C(0) and of a partition C(0:1), and V(uuid).
-      - Partitions are counted by the numbers of their instances. C(nvidia-ctk) counts them as the library lists them, which can be another order; by
-        UUID they are the same.
+      - The names of a device, V(index), such as C(0), or C(0:1) for a partition, and V(uuid).
+      - Partition indices follow the instance IDs. C(nvidia-ctk) uses the order of the library, which can differ. UUIDs are the same in both.
     type: list
     elements: str
     choices:
@@ -77,12 +76,12 @@ options:
       - index
       - uuid
   all:
-    description: Whether there is a device C(all), for all of them.
+    description: Whether to add a device C(all) that contains all devices.
     type: bool
     default: true
   match:
     description:
-      - The devices that are described, as in a layout's rules (see M(dra.accelerators.nvidia_mig)). Without it, all.
+      - Selects the devices, with the same keys as in a layout's rules (see M(dra.accelerators.nvidia_mig)). By default, all devices.
     type: dict
   interpreter:
     description:

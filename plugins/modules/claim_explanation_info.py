@@ -22,7 +22,7 @@ notes:
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src) it asks no cluster.
   - What else keeps a pod from a node, such as processors, memory or other pods, is not looked at, except for the node's name, labels and taints.
-  - Selectors with C(find) or C(findAll) need the Python package C(google-re2) as well. Without it they are not evaluated.
+  - Selectors with C(find) or C(findAll) need the Python package C(google-re2) as well. If it is missing, they are not evaluated.
   - Users write selectors, so each evaluation has 2 s of processor time and 512 MiB of memory. A selector that needs more is not evaluated.
 requirements:
   - cel-expr-python
@@ -42,17 +42,17 @@ options:
   pods:
     description:
       - Names of pods to explain with all their claims, as V(name) or V(namespace/name).
-      - Without O(pods), O(claims), O(src) and O(definition), all pods that wait and have claims, and all claims without devices that no pod waits for.
+      - If none of O(pods), O(claims), O(src), and O(definition) is set, all pending pods with claims, and all claims without devices that no pod waits for.
     type: list
     elements: str
     default: []
   claims:
-    description: Names of ResourceClaims to explain, likewise. One that a pod waits for is explained with that pod.
+    description: Names of ResourceClaims to explain, in the same form. A claim that a pod waits for is explained with that pod.
     type: list
     elements: str
     default: []
   namespace:
-    description: The namespace of names that do not say one. Without any names, only what waits in this namespace is explained.
+    description: The namespace for names without one. If there are no names, only pending pods and claims of this namespace are explained.
     type: str
   src:
     description:
@@ -72,11 +72,11 @@ options:
     description:
       - A file with what M(dra.accelerators.accelerator_report) has answered on nodes, by their names, in YAML or JSON, by itself or under the key
         C(nodes). The playbook C(dra.accelerators.plan) writes one with C(accelerator_plan_keep_nodes).
-      - With it the nearest change is found also where a device would have to be cut as no device is cut yet. Without it only what is published
-        somewhere is known.
+      - With this file the nearest change can also be a partition that is not published anywhere yet. If it is not set, only partitions that some
+        node publishes are considered.
     type: path
   text_nodes:
-    description: Of how many nodes RV(text) tells request by request; it begins with those that are nearest. The data has all nodes.
+    description: The number of nodes that RV(text) explains request by request, the nearest ones first. The other return values contain all nodes.
     type: int
     default: 3
 seealso:

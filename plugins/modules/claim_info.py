@@ -29,10 +29,10 @@ attributes:
     platforms: posix
 options:
   namespace:
-    description: The namespace of the claims. Without it, all namespaces.
+    description: The namespace of the claims. By default, all namespaces.
     type: str
   names:
-    description: Patterns of shell for the claims' names.
+    description: Shell patterns for the claims' names.
     type: list
     elements: str
     default: []
@@ -68,15 +68,15 @@ options:
     elements: str
     default: []
   allocated:
-    description: Whether the claims have devices. Without it, both.
+    description: Whether the claims have devices. By default, claims with and without devices are returned.
     type: bool
   healthy:
-    description: Whether all is well with the claims' devices, as RV(claims[].healthy) says. Without it, both.
+    description: Whether the claims' devices are healthy, as in RV(claims[].healthy). By default, both are returned.
     type: bool
   health:
     description:
       - Whether the pods are asked what the kubelet says of the health of their devices. On large clusters this is what takes long.
-      - Without it RV(claims[].health) is empty, and RV(claims[].healthy) goes by taints alone.
+      - If it is V(false), RV(claims[].health) is empty, and RV(claims[].healthy) depends on taints only.
     type: bool
     default: true
 seealso:

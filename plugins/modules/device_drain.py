@@ -46,76 +46,76 @@ attributes:
 options:
   state:
     description:
-      - V(drained) has nobody on the devices, and nobody new come.
-      - V(open) lifts the rules of O(operation).
+      - V(drained) keeps new pods off the devices and waits until no claim holds them.
+      - V(open) removes the rules of O(operation).
     type: str
     choices:
       - drained
       - open
     required: true
   node:
-    description: The name of the Node. Needed for O(state=drained). Without it, O(state=open) lifts the rules of the operation on all nodes.
+    description: The name of the Node. Required for O(state=drained). If it is not set, O(state=open) removes the rules of the operation on all nodes.
     type: str
   operation:
     description:
-      - A word for what this is for. It is the value of the taint and of the rules' label C(dra.accelerators/drain).
-      - Drains with different words do not touch each other's rules. With the same word and node, rules for devices that are not asked for any more are
-        lifted.
+      - The name of the operation. It is the value of the taint and of the rules' label C(dra.accelerators/drain).
+      - Operations with different names do not change each other's rules. A call with the same name and node removes rules for devices that are no longer
+        in the request.
     type: str
     default: maintenance
   drivers:
-    description: The names of the drivers whose devices these are. Without it, of all.
+    description: The names of the drivers of the devices. By default, all drivers.
     type: list
     elements: str
     default: []
   devices:
-    description: The names of the devices, as in ResourceSlices. Without it and O(claims), all of the node.
+    description: The names of the devices, as in ResourceSlices. If neither O(devices) nor O(claims) is set, all devices of the node.
     type: list
     elements: str
     default: []
   overlapping:
     description:
-      - Whether with O(devices) those are drained as well that cannot be had beside one of them, as they draw on the same counters. With a whole GPU
+      - With O(devices), whether to also drain devices that use the same counters and so cannot be allocated at the same time. For a whole GPU
         these are all its partitions.
     type: bool
     default: false
   claims:
     description:
-      - Namespaces and names of claims. Only these are drained. Without O(devices), the devices are what they hold on the node.
+      - Namespaces and names of claims. Only these are drained. If O(devices) is not set, the devices are those that these claims hold on the node.
     type: list
     elements: str
     default: []
   evict:
     description:
-      - Whether pods may be evicted. V(true) does it. V(false) waits until they have ended by themselves.
-      - Without it the run is refused where there are any, and they are named with their claims.
+      - Whether to evict pods. V(false) waits until the pods have ended.
+      - If it is not set and pods use the devices, the module fails and names the pods with their claims.
     type: bool
   evict_unmanaged:
-    description: Whether O(evict=true) holds for pods without a controller too, of which nobody makes another one.
+    description: Whether O(evict=true) also evicts pods without a controller. No controller creates replacements for them.
     type: bool
     default: false
   grace_period:
-    description: How many seconds an evicted pod has for its end. Without it, as long as the pod says itself.
+    description: The grace period of evicted pods in seconds. The default is that of each pod.
     type: int
   timeout:
     description:
-      - How long to wait, in seconds, until nobody has the devices. Then the module fails, and names who has them and why. The rules stay.
+      - How long to wait for the release of the devices, in seconds. After that the module fails, and names the holders and the reasons. The rules stay.
     type: int
     default: 900
   published:
     description:
-      - Attributes with the values that devices are to be published with before O(state=open) lifts the rules. It is waited for them. Attributes that a
-        device does not have at all are passed over, and versions may have zeros in front of their numbers. Needs O(node).
+      - Attribute values of the published devices that O(state=open) waits for before it removes the rules. Attributes that a device does not have are
+        ignored. Numbers in versions can have leading zeros. Requires O(node).
     type: dict
     default: {}
   older_than:
     description:
-      - With O(state=open), only rules are lifted that have shown no sign of life for so many seconds. Signs are the making of the rule, and each run
-        that goes on with it. So what a run has left that was killed is told from what a run drains by that goes on; give more than a run takes.
+      - With O(state=open), remove only rules that were not created or continued in this number of seconds. This distinguishes rules of an interrupted
+        run from those of a run in progress. Set it to more than the duration of a run.
     type: int
     default: 0
   reason:
-    description: Why, for people. It is kept in the rules' annotation C(dra.accelerators/reason).
+    description: The reason, as free text. It is stored in the rules' annotation C(dra.accelerators/reason).
     type: str
     default: ""
 seealso:

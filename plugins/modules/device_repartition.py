@@ -55,7 +55,7 @@ options:
     elements: dict
   former_layout:
     description:
-      - The rules that the node driver works by now. Without it they are read from the files that the roles M(dra.accelerators.nvidia_mig) and
+      - The current rules of the node driver. By default they are read from the files that the roles M(dra.accelerators.nvidia_mig) and
         M(dra.accelerators.ascend_vnpu) have written.
     type: list
     elements: dict
@@ -73,7 +73,7 @@ options:
     default: pods
   reset:
     description:
-      - Whether devices whose mode changes only by a reset may be reset. Without it an operation that needs a reset is refused.
+      - Whether devices whose mode changes only by a reset can be reset. If it is not set, the module rejects an operation that needs a reset.
     type: str
     choices: [never, when_needed]
   settings:
@@ -85,12 +85,12 @@ options:
     default: []
   settings_reset:
     description:
-      - Whether GPUs may be reset for a change of C(ecc). Without it such an operation is refused. With V(never) ECC is no part of the plan, and is left to
-        the next start of the machine.
+      - Whether GPUs can be reset for a change of C(ecc). If it is not set, the module rejects such an operation. With V(never) the
+        plan does not contain ECC, and the change takes effect at the next reboot.
     type: str
     choices: [never, when_needed]
   vendor:
-    description: The vendors whose devices are meant, of C(nvidia) and C(ascend). Without it, those that the node has devices of.
+    description: The vendors of the devices, C(nvidia) and C(ascend). By default, all vendors that have devices on the node.
     type: list
     elements: str
     choices: [ascend, nvidia]

@@ -53,7 +53,7 @@ options:
         choices: [file, directory, link, absent]
         default: file
       content:
-        description: The file's content. Without it, the content stays as it is.
+        description: The file's content. By default, the content is not changed.
         type: str
       secret_content:
         description: The same as O(files[].content) for secret content. Implies O(files[].secret=true).
@@ -73,13 +73,13 @@ options:
         type: str
         default: ""
       mode:
-        description: The mode, as octal digits in quotes. Without it, C(0644) for a new file and C(0755) for a new folder.
+        description: The mode, as octal digits in quotes. The default is C(0644) for a new file and C(0755) for a new directory.
         type: str
       owner:
-        description: Name of the owner. Without it, it stays as it is.
+        description: The name of the owner. By default, the owner is not changed.
         type: str
       group:
-        description: Name of the group. Without it, it stays as it is.
+        description: The name of the group. By default, the group is not changed.
         type: str
 seealso:
   - module: ansible.builtin.copy

@@ -23,7 +23,7 @@ notes:
   - It runs where the inventory and the API server are, mostly on the controller. No accelerator's driver is asked.
   - With O(src) and O(pending_for) it needs the Python package C(cel-expr-python), with Python 3.11 or newer. Selectors with C(find) or C(findAll)
     need C(google-re2) as well.
-  - The exact solver needs the Python package C(highspy), tested with 1.16. Without it the plan is found by a search that states its bound.
+  - The exact solver needs the Python package C(highspy), tested with 1.16. If it is missing, a heuristic search computes the plan and its bound.
   - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
     C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), or O(cluster=false), it asks no cluster.
   - Constraints of claims are not looked at. Which nodes a pod may go to is seen by its node selector and node affinity and by the nodes' taints;
@@ -59,7 +59,7 @@ options:
     elements: dict
     suboptions:
       name:
-        description: What it is called in the plan. No two have the same. Without it, what is wanted in words.
+        description: The name of the request in the plan, which must be unique. The default is a description of the request.
         type: str
       count:
         description: How many such claims.
@@ -73,8 +73,8 @@ options:
         description: How many devices one claim has, all of them on one node.
         type: int
       type:
-        description: Whether V(whole) devices, a V(partition), or V(any) of the two. Without it V(partition) where O(wanted[].profile) is given,
-          V(any) where O(wanted[].memory) is, else V(whole).
+        description: The kind of device, V(whole), V(partition), or V(any) of the two. The default is V(partition) if O(wanted[].profile) is set,
+          V(any) if O(wanted[].memory) is set, and otherwise V(whole).
         type: str
         choices: [any, whole, partition]
       profile:

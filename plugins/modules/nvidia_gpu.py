@@ -146,7 +146,7 @@ options:
   reset:
     description:
       - Whether GPUs may be reset for a change of ECC.
-      - Without it, the module fails with an explanation if a reset is needed, and touches nothing.
+      - If it is not set and a reset is needed, the module fails with an explanation before any change.
       - With V(when_needed), GPUs that need it are reset if nothing uses them and they have no partitions. GPUs that are linked directly are
         reset together.
       - With V(never), the change is left pending until the machine is started again, and RV(reset_required) is true.

@@ -50,10 +50,10 @@ attributes:
 options:
   layout:
     description:
-      - Rules that say what the GPUs are to become. For each GPU the first rule that matches counts. A GPU that no rule
-        matches is not touched.
-      - Exactly one of O(layout), O(config) and O(config_file) is needed for O(state=present), O(state=asserted) and
-        O(state=valid), and none for the others.
+      - Rules for the layout of the GPUs. For each GPU the first matching rule applies. A GPU without a
+        matching rule is not changed.
+      - O(state=present), O(state=asserted), and O(state=valid) require exactly one of O(layout), O(config), and
+        O(config_file). Other states accept none of them.
     type: list
     elements: dict
     suboptions:
@@ -64,7 +64,7 @@ options:
         required: true
         suboptions:
           vendor:
-            description: The vendor; V(nvidia) is the only one that this module knows.
+            description: The vendor. This module supports only V(nvidia).
             type: str
           index:
             description: The number that the driver gives the GPU, or a list of such numbers.
@@ -80,10 +80,10 @@ options:
             type: raw
       mode:
         description:
-          - V(static) turns MIG on and makes exactly the given partitions.
-          - V(dynamic) leaves the GPU to the node driver, which makes and removes partitions with the claims. Those that
-            it has made stay, all others are removed. On boards that change the mode only by a reset, MIG is turned on.
-          - V(whole) removes all partitions and turns MIG off.
+          - V(static) turns MIG on and creates exactly the given partitions.
+          - With V(dynamic), the node driver creates and deletes partitions for claims. Partitions of the driver stay. All
+            other partitions are deleted. If a GPU can change the MIG mode only by a reset, the module turns MIG on.
+          - V(whole) deletes all partitions and turns MIG off.
         type: str
         required: true
         choices:
@@ -93,28 +93,28 @@ options:
       partitions:
         description:
           - For O(layout[].mode=static), a dictionary of profile names and counts, or a list of dictionaries with
-            C(profile) and C(count), or, if the place matters, C(profile) and C(placement) with the first memory slice.
+            C(profile) and C(count), or C(profile) and C(placement), the first memory slice, for a fixed placement.
         type: raw
       shares:
         description:
-          - For O(layout[].mode=whole), how many claims have the GPU at a time, from 2 to 1024. Without it, one.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+          - For O(layout[].mode=whole), the number of claims that can share the GPU, from 2 to 1024. By default, one claim can use the GPU.
+          - This module does not use it. The node driver reads the same rules and publishes the GPU accordingly.
         type: int
       prepared_before_binding:
         description:
           - For O(layout[].mode=dynamic), or with O(layout[].passthrough), whether pods are bound to the node only when the GPU is
             prepared for them.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+          - This module does not use it. The node driver reads the same rules and publishes the GPU accordingly.
         type: bool
       passthrough:
         description:
-          - For O(layout[].mode=whole) and O(layout[].mode=dynamic), whether virtual machines can have the GPU as well.
-          - This module changes nothing for it. The node driver, which has the same rules, publishes the GPU so.
+          - For O(layout[].mode=whole) and O(layout[].mode=dynamic), whether virtual machines can use the GPU.
+          - This module does not use it. The node driver reads the same rules and publishes the GPU accordingly.
         type: bool
       composed:
         description:
-          - Whether the device may be a member of what is published of several devices as one, which there is for NPUs alone. The rule may be
-            one of a layout for several vendors.
+          - Whether the device can be a member of a composed device. Only NPUs support this. The option is accepted because a layout can
+            contain rules for several vendors.
         type: bool
   config:
     description:
@@ -132,26 +132,26 @@ options:
     type: str
   mode_only:
     description:
-      - Whether the MIG mode alone is brought about, or compared with O(state=asserted). No partition is made, and none goes where the mode
-        stays. Where MIG is turned off, the GPU's partitions go.
+      - Whether to change, or with O(state=asserted) to compare, only the MIG mode. No partition is created. Partitions are deleted only
+        where MIG is turned off.
     type: bool
     default: false
   reset:
     description:
-      - Whether GPUs may be reset. Boards of the Ampere generation change the MIG mode only by a reset; later ones need
-        none.
-      - Without it, the module fails with an explanation if a reset is needed, and touches nothing.
-      - With V(when_needed), GPUs that need it are reset, if nothing uses them.
-      - With V(never), the mode is left to change with the next reboot, RV(reset_required) is true, and the partitions
-        are made when the module runs after that.
+      - Whether the module can reset GPUs. GPUs of the Ampere generation change the MIG mode only by a reset. Later ones do not
+        need it.
+      - If it is not set and a reset is needed, the module fails with an explanation before any change.
+      - With V(when_needed), the module resets GPUs that need it, if they are not in use.
+      - With V(never), the mode changes at the next reboot, and RV(reset_required) is true. Run the module again after the
+        reboot to create the partitions.
     type: str
     choices:
       - never
       - when_needed
   state_path:
     description:
-      - The file in which the node driver keeps the claims that it has prepared. It is only read. A missing file means
-        that there are none.
+      - The node driver's store of prepared claims. The module only reads it. A missing file means that no claims are
+        prepared.
     type: path
     default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
 seealso:

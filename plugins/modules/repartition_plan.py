@@ -45,10 +45,10 @@ options:
     required: true
   evict:
     description:
-      - Whether pods may be evicted. V(true) does it. V(false) waits until they have ended by themselves. Without it a plan that needs it is blocked.
+      - Whether to evict pods. V(false) waits until the pods have ended. If it is not set, a plan that needs evictions is blocked.
     type: bool
   evict_unmanaged:
-    description: Whether O(evict=true) holds for pods without a controller too, of which nobody makes another one.
+    description: Whether O(evict=true) also evicts pods without a controller. No controller creates replacements for them.
     type: bool
     default: false
   max_unavailable:
@@ -56,17 +56,17 @@ options:
       - How many physical devices of a kind may be unavailable at a time over the whole cluster, as a number or a percentage of those that are
         published, rounded up. A kind is a driver and a type of device, which is what the DeviceClasses of this collection tell apart. A GPU of which
         some partitions are closed is one.
-      - Those count that are unavailable already, because their driver says that they are not well, or because any DeviceTaintRule keeps claims off
-        them, this collection's or not.
+      - Devices that are already unavailable are included, because their driver reports a fault, or a DeviceTaintRule of any owner keeps claims off
+        them.
     type: str
     default: 25%
   most_nodes:
-    description: How many nodes may be worked on at a time at most.
+    description: The maximum number of nodes to process at the same time.
     type: int
     default: 1
   left_after:
     description:
-      - After how many seconds without a sign of life taint rules of this play on nodes that are not in O(nodes) count as left over. No operation holds
+      - After this number of seconds without a change, taint rules of this play on nodes that are not in O(nodes) count as left over. No operation holds
         a device for longer than the default.
     type: int
     default: 21600

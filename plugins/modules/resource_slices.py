@@ -55,7 +55,7 @@ options:
     required: true
   pool:
     description:
-      - The name of the pool. Without it, the name of the node in O(node_name).
+      - The name of the pool. The default is the name of the node in O(node_name).
     type: str
   node_name:
     description:
