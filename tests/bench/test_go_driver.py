@@ -103,7 +103,9 @@ def called(cluster: Cluster, driver: str, claims: list[dict[str, str]], rounds: 
 
 
 @pytest.mark.parametrize(("name", "parallel"), ROWS)
-def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, parallel: int, tmp_path: Path) -> None:
+def test_comparison_with_a_driver_in_go(
+    with_go: Cluster, figures: Figures, name: str, parallel: int, tmp_path: Path
+) -> None:
     cluster, kind = with_go, KINDS[name]
     (node,) = cluster.nodes()
     served_by(cluster)
@@ -132,7 +134,7 @@ def test_beside_a_driver_in_go(with_go: Cluster, figures: Figures, name: str, pa
         assert cluster.instances(node) == []
 
 
-def test_an_empty_call_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
+def test_empty_call_comparison_with_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
     """What each library for gRPC takes of a claim's time, the client's own with it."""
     cluster = with_go
     (node,) = cluster.nodes()
@@ -148,7 +150,7 @@ def test_an_empty_call_beside_a_driver_in_go(with_go: Cluster, figures: Figures)
     figures.said(f"an empty call, ours to theirs: {ours / theirs:.2f} ({ours * 1e3:.2f} and {theirs * 1e3:.2f} ms)")
 
 
-def test_memory_beside_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
+def test_memory_comparison_with_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
     cluster = with_go
     (node,) = cluster.nodes()
     served_by(cluster, WAYS[0])

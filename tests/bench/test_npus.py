@@ -41,7 +41,9 @@ def callers(npus: NpuCluster, node: str, *arguments: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_npus_beside_gpus(both: tuple[Cluster, NpuCluster], figures: Figures, name: str, tmp_path: Path) -> None:
+def test_comparison_of_npus_and_gpus(
+    both: tuple[Cluster, NpuCluster], figures: Figures, name: str, tmp_path: Path
+) -> None:
     gpus, npus = both
     layout, numbers = BESIDE[name]
     lay_out(gpus, tmp_path / "layout.yml", layout, accelerator_vendors=["nvidia", "ascend"])

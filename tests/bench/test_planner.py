@@ -304,7 +304,7 @@ def first_fit_of_waiting(lived: Lived, demands: list[Json]) -> list[int]:
 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("gpus", LIVED_IN)
-def test_claims_that_a_plan_serves_beside_those_that_run(figures: Figures, gpus: int, mix: str) -> None:
+def test_plan_counts_new_and_running_claims(figures: Figures, gpus: int, mix: str) -> None:
     exact, problems = module("_plan_exact"), module("core.planner.problem")
     entries = [one for one in board_model.board(BOARD)["mig"]["profiles"] if one["name"] in BALANCED[BOARD]]
     sizes = {one["name"]: one["placements"]["size"] for one in entries}

@@ -36,7 +36,7 @@ def boards_back(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("exchanged", "number", "layout"), PUBLISHED, indirect=["exchanged"], scope="module")
-def test_prepare_beside_many_devices(
+def test_prepare_with_many_published_devices(
     exchanged: Cluster, figures: Figures, number: int, layout: Layout, tmp_path: Path
 ) -> None:
     """One whole GPU at a time, one of which nothing else can be made and one of which partitions can: what else is published should not matter."""

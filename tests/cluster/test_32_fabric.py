@@ -109,7 +109,7 @@ def test_gpus_that_are_no_partition_are_rejected_with_the_list(clean: Cluster, f
     clean.delete(*reversed(documents))
 
 
-def test_two_claims_have_partitions_beside_each_other(clean: Cluster, fabric: str) -> None:
+def test_two_claims_have_separate_partitions(clean: Cluster, fabric: str) -> None:
     documents = []
     for number in (1, 2):
         pair = on_node("fabric-partition.yaml", fabric)

@@ -51,7 +51,7 @@ def test_the_playbook_lays_both_out_and_its_second_run_changes_nothing(
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_pods_of_both_vendors_run_beside_each_other(both: tuple[Cluster, NpuCluster], first: Recap) -> None:
+def test_pods_of_both_vendors_run_on_one_node(both: tuple[Cluster, NpuCluster], first: Recap) -> None:
     assert not first.failed
     gpus, npus = both
     (node,) = gpus.nodes()

@@ -153,9 +153,7 @@ def test_check_mode_shows_what_it_means_and_touches_nothing(living: Cluster, nod
     assert steps_told(living, node) == {}
 
 
-def test_the_plan_is_brought_about_and_what_waited_runs_beside_what_ran(
-    living: Cluster, node: str, layouts: Path
-) -> None:
+def test_applied_plan_pending_pods_start_and_running_pods_stay(living: Cluster, node: str, layouts: Path) -> None:
     before, had = containers(living), holders(living)
     done = by_plan(living, layouts)
     assert not done.failed and done.changed, done.output

@@ -315,7 +315,7 @@ BREAKS = (
         f"{ASCEND}/offers.py",
         "    for partition in _adopted(device, owned) if owned is not None else ():\n",
         "    for partition in _adopted(device, owned) if owned is None else ():\n",
-        ("tests/unit/core/ascend_offers_test.py::test_beside_slices_that_others_made_only_what_fits_is_offered",),
+        ("tests/unit/core/ascend_offers_test.py::test_foreign_slices_only_fitting_devices_are_offered",),
     ),
     Break(
         "gone-by-word",

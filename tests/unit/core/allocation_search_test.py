@@ -43,7 +43,7 @@ def test_counters_are_kept_and_those_that_claims_have_are_gone() -> None:
     assert taken_by(at(PARTS, [holds("h", "p0", adminAccess=True)]), claim(request(count=2))) == ["p0", "p1"]
 
 
-def test_up_to_1_34_counters_lie_beside_their_devices() -> None:
+def test_counters_up_to_1_34_are_in_the_slice_of_their_devices() -> None:
     together = {
         **PARTS[1]["spec"],
         "sharedCounters": PARTS[0]["spec"]["sharedCounters"],

@@ -224,7 +224,7 @@ def test_the_whole_chip_excludes_every_slice(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=40)
-def test_beside_slices_that_others_made_only_what_fits_is_offered(kind: str, data: st.DataObject) -> None:
+def test_foreign_slices_only_fitting_devices_are_offered(kind: str, data: st.DataObject) -> None:
     published, left, silicon = possible(kind), dict(counter_set(device(kind)).counters), Silicon(kind)
     present = []
     for name in data.draw(st.lists(st.sampled_from(sorted(CHIPS[kind].rows)), max_size=6)):
@@ -281,7 +281,7 @@ def test_what_can_be_made_is_published_under_the_same_names_whatever_others_make
     assert {offer.name for offer in found if not offer.dynamic} == {"npu-0-vir05-1c-16g-1", "npu-0-vir10-3c-32g-3"}
 
 
-def test_nothing_can_be_made_beside_a_slice_of_which_nothing_is_known() -> None:
+def test_unknown_slice_prevents_creation() -> None:
     strange = partition("310P", "vir01", Placement(0, 1), profile="vir03_x", profile_id=7, capacities={})
     (only,) = offers(device("310P", [strange]), True)
     assert only.name == "npu-0-vir03-x-0" and only.partition_uuid == strange.uuid

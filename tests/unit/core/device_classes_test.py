@@ -97,5 +97,5 @@ def test_whatever_a_class_holds_ends_nothing(spec: Any, selectors: Any, metadata
 
 
 @given(st.text(alphabet="ab'\"&|?()[]! =", max_size=20), st.sampled_from(["||", "?"]))
-def test_an_alternative_beside_it_is_never_overlooked(other: str, operator: str) -> None:
+def test_alternative_in_an_expression_is_never_ignored(other: str, operator: str) -> None:
     assert kind_of_class(device_class(f"{GPU} {operator} {other}"), TYPES) is None

@@ -257,7 +257,7 @@ def test_what_a_claim_found_counts_and_where_that_is_forgotten_what_was_noted() 
         assert (plan.concerned, errors) == (frozenset(), ())
 
 
-def test_what_hurts_nobody_is_done_beside_a_claim() -> None:
+def test_harmless_setting_is_applied_while_a_claim_is_prepared() -> None:
     seen = looked(claims=("a/one",), device=BUSY)
     rules = parse_settings([{"match": {}, "power_limit": 500, "compute_mode": "Default"}])
     plan, errors = plan_settings([seen], rules, SettingsRecord("this"), restore=True, reset=None)

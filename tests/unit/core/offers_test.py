@@ -243,7 +243,7 @@ def test_static_partitions_of_every_state_keep_the_limits_of_the_api(name: str, 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("board", board_names())
-def test_a_virtual_machines_gpu_stands_beside_the_whole_one(board: str, dynamic: bool) -> None:
+def test_passthrough_device_is_offered_with_the_whole_one(board: str, dynamic: bool) -> None:
     """Both take all of the same counters; nothing else of what is published changes."""
     gpu = replace(device(board, 3), passthrough=Passthrough(5, 1 << 37, True))
     without, found = offers(gpu, dynamic), offers(gpu, dynamic, (), True)

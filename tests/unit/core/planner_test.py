@@ -167,7 +167,7 @@ def test_rules_of_today_are_kept_where_they_can_be() -> None:
     }
 
 
-def test_claims_of_the_cluster_count_beside_those_that_nodes_know() -> None:
+def test_claims_of_the_cluster_and_of_nodes_both_count() -> None:
     nodes = answers([Small(A30), Small(A30)])
     uuids = [each["uuid"] for each in nodes["node-0"]["devices"]]
     whole = {"namespace": "team", "name": "a", "devices": [{"uuid": uuids[0], "node": "node-0"}]}

@@ -249,7 +249,7 @@ def test_counters_have_slices_of_their_own() -> None:
     assert all(not (each.devices and each.shared_counters) for each in spec.slices)
 
 
-def test_before_1_35_counters_lie_beside_their_devices() -> None:
+def test_counters_before_1_35_are_in_the_slice_of_their_devices() -> None:
     spec = h100_pool(2, COMBINED)
     assert [(len(each.shared_counters), len(each.devices)) for each in spec.slices] == [(1, 26), (1, 26)]
 

@@ -311,7 +311,7 @@ def test_what_turns_is_told_each_time(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_kubeconfig_with_files_beside_it(tmp_path: Path) -> None:
+def test_kubeconfig_with_relative_file_paths(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(b"authority")
     document = kubeconfig("https://api:6443/", **{"client-key-data": base64.b64encode(b"key").decode()})
     document["clusters"][0]["cluster"]["certificate-authority"] = "ca.pem"

@@ -151,7 +151,7 @@ class Scene:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=25)
-def test_claims_come_and_go_beside_slices_made_by_hand(kind: str, data: st.DataObject) -> None:
+def test_claims_and_manual_slices_do_not_interfere(kind: str, data: st.DataObject) -> None:
     scene = Scene(kind)
     templates = sorted(CHIPS[kind].rows)
     for step in range(data.draw(st.integers(1, 14))):

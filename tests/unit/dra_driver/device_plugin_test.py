@@ -258,7 +258,7 @@ def test_a_cluster_without_claims_is_served(short: Path) -> None:
     run(short, scenario)
 
 
-def test_beside_the_vendors_own_plugin_nothing_is_offered(short: Path) -> None:
+def test_socket_of_the_vendors_plugin_stops_the_offer(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:

@@ -351,7 +351,7 @@ def test_metrics_listener() -> None:
     server.server_close()
 
 
-def test_metrics_port_that_is_taken_is_waited_for_beside_the_work(
+def test_occupied_metrics_port_is_retried_while_claims_are_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import socket

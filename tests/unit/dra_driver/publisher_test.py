@@ -425,7 +425,7 @@ def test_pool_of_a_former_name_is_removed(tmp_path: Path) -> None:
     run(tmp_path, scenario, api)
 
 
-def test_older_server_gets_counters_beside_devices(tmp_path: Path) -> None:
+def test_older_server_gets_counters_in_the_slices_of_devices(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("h100-80"))
         await scene.until(scene.publisher.published.is_set)

@@ -30,7 +30,7 @@ def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
     store.close()
 
 
-def test_threads_write_beside_the_loop_and_each_sees_what_it_has_written(tmp_path: Path) -> None:
+def test_concurrent_threads_write_and_read_their_own_records(tmp_path: Path) -> None:
     """Whoever writes takes along what others wait for; nobody is forgotten, and the loop knows of a change before it goes on."""
     store = Store.open(str(tmp_path / "state.db"))
     transactions = []

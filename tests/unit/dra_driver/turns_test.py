@@ -50,7 +50,7 @@ def test_quick_work_goes_one_after_the_other_in_the_order_of_asking() -> None:
     asyncio.run(scenario())
 
 
-def test_what_takes_longer_than_its_turn_goes_on_beside_the_next() -> None:
+def test_task_longer_than_its_turn_continues_during_the_next() -> None:
     async def scenario() -> None:
         entered: list[str] = []
         turns = Turns(AT_ONCE)

@@ -106,7 +106,7 @@ def test_it_comes_is_replaced_and_goes_and_no_engine_notices(node: Node) -> None
     assert (node.root / "usr/local/Ascend/driver").exists(), "the package's own removal would have taken it along"
 
 
-def test_without_anything_beside_it_all_folders_go(node: Node) -> None:
+def test_removal_without_other_files_deletes_all_directories(node: Node) -> None:
     node.run("6.0.0")
     node.run()
     assert not (node.root / "usr/local/Ascend").exists()

@@ -174,7 +174,7 @@ def test_a_chip_that_is_cut_is_there_as_its_slices(node: Node) -> None:
     assert edits["0:0"]["deviceNodes"][0]["hostPath"].startswith("/dev/vdavinci")
 
 
-def test_a_file_of_others_beside_it_is_refused(node: Node) -> None:
+def test_second_file_for_the_same_kind_is_rejected(node: Node) -> None:
     put(node.machine.root, "/etc/cdi/theirs.json", json.dumps(THEIRS))
     refused = node.run("cdi_spec")
     assert refused["failed"] and refused["error_code"] == "cdi-conflict"

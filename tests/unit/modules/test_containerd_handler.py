@@ -74,7 +74,7 @@ def test_another_program_is_told_what_the_default_one_is_told() -> None:
     assert runtimes(drop_in.after, PLUGINS[1][1]) == {"other": wanted}
 
 
-def test_others_that_a_file_would_hide_are_said_beside_it() -> None:
+def test_hidden_handlers_of_others_are_written_too() -> None:
     plugin = PLUGINS[1][1]
     settings = read_dump(DUMP.format(version=2, plugin=plugin))
     wanted, site = wanted_handler(settings, SPECIFICATION), File("/c.toml", "# words\nversion = 2\n")

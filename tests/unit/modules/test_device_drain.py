@@ -78,7 +78,7 @@ def test_only_who_holds_a_named_device_goes() -> None:
     ]
 
 
-def test_what_cannot_be_had_beside_a_device_is_drained_with_it() -> None:
+def test_overlapping_devices_are_drained_together() -> None:
     world = busy()
     done = drainer(world, devices=("gpu-2",), overlapping=True).drain()
     assert done.evicted == ["default/part"]

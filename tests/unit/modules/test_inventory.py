@@ -122,7 +122,7 @@ def test_partitions_that_overlap_with_what_is_held_are_not_available() -> None:
     assert found["gpu-0"]["draws"]["gpu-0"]["slice-0"] == {"takes": 1, "left": 0}
 
 
-def test_counters_beside_their_devices_are_the_slice_s_own() -> None:
+def test_counters_in_the_slice_of_devices_belong_to_that_slice() -> None:
     """So has Kubernetes 1.34 them: two slices name their sets alike."""
     slices = []
     for number in (0, 1):

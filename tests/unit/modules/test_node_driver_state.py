@@ -88,7 +88,7 @@ def test_a_link_in_place_of_the_locks_is_not_followed(tmp_path: Path) -> None:
     assert kept == [f"{FOLDER}/locks: not a file of this driver"]
 
 
-def test_looking_at_a_store_that_nobody_has_open_makes_no_file_beside_it(tmp_path: Path) -> None:
+def test_read_closed_store_creates_no_files(tmp_path: Path) -> None:
     folder = make_state(tmp_path, store=True)
     (folder / "driver.lock").unlink()
     before = sorted(path.name for path in folder.iterdir())

@@ -247,7 +247,7 @@ def test_a_unit_that_somebody_has_masked_is_not_forced(node: Node) -> None:
     assert refused["error_code"] == "masked" and PATH_UNIT in refused["msg"]
 
 
-def test_the_programs_alone_come_alone_and_what_is_there_besides_goes_with_them(node: Node) -> None:
+def test_base_component_installs_only_programs_in_one_version(node: Node) -> None:
     node.run(OLDER, components="base")
     assert node.apt.installed == {"bash": "5.2-1", BASE: f"{OLDER}-1"}
     node.run(OLDER)

@@ -82,9 +82,7 @@ def test_the_others_of_a_batch_finish_what_they_have_begun_and_begin_no_more(clu
 
 
 @pytest.mark.prove
-def test_a_node_beside_one_that_has_failed_comes_to_its_end_and_the_next_batch_is_not_begun(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_node_failure_completes_other_nodes_of_the_batch_and_stops(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["b"].layout({**NEW, "match": {"index": 1}})
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)

@@ -149,7 +149,7 @@ def test_counters_have_slices_of_their_own(publish: SimpleNamespace) -> None:
     assert not publish.run(**POOL, **COUNTERS)["changed"]
 
 
-def test_before_1_35_counters_lie_beside_their_devices(publish: SimpleNamespace) -> None:
+def test_counters_before_1_35_are_in_the_slice_of_their_devices(publish: SimpleNamespace) -> None:
     publish.api.minor = "34+"
     publish.run(**POOL, **COUNTERS)
     found = [

@@ -29,7 +29,7 @@ def test_an_interval_holds_the_ratio_and_is_as_wide_as_the_turns_differ() -> Non
     assert between(same, same) == (1.0, 1.0), "the turns are drawn in pairs"
 
 
-def test_a_line_beside_another_driver() -> None:
+def test_line_with_comparison_to_another_driver() -> None:
     figures = Figures()
     ours = [{"prepare": [0.002, 0.004], "unprepare": [0.001], "prepare_all": [0.003]}] * 2
     theirs = [{"prepare": [0.004, 0.004], "unprepare": [0.002], "prepare_all": [0.004]}] * 2

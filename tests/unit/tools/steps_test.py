@@ -34,7 +34,7 @@ def run(tmp_path: Path, *given: Step) -> list[steps.Result]:
     return run_steps(given, tmp_path / "logs", {"PATH": os.environ["PATH"], "HERE": str(tmp_path)})
 
 
-def test_lanes_run_beside_each_other(tmp_path: Path) -> None:
+def test_lanes_run_in_parallel(tmp_path: Path) -> None:
     """Each of the two ends only when the other has begun."""
     meet = "mkdir $HERE/{0}; for i in $(seq 600); do test -d $HERE/{1} && exit 0; sleep 0.05; done; exit 1"
     results = run(tmp_path, shell("one", meet.format("a", "b"), lane="x"), shell("two", meet.format("b", "a")))
@@ -119,7 +119,7 @@ def test_a_run_ends_with_what_failed_and_why(tmp_path: Path, capsys: pytest.Capt
     ]
 
 
-def test_what_needs_the_cluster_runs_beside_what_does_not_which_gives_way(tmp_path: Path) -> None:
+def test_cluster_steps_run_in_parallel_with_priority(tmp_path: Path) -> None:
     given = suites.graph(["unit", "simulator", "cluster", "molecule"], tmp_path)
     names = [step.name for step in given]
     assert names.count("world build") == 1

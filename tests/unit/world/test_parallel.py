@@ -21,7 +21,7 @@ def fail(why: str) -> None:
     raise WorldError(why)
 
 
-def test_jobs_run_beside_each_other() -> None:
+def test_jobs_run_in_parallel() -> None:
     meet = threading.Barrier(2)
     parallel.in_parallel([partial(meet.wait, LONG), partial(meet.wait, LONG)], workers=2)
 
