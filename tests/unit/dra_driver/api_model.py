@@ -114,7 +114,7 @@ class ApiModel:
 
     def _error(self, status: int, message: str) -> web.Response:
         return web.json_response(
-            {"kind": "Status", "message": message, "reason": "Test", "code": status},
+            {"kind": "Status", "message": message, "reason": "NotFound" if status == 404 else "Test", "code": status},
             status=status,
             headers={"Retry-After": self.retry_after} if self.retry_after and status == 429 else {},
         )

@@ -44,7 +44,10 @@ def test_claim_and_its_errors(tmp_path: Path) -> None:
         assert (await resources.claim("default", "a"))["unknownField"] == {"kept": True}
         with pytest.raises(ApiError, match="claim not found") as found:
             await resources.claim("default", "b")
-        assert (found.value.status, found.value.reason) == (404, "Test")
+        assert (found.value.status, found.value.reason) == (404, "NotFound")
+        api.claims["c"] = {"status": "ok"}
+        with pytest.raises(ApiError, match="not a ResourceClaim"):
+            await resources.claim("default", "c")
         api.failures = [("GET", 403, "forbidden")]
         with pytest.raises(ApiError, match="lacks a right"):
             await resources.claim("default", "a")

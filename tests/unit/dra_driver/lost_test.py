@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL, prepare, unprepare
-from dra_driver.api.client import ApiUnreachable
+from dra_driver.api.client import ApiError, ApiUnreachable
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.statuses import prepared_entries
 from dra_driver.core.cdi import remove_spec
 from dra_driver.core.companions import CLAIM, Companion, claim_told
+from dra_driver.core.errors import AcceleratorError
 from machine_model import Claims, Node
 
 API = "resource.nvidia.com/v1beta1"
@@ -134,12 +135,16 @@ def test_the_next_unprepare_leaves_nothing(tmp_path: Path, kind: str) -> None:
     play(tmp_path, kind, scenario)
 
 
-def test_nothing_is_removed_while_the_api_server_is_away(tmp_path: Path) -> None:
+AWAY = [ApiUnreachable("the API server is away"), ApiError("404 page not found", status=404)]
+
+
+@pytest.mark.parametrize("failure", AWAY)
+def test_nothing_is_removed_while_the_api_server_is_away(tmp_path: Path, failure: AcceleratorError) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
         assert traces(node) == meanwhile
-        claims.failures = [ApiUnreachable("the API server is away")]
+        claims.failures = [failure]
         assert "does not say whether it was made for the claim" in await unprepare(node, claim)
         assert traces(node) == meanwhile
         assert await unprepare(node, claim) == ""
@@ -152,6 +157,8 @@ def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
+        claims.failures = [AWAY[1]]
+        assert await node.service.upkeep.orphans() == (), "a server that does not serve claims says nothing of this one"
         claims.remove(claim)
         assert await node.service.upkeep.orphans() == (claim.uid,)
         await node.service.upkeep.end_companions(claim.uid)

@@ -92,7 +92,7 @@ class Claims:
         try:
             return self.claims[namespace, name]
         except KeyError:
-            raise ApiError(f"claim {namespace}/{name} not found", status=404) from None
+            raise ApiError(f"claim {namespace}/{name} not found", status=404, reason="NotFound") from None
 
 
 class Reports:

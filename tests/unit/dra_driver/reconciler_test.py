@@ -127,6 +127,60 @@ def test_server_that_is_away_is_asked_for_few_claims(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    "failure", [ApiError("404 page not found", status=404), ApiError("an answer without metadata.uid", status=502)]
+)
+def test_claim_whose_path_server_does_not_serve_is_not_missing(tmp_path: Path, failure: ApiError) -> None:
+    """An older API server during an upgrade of the control plane, and a load balancer, answer 404 without a reason."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        uids = {each.uid for each in await three(node, claims)}
+        reader, clock = Reader(claims), Clock()
+        reader.failures = dict.fromkeys("abc", lambda: failure)
+        reconciler = reconciler_of(node, reader, clock)
+        for _each in range(3):
+            await reconciler.visit()
+            clock.now += RECONCILE_SECONDS
+        assert set(node.store.claims) == uids
+        assert len(node.partitions()) == 2
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_server_that_rejects_all_reads_is_asked_for_few_claims(tmp_path: Path, status: int) -> None:
+    """A node can have hundreds of claims, and after a rejection with status 401 each read opens a connection."""
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        uids = [each.uid for each in await three(node, claims)]
+        reader = Reader(claims)
+        reader.failures = dict.fromkeys("abc", lambda: ApiError("rejected", status=status))
+        left = await reconciler_of(node, reader, Clock()).visit()
+        assert reader.reads == ["a", "b"]
+        assert left == [uids[2], uids[0], uids[1]]
+
+    run(tmp_path, scenario)
+
+
+def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        await three(node, claims)
+        reader = Reader(claims)
+        reader.failures = dict.fromkeys("abc", lambda: ApiError("too many requests", status=429, retry_after=0.5))
+        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        work = asyncio.ensure_future(reconciler_of(node, reader, asyncio.get_running_loop().time, snapshot).run())
+        await asyncio.sleep(0.3)
+        assert reader.reads == ["a"]
+        reader.failures.clear()
+        while len(reader.reads) < 4:
+            await asyncio.sleep(0.01)
+        work.cancel()
+
+    run(tmp_path, scenario)
+
+
 def test_claims_that_failed_are_visited_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
 

@@ -75,6 +75,21 @@ class ApiError(AcceleratorError):
         self.reason = reason
         self.retry_after = retry_after
 
+    @property
+    def is_not_found(self) -> bool:
+        """Return whether the API server says that the object does not exist.
+
+        A server that does not serve the path, such as an older one during an upgrade of the control plane, or a load balancer, answers
+        with status 404 and no reason. That says nothing of the object. Facts: k8s.io/apiserver/pkg/server/mux/pathrecorder.go
+        (NotFoundHandler), k8s.io/apimachinery/pkg/api/errors (NewNotFound).
+        """
+        return self.status == 404 and self.reason == "NotFound"
+
+    @property
+    def is_of_server(self) -> bool:
+        """Return whether the same request for other objects fails as well: the identity, its rights, or the server is the cause."""
+        return self.status in (401, 403, 429) or self.status >= 500 or (self.status == 404 and not self.is_not_found)
+
 
 @dataclass(frozen=True)
 class WatchEvent:

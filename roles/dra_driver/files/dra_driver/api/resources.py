@@ -73,7 +73,11 @@ class ResourceApi:
     async def claim(self, namespace: str, name: str) -> Json:
         """Return one ResourceClaim. Only its metadata and status are used, which are the same in all versions."""
         version = await self.version()
-        return await self.client.get(f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}")
+        path = f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}"
+        claim = await self.client.get(path)
+        if not (claim.get("metadata") or {}).get("uid"):
+            raise ApiError(f"The answer for {path} is not a ResourceClaim: it has no metadata.uid", status=502)
+        return claim
 
     async def pod(self, namespace: str, name: str) -> Json:
         """Return one pod. The driver has this right with ``read_pods`` only."""

@@ -133,6 +133,6 @@ class Adopting:
                 f"The API server did not answer within {ANSWER_SECONDS:.0f} s", code="api-unreachable"
             ) from None
         except ApiError as error:
-            if error.status == 404:
+            if error.is_not_found:
                 return {}
             raise

@@ -29,8 +29,12 @@ LOG = logging.getLogger(__name__)
 # How often claims are compared with the API server, and how long one must be missing there before it is undone.
 RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
-# After so many claims in a row without an answer the others are read at the next try: each costs a timeout.
+# After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
 MOST_UNREACHABLE = 2
+
+
+def _is_of_server(error: Exception) -> bool:
+    return isinstance(error, ApiUnreachable) or (isinstance(error, ApiError) and error.is_of_server)
 
 
 class ClaimSource(Protocol):
@@ -66,6 +70,8 @@ class Reconciler:
         #: When a claim was first found missing, by the clock. The times count, not how often it was found so.
         self._missing: dict[str, float] = {}
         self._errors: dict[str, StateLog] = {}
+        #: How many seconds the API server asked to be left alone in the last visit.
+        self._retry_after = 0.0
         self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
@@ -82,7 +88,7 @@ class Reconciler:
                 delay = min(delay * 2, RETRY_LIMIT)
                 left = await self._visit_claims(left)
             until_visit = max(next_visit - self._clock(), 0.0)
-            await asyncio.sleep(min(delay, until_visit) if left else until_visit)
+            await asyncio.sleep(max(min(delay, until_visit) if left else until_visit, self._retry_after))
 
     async def visit(self) -> list[str]:
         """Visit every claim once. Returns the UIDs of those that could not be visited, in the order of their next visit."""
@@ -98,7 +104,7 @@ class Reconciler:
     async def _visit_claims(self, uids: Sequence[str]) -> list[str]:
         """Visit claims. What goes wrong with one concerns that one alone."""
         failed: list[str] = []
-        unreachable = 0
+        unreachable, self._retry_after = 0, 0.0
         for number, uid in enumerate(uids):
             record = self._service.store.claims.get(uid)
             if record is None:
@@ -107,18 +113,17 @@ class Reconciler:
                 await self._visit(record)
                 unreachable = 0
                 self._errors.pop(uid, None)
-            except ApiUnreachable:  # the publisher reports it
-                failed.append(uid)
-                unreachable += 1
-                if unreachable >= MOST_UNREACHABLE:
-                    return [*uids[number + 1 :], *failed]
             except Exception as error:
                 failed.append(uid)
-                unreachable = 0
-                text = f"claim {record.describe()} could not be compared with the API server: "
-                text += str(to_error(error, f"The visit of claim {record.describe()}"))
-                if self._errors.setdefault(uid, StateLog(LOG)).report(text, level=logging.WARNING, uid=uid):
-                    LOG.debug("the exception", exc_info=error)
+                if not isinstance(error, ApiUnreachable):  # the publisher reports that
+                    text = f"claim {record.describe()} could not be compared with the API server: "
+                    text += str(to_error(error, f"The visit of claim {record.describe()}"))
+                    if self._errors.setdefault(uid, StateLog(LOG)).report(text, level=logging.WARNING, uid=uid):
+                        LOG.debug("the exception", exc_info=error)
+                unreachable = unreachable + 1 if _is_of_server(error) else 0
+                self._retry_after = getattr(error, "retry_after", None) or 0.0
+                if unreachable >= MOST_UNREACHABLE or self._retry_after:
+                    return [*uids[number + 1 :], *failed]
         return failed
 
     async def _visit_files(self) -> None:
@@ -208,6 +213,6 @@ class Reconciler:
         try:
             return await self._source.claim(record.namespace, record.name)
         except ApiError as error:
-            if error.status == 404:
+            if error.is_not_found:
                 return {}
             raise

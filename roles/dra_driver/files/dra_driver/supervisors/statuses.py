@@ -101,7 +101,7 @@ class ClaimStatuses:
         try:
             await self.write(record)
         except ApiError as error:
-            if error.status not in OUTDATED:
+            if error.status not in OUTDATED or error.is_of_server:
                 return self._failed(uid, error, failures, error.retry_after)
             LOG.debug("the status of claim %s is not written: %s", record.describe(), error)
         except AcceleratorError as error:
