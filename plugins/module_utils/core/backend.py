@@ -224,11 +224,14 @@ class Backend(Protocol):
     def activate_fabric_partition(self, number: int) -> None:
         """Connect the devices of a partition of the fabric with each other; where they are nothing is done.
 
-        Raises InUse where another active partition has one of them, BackendUnavailable, AcceleratorError.
+        Raises InUse where another active partition has one of them, FabricRejected, BackendUnavailable, AcceleratorError.
         """
 
     def deactivate_fabric_partition(self, number: int) -> None:
-        """Disconnect the devices of a partition of the fabric; where they are not connected nothing is done. Raises as above."""
+        """Disconnect the devices of a partition of the fabric, unless they are not connected.
+
+        Raises FabricRejected if the fabric manager answers and refuses, BackendUnavailable if it does not answer.
+        """
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the device nodes by which programs use a whole device. Pure."""

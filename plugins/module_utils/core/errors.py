@@ -109,6 +109,12 @@ class BackendUnavailable(AcceleratorError):
     default_code = "backend-unavailable"
 
 
+class FabricRejected(AcceleratorError):
+    """The machine's fabric manager answers, and rejects a change of a partition of the fabric."""
+
+    default_code = "fabric-rejected"
+
+
 class DeviceFaulty(AcceleratorError):
     """One physical device is ill, and its neighbours are not. ``code`` is the cause of its fault, see model.Fault."""
 

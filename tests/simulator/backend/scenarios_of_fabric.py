@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.core.errors import BackendUnavailable, InUse
+from dra_driver.core.errors import BackendUnavailable, FabricRejected, InUse
 from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
@@ -21,30 +22,30 @@ from tests.simulator.backend.stage import Stage, on, refused
 
 def configure(stage: Stage, mode: int) -> Path:
     """Write fabricmanager.cfg with a socket below the machine's folder; return the socket."""
-    socket = stage.root / "fm.socket"
+    path = stage.root / "fm.socket"
     configuration = stage.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
     configuration.parent.mkdir(parents=True, exist_ok=True)
-    configuration.write_text(f"# comment\nFABRIC_MODE={mode}\nFM_CMD_UNIX_SOCKET_PATH={socket}\n")
-    return socket
+    configuration.write_text(f"# comment\nFABRIC_MODE={mode}\nFM_CMD_UNIX_SOCKET_PATH={path}\n")
+    return path
 
 
 @contextlib.contextmanager
 def fabric_manager(stage: Stage, mode: int = 1) -> Iterator[None]:
     """A fabric manager that runs for a while."""
-    socket = configure(stage, mode)
+    path = configure(stage, mode)
     program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", program, "--root", str(stage.root), "fabric-manager"]
     process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(SIMULATOR)})
     try:
         until = time.monotonic() + 30
-        while not socket.is_socket():
+        while not path.is_socket():
             assert process.poll() is None and time.monotonic() < until, "the fabric manager does not listen"
             time.sleep(0.02)
         yield
     finally:
         process.terminate()
         process.wait(30)
-        socket.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 @on("8xH100")
@@ -88,6 +89,40 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
         assert backend.fabric_partition(gpus[:2]) == (4, False), "a restart forgets which partitions are active"
         backend.activate_fabric_partition(4)
     backend.close()
+
+
+def ask(stage: Stage, request: str) -> list[str]:
+    """Send a request to the fabric manager beside the client library; return the lines of the answer."""
+    with socket.socket(socket.AF_UNIX) as connection, connection.makefile("r") as answer:
+        connection.connect(str(stage.root / "fm.socket"))
+        connection.sendall(f"{request}\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        return answer.read().splitlines()
+
+
+@on("8xH100")
+def rejected_change_differs_from_missing_answer(stage: Stage) -> None:
+    with fabric_manager(stage):
+        backend = stage.backend
+        backend.open()
+        gpus = stage.gpus()
+        for value in (-1, -2, -5, -10):
+            ask(stage, f"fail activate {value}")
+            assert f"(error {value})" in str(refused(FabricRejected, backend.activate_fabric_partition, 4))
+        ask(stage, "fail activate 0")
+        backend.activate_fabric_partition(4)
+        for value in (-1, -2, -5, -7, -10):
+            ask(stage, f"fail deactivate {value}")
+            assert f"(error {value})" in str(refused(FabricRejected, backend.deactivate_fabric_partition, 4))
+        for value in (-6, -8, -9):
+            ask(stage, f"fail deactivate {value}")
+            refused(BackendUnavailable, backend.deactivate_fabric_partition, 4)
+        ask(stage, "fail deactivate 0")
+        ask(stage, "fail list -2")
+        refused(BackendUnavailable, backend.deactivate_fabric_partition, 4)
+        ask(stage, "fail list 0")
+        backend.deactivate_fabric_partition(4)
+        assert backend.fabric_partition(gpus[:2]) == (4, False)
 
 
 @on("8xH100")

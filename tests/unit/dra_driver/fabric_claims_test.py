@@ -15,7 +15,7 @@ from claim_steps import prepare, run, unprepare
 from dra_driver.claims.fabric import to_deactivate
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store_tables import Change
-from dra_driver.core.errors import AcceleratorError, BackendUnavailable
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, FabricRejected
 from dra_driver.core.pci import DEVICES, DRIVERS
 from dra_driver.metrics import NoMetrics, Stopwatch
 from machine_model import Claims, Node
@@ -121,6 +121,65 @@ def test_fabric_manager_that_does_not_answer_keeps_the_claim(tmp_path: Path) -> 
         assert await unprepare(node, claim) == "" and node.backend.active == set()
 
     run(tmp_path, scenario, rules=RULES, count=4)
+
+
+def reject_deactivation(node: Node, times: int = 1) -> None:
+    rejection = FabricRejected("The fabric manager rejects it: generic error")
+    node.backend.failures["deactivate_fabric_partition"] = [rejection] * times
+
+
+def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        with_fabric(node)
+        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == ""
+        reject_deactivation(node, 3)
+        assert await unprepare(node, claim) == ""
+        assert node.store.claims == {} and node.cdi_files() == () and node.backend.active == {2}
+        (event,) = node.reports.failures
+        assert event[:2] == (claim, "Unprepare") and "The claim has ended. The driver retries" in str(event[2])
+        assert node.owing() == set(ModelGpus.uuids(2)) and persistence(node) == [True] * 4
+        assert "deactivation of partition 2 of the fabric" in " ".join(node.service.undoing.pending)
+        alone = claims.allocate("one", "gpu-0")
+        assert "deactivation of partition 2 of the fabric" in await prepare(node, alone)
+        assert node.store.claims == {} and node.backend.active == {2}
+        other = claims.allocate("other", "gpu-2", "gpu-3")
+        assert await prepare(node, other) == "", "a partition without these devices does not wait"
+        assert await prepare(node, claims.allocate("part", "gpu-1-mig-1g10gb-19-0")) == ""
+        (debt,) = node.service.undoing.fabric_debts
+        with pytest.raises(FabricRejected):
+            await node.service.upkeep.settle_fabric(debt)
+        assert await prepare(node, alone) == ""
+        assert node.backend.active == {4, 3} and node.owing() == frozenset()
+        assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
+
+    run(tmp_path, scenario, rules=RULES, count=4)
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_rejected_deactivation_is_owed_after_restart_and_void_after_reboot(tmp_path: Path, boot: str) -> None:
+    claims = Claims()
+
+    async def main() -> None:
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4))
+        await node.start()
+        claim = claims.allocate("pair", "gpu-vfio-0", "gpu-vfio-1")
+        assert await prepare(node, claim) == ""
+        reject_deactivation(node)
+        assert await unprepare(node, claim) == "" and node.owing() == set(ModelGpus.uuids(2))
+        node.close()
+        node = with_fabric(Node(tmp_path, claims, rules=RULES, count=4, boot_id=boot))
+        node.backend.active = {2} if boot == "boot-1" else set()
+        await node.start()
+        owed = node.service.undoing.fabric_debts
+        assert [debt.number for debt in owed] == ([2] if boot == "boot-1" else [])
+        for debt in owed:
+            await node.service.upkeep.settle_fabric(debt)
+        assert node.owing() == frozenset() and node.backend.active == set()
+        assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
+        node.close()
+
+    asyncio.run(main())
 
 
 def unload_driver(node: Node) -> None:

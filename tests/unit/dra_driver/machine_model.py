@@ -20,6 +20,7 @@ from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
 from dra_driver import stages
 from dra_driver.api.client import ApiError
 from dra_driver.claims.container_files import ContainerFiles
+from dra_driver.claims.debts import void_fabric_debts
 from dra_driver.claims.execute import Hands
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
@@ -180,6 +181,7 @@ class Node:
         )
         marks = {
             **stale_marks(self.survey.devices, self.store.meta),
+            **void_fabric_debts(self.store.meta, self.boot_id),
             **void_settings(self.store.meta, self.boot_id),
         }
         if marks:

@@ -17,7 +17,7 @@ from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
-from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, NotFound
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, FabricRejected, InUse, NotFound
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import Looked, findings, gather
@@ -536,7 +536,7 @@ class NvidiaBackend:
         deadline = seconds or (self._deadlines.library if lane == LIBRARY else self._deadlines.fabric)
         try:
             return self._lanes.run(lane, function, deadline, doing=doing)
-        except (BackendUnavailable, NoFabricPartition, InUse):
+        except (BackendUnavailable, FabricRejected, NoFabricPartition, InUse):
             raise
         except AcceleratorError as error:
             raise BackendUnavailable(error.message, hint=error.hint) from error

@@ -15,12 +15,12 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
 from .. import pci
-from ..errors import AcceleratorError, BackendUnavailable, InUse
+from ..errors import AcceleratorError, BackendUnavailable, FabricRejected, InUse
 from ..model import Device
 from ..system import System
 from ..texts import join_problems
@@ -35,18 +35,20 @@ KNOWN_SECONDS = 600.0
 
 # Return values, fmReturn_t.
 SUCCESS, BADPARAM, GENERIC_ERROR, NOT_SUPPORTED, UNINITIALIZED = 0, -1, -2, -3, -4
-TIMEOUT, VERSION_MISMATCH, IN_USE, NOT_CONFIGURED, CONNECTION_NOT_VALID = -5, -6, -7, -8, -9
+TIMEOUT, VERSION_MISMATCH, IN_USE, NOT_CONFIGURED, CONNECTION_NOT_VALID, NVLINK_ERROR = -5, -6, -7, -8, -9, -10
+#: The fabric manager has tried to change a partition, or refuses to. TIMEOUT is that of a GPU or of an NVSwitch.
+REJECTIONS = frozenset({BADPARAM, GENERIC_ERROR, TIMEOUT, NVLINK_ERROR})
 _WORDS: Mapping[int, str] = {
     BADPARAM: "it refused an argument",
     GENERIC_ERROR: "it met an error that it has no name for",
     NOT_SUPPORTED: "it does not run in shared-NVSwitch mode",
     UNINITIALIZED: "the library is not initialized",
-    TIMEOUT: "it did not answer in time",
+    TIMEOUT: "a GPU or an NVSwitch did not answer it in time",
     VERSION_MISMATCH: "the library and the fabric manager have different versions",
     IN_USE: "the partition, or a GPU of it, is in use",
     NOT_CONFIGURED: "it is still starting",
     CONNECTION_NOT_VALID: "it cannot be reached",
-    -10: "an NVLink has an error",
+    NVLINK_ERROR: "an NVLink has an error",
 }
 _HINT = "Look at `systemctl status nvidia-fabricmanager` and at /var/log/fabricmanager.log; its version has to be the driver's."
 
@@ -297,17 +299,18 @@ class FabricManager:
         return found.number, found.is_active
 
     def activate(self, number: int) -> None:
-        """Activate a partition, unless it is active. Raises InUse, NoFabricPartition, BackendUnavailable."""
+        """Activate a partition, unless it is active. Raises InUse, NoFabricPartition, FabricRejected, BackendUnavailable."""
         partitions = self.partitions()
         wanted = next((each for each in partitions if each.number == number), None)
         if wanted is None:
             raise NoFabricPartition(f"The NVSwitch fabric has no partition {number} any more", hint=_HINT)
         if not wanted.is_active:
             reject_overlap(wanted, partitions)
-            self._call("fmActivateFabricPartition", f"Activating partition {number} of the NVSwitch fabric", number)
+            doing = f"Activating partition {number} of the NVSwitch fabric"
+            self._call("fmActivateFabricPartition", doing, number, REJECTIONS)
 
     def deactivate(self, number: int) -> None:
-        """Deactivate a partition if it exists and is active. Raises BackendUnavailable, InUse.
+        """Deactivate a partition if it exists and is active. Raises BackendUnavailable, FabricRejected.
 
         The running fabric manager decides: its mode can differ from the file. If it does not answer, the file decides whether it should.
         """
@@ -321,20 +324,26 @@ class FabricManager:
                 raise
             return
         if any(each.number == number and each.is_active for each in partitions):
-            self._call("fmDeactivateFabricPartition", f"Deactivating partition {number} of the NVSwitch fabric", number)
+            doing = f"Deactivating partition {number} of the NVSwitch fabric"
+            self._call("fmDeactivateFabricPartition", doing, number, REJECTIONS | {IN_USE})
 
     def close(self) -> None:
         """End the connection. The next call opens another one."""
         with self._lock:
             self._disconnect()
 
-    def _call(self, function: str, doing: str, argument: Any) -> None:
-        """Call the library. If the connection has ended, for example after a restart of the fabric manager, reconnect and repeat the call once."""
+    def _call(self, function: str, doing: str, argument: Any, rejections: Collection[int] = ()) -> None:
+        """Call the library. If the connection has ended, for example after a restart of the fabric manager, reconnect and repeat the call once.
+
+        Raises FabricRejected for the return values in ``rejections``, InUse, BackendUnavailable.
+        """
         with self._lock:
             value = self._once(function, doing, argument)
             if value in (CONNECTION_NOT_VALID, UNINITIALIZED):
                 self._disconnect()
                 value = self._once(function, doing, argument)
+        if value in rejections:
+            raise FabricRejected(f"{doing}: the fabric manager rejects it: {_WORDS[value]} (error {value})", hint=_HINT)
         if value == IN_USE:
             raise InUse(f"{doing}: {_WORDS[IN_USE]}", hint=_HINT)
         if value != SUCCESS:

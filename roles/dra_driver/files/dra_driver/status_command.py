@@ -171,6 +171,7 @@ def _table(entry: dict[str, Any]) -> str:
     lines += [_resource(each) for each in entry["resources"]]
     # A driver of an earlier release does not report these.
     lines += [f"  {name} is not offered: {reason}" for name, reason in entry.get("not_offered", {}).items()]
+    lines += [f"  pending cleanup: {each}" for each in entry.get("pending_cleanup", ())]
     if entry["kubelet_interface"] == config.DRA or entry["claims"]:
         lines.append(entry["answer"]["message"])
     rows = [("CLAIM", "STATE", "REQUEST", "DEVICE", "UUID")]

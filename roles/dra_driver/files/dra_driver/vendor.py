@@ -168,6 +168,7 @@ class VendorDriver:
             kubelet_interface=self._configuration.kubelet_interface,
             resources=serving.plugin.resources if serving.plugin is not None else (),
             not_offered=serving.plugin.not_offered if serving.plugin is not None else None,
+            pending_cleanup=serving.service.undoing.pending if serving.service is not None else (),
         )
 
     def _denied_nodes(self) -> str:

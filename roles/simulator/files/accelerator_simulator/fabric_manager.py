@@ -64,14 +64,24 @@ class FabricManager:
         self._partitions = partitions_of(members)
         self._is_shared = is_shared
         self._active: set[int] = set()
+        self._failures: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def answer(self, request: str) -> Iterator[str]:
-        """The lines that answer a request of the client library."""
+        """The lines that answer a request of the client library.
+
+        ``fail WORD VALUE``, which only tests send, makes all requests of that word return a value; 0 ends that.
+        """
         word, _blank, argument = request.strip().partition(" ")
         with self._lock:
-            if not self._is_shared:
+            if word == "fail":
+                failing, _blank, value = argument.partition(" ")
+                self._failures[failing] = int(value)
+                yield str(SUCCESS)
+            elif not self._is_shared:
                 yield str(NOT_SUPPORTED)
+            elif self._failures.get(word):
+                yield str(self._failures[word])
             elif word == "list":
                 yield str(SUCCESS)
                 for number, members in sorted(self._partitions.items()):

@@ -8,6 +8,7 @@ machine, neither do the debts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from ..core.model import OwnedPartition
 # In the store's meta table, with the device's UUID, profile id, start and size behind it. The value is the boot id; where partitions
 # outlive boots, whose ids say nothing then, it is the partition's own id. What releases before wrote there is no number.
 OWED_KEY = "owed:"
+# In the store's meta table, with the number of a partition of the fabric behind it. The value is a JSON object with the boot id and the
+# UUIDs of the partition's devices.
+OWED_FABRIC_KEY = "owed-fabric:"
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,40 @@ def void_debts(meta: Mapping[str, str], boot_id: str | None) -> dict[str, None]:
 def incurred(debts: Collection[Debt], boot_id: str | None) -> dict[str, str]:
     """Return new debts as changes of the meta table; with None those of partitions that outlive boots."""
     return {debt.key: str(debt.instance_id or "") if boot_id is None else boot_id for debt in debts}
+
+
+@dataclass(frozen=True)
+class FabricDebt:
+    """A partition of the fabric whose deactivation was rejected after its last claim had ended: its number and its devices, by UUID."""
+
+    number: int
+    device_uuids: frozenset[str]
+
+    @property
+    def key(self) -> str:
+        """The debt's key in the meta table."""
+        return f"{OWED_FABRIC_KEY}{self.number}"
+
+    def describe(self) -> str:
+        """Return the pending cleanup for people."""
+        return f"deactivation of partition {self.number} of the fabric ({', '.join(sorted(self.device_uuids))})"
+
+    def to_meta(self, boot_id: str) -> dict[str, str]:
+        """Return the debt as a change of the meta table. It ends with the boot, as the partition does."""
+        return {self.key: json.dumps({"boot": boot_id, "devices": sorted(self.device_uuids)})}
+
+
+def fabric_debts_in(meta: Mapping[str, str], boot_id: str) -> tuple[FabricDebt, ...]:
+    """Return the partitions of the fabric whose deactivation is owed in this boot."""
+    owed = {key: json.loads(value) for key, value in meta.items() if key.startswith(OWED_FABRIC_KEY)}
+    return tuple(
+        FabricDebt(int(key[len(OWED_FABRIC_KEY) :]), frozenset(value["devices"]))
+        for key, value in sorted(owed.items())
+        if value["boot"] == boot_id
+    )
+
+
+def void_fabric_debts(meta: Mapping[str, str], boot_id: str) -> dict[str, None]:
+    """Return the debts of former boots as changes of the meta table: a reboot deactivates all partitions of the fabric."""
+    current = {debt.key for debt in fabric_debts_in(meta, boot_id)}
+    return {key: None for key in meta if key.startswith(OWED_FABRIC_KEY) and key not in current}

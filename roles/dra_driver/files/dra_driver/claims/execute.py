@@ -33,6 +33,7 @@ from ..core.errors import (
     BackendUnavailable,
     DeviceFaulty,
     DoesNotFit,
+    FabricRejected,
     InUse,
     NotFound,
     NotPermitted,
@@ -73,13 +74,15 @@ class Facts:
 class Undone:
     """What became of an undo plan.
 
-    On which devices partitioning went off, which partitions are owed now, and which knobs were set back and were not.
+    On which devices partitioning went off, which partitions are owed now, and which knobs were set back and were not. ``rejection`` is the
+    error with which the fabric manager rejected the deactivation of the claim's partition of the fabric.
     """
 
     switched_off: tuple[str, ...] = ()
     debts: tuple[Debt, ...] = ()
     restored: tuple[Restoration, ...] = ()
     unrestored: tuple[Restoration, ...] = ()
+    rejection: FabricRejected | None = None
 
 
 @dataclass(frozen=True)
@@ -314,16 +317,20 @@ class Hands:
     def undo(self, plan: UndoPlan) -> Undone:
         """Destroy what is ours, switch partitioning off where that is due, and set knobs back.
 
-        A partition that its device does not let go of, because of a fault, is owed. Raises InUse with the pids for one
+        A partition that its device does not let go of, because of a fault, is owed, and so is a rejected deactivation. Raises InUse with the pids for one
         that is in use, NotPermitted and BackendUnavailable; and whatever keeps a device from coming back from a virtual machine,
         so that its claim stands until it has.
         """
         for uuid, handover in plan.returns:
             self.backend.attach(uuid, partial(passthrough.take_back, self.system, handover))
             self.reached("taken-back")
+        rejection = None
         if plan.fabric_partition is not None:
-            self.backend.deactivate_fabric_partition(plan.fabric_partition)
-            self.reached("fabric-deactivated")
+            try:
+                self.backend.deactivate_fabric_partition(plan.fabric_partition)
+                self.reached("fabric-deactivated")
+            except FabricRejected as error:
+                rejection = error
         debts = list(plan.debts)
         for destruction in plan.destructions:
             try:
@@ -347,7 +354,7 @@ class Hands:
                 switched_off.append(change.device_uuid)
         restored = self._restore(plan.restorations)
         left = tuple(each for each in plan.restorations if each not in restored)
-        return Undone(tuple(switched_off), tuple(debts), restored, left)
+        return Undone(tuple(switched_off), tuple(debts), restored, left, rejection)
 
     def stop_companions(self, claim_uid: str) -> None:
         """End a claim's companions; there need not be any. Raises AcceleratorError."""

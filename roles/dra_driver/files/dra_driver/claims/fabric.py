@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ..core.errors import AcceleratorError
 from ..core.model import DEVICE, PASSTHROUGH, Device
 from ..core.settings import PERSISTENCE
+from .debts import FabricDebt
 from .plan import PreparePlan
 from .records import ClaimRecord, DeviceRecord
 
@@ -74,6 +76,22 @@ def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iter
 def to_activate(record: ClaimRecord) -> int | None:
     """Return the partition that has to be active for a claim; None where that is not the driver's business."""
     return partition_of(record) if is_ours(record) else None
+
+
+def still_pending(rejection: AcceleratorError) -> AcceleratorError:
+    """Return what is reported of a claim that has ended although the fabric manager rejected the deactivation of its partition."""
+    hint = (
+        f"The claim has ended. The driver retries until the deactivation succeeds or the node reboots. {rejection.hint}"
+    )
+    return AcceleratorError(rejection.message, hint=hint, code=rejection.code)
+
+
+def owed_after(record: ClaimRecord, rejection: AcceleratorError | None) -> FabricDebt | None:
+    """Return the deactivation that is owed after a claim has ended; None unless the fabric manager has rejected it."""
+    number = to_activate(record)
+    if rejection is None or number is None:
+        return None
+    return FabricDebt(number, frozenset(_whole_uuids(record)))
 
 
 def to_deactivate(record: ClaimRecord, records: Iterable[ClaimRecord]) -> int | None:

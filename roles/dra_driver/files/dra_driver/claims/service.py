@@ -34,7 +34,7 @@ from .calls import PrepareCall, PrepareCalls
 from .compare import reallocated, refuse_in_use
 from .doing import Doing, Work
 from .execute import Hands
-from .fabric import to_activate
+from .fabric import still_pending, to_activate
 from .guard import DeviceGuard
 from .insisting import Insisting
 from .locks import NamedLocks
@@ -242,7 +242,7 @@ class ClaimService:
             with watch.stage("undo"):
                 await self._undo_former(record, allocation)
         may_be_lost = record is None and allocation.was_prepared
-        if len(uuids) == 1 and not may_be_lost and not self.undoing.owing & uuids:
+        if len(uuids) == 1 and not may_be_lost and not self.undoing.owing_on_device & uuids:
             visit = Visit(self, self._doing, allocation, next(iter(uuids)), watch)
             await visit.make()
             return await self._insisting.prepare(allocation, visit.plan, visit.facts, watch, visit.tried)
@@ -308,7 +308,7 @@ class ClaimService:
         """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
         found = await look_at(self.hands, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
-        owing = self.undoing.owing & set(uuids)
+        owing = self.undoing.owing_on_device & set(uuids)
         if owing:
             for uuid in sorted(owing & set(found.devices)):
                 await self.undoing.pay(found.devices[uuid])
@@ -394,6 +394,7 @@ class ClaimService:
     async def _with_fabric(self, plan: PreparePlan, facts: Mapping[str, Device]) -> PreparePlan:
         if not self.hands.needs_fabric_partition(plan.record):
             return plan  # the partition in the record of a prepared claim stays: it is deactivated with the claim
+        await self.undoing.pay_fabric(plan.record.device_uuids)
         others = [record for record in self.store.claims.values() if record.uid != plan.record.uid]
         return await self.thread(self.hands.with_fabric, plan, facts, others)
 
@@ -535,7 +536,9 @@ class ClaimService:
     async def undo(self, record: ClaimRecord) -> None:
         """Undo a claim and forget it; the device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
-        await self.undoing.undo(record)
+        undone = await self.undoing.undo(record)
+        if undone.rejection is not None:
+            self.reporter.failed(record.reference, "Unprepare", still_pending(undone.rejection))
         self.suspect.discard(record.uid)
         self.asked.discard(record.uid)
         self.ahead.discard(record.uid)

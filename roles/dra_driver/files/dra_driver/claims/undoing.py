@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty
+from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, FabricRejected
 from ..core.model import NO_ANSWER, Device
 from ..logs import fields
-from .debts import Debt, incurred
+from .debts import Debt, FabricDebt, fabric_debts_in, incurred
 from .execute import Facts, Hands, Undone
-from .fabric import is_ours, to_deactivate
+from .fabric import is_ours, owed_after, to_deactivate
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
@@ -29,7 +30,7 @@ LOG = logging.getLogger(__name__)
 RESTORING_KEY = "restoring:"
 
 # Runs blocking work on a thread.
-Thread = Callable[..., Awaitable[Undone]]
+Thread = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,26 @@ class Undoing:
         return self.ownership.debts
 
     @property
+    def fabric_debts(self) -> tuple[FabricDebt, ...]:
+        """The partitions of the fabric that are to be deactivated when the fabric manager accepts it."""
+        return fabric_debts_in(self.store.meta, self.boot_id)
+
+    @property
     def owing(self) -> frozenset[str]:
+        """The devices with a pending cleanup, on themselves or in the fabric."""
+        return self.owing_on_device.union(*(debt.device_uuids for debt in self.fabric_debts))
+
+    @property
+    def owing_on_device(self) -> frozenset[str]:
         """The devices on which something is to be undone, or set back, when they answer again."""
         settings = frozenset(each.device_uuid for each in self._owed_settings())
         return settings.union(debt.device_uuid for debt in self.debts)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """What is left to undo of claims that have ended, for people."""
+        devices = (f"partitions or settings of device {uuid}" for uuid in sorted(self.owing_on_device))
+        return (*devices, *(debt.describe() for debt in self.fabric_debts))
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
         """Return whether undoing a claim changes hardware: a partition, partitioning, a partition of the fabric, or a device's driver.
@@ -77,7 +94,7 @@ class Undoing:
         """Return the removal of those keys that are there, as changes of the meta table."""
         return {key: None for key in keys if key in self.store.meta}
 
-    async def undo(self, record: ClaimRecord) -> None:
+    async def undo(self, record: ClaimRecord) -> Undone:
         """Undo a claim and forget it. Raises AcceleratorError: InUse where a partition is in use.
 
         Until the commit the record stands as it was; a crash in between is followed by the same again.
@@ -85,19 +102,20 @@ class Undoing:
         gone = self.went_with_the_boot(record)
         settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
         take_back = partial(self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone)
-        await self.thread(self._undo, record, take_back)
+        undone: Undone = await self.thread(self._undo, record, take_back)
+        return undone
 
     async def pay(self, device: Device) -> None:
         """Undo and set back what is owed on a device that answers.
 
         Raises AcceleratorError: InUse where a partition is in use, and settings-owed where a knob cannot be set back.
         """
-        if device.uuid not in self.owing:
+        if device.uuid not in self.owing_on_device:
             return
         debts = [debt for debt in self.debts if debt.device_uuid == device.uuid]
         settings = tuple(each for each in self._owed_settings() if each.device_uuid == device.uuid)
         plan = replace(plan_payment(device, debts, self.store.meta), restorations=settings)
-        undone = await self.thread(self.hands.undo, plan)
+        undone: Undone = await self.thread(self.hands.undo, plan)
         paid = [debt.key for debt in debts if debt not in undone.debts]
         ended = self.cleared([*paid, *_ended(undone)])
         if ended:
@@ -114,13 +132,33 @@ class Undoing:
                 code="settings-owed",
             )
 
+    async def pay_fabric(self, uuids: Collection[str]) -> None:
+        """Deactivate the partitions of the fabric that are owed and contain one of these devices, whose locks are held.
+
+        Raises FabricRejected, BackendUnavailable.
+        """
+        for debt in self.fabric_debts:
+            if debt.device_uuids.isdisjoint(uuids):
+                continue
+            try:
+                await self.thread(self.hands.backend.deactivate_fabric_partition, debt.number)
+            except FabricRejected as error:
+                hint = f"No other partition with its devices is activated before that. {error.hint}"
+                raise FabricRejected(f"The {debt.describe()} is pending: {error.message}", hint=hint) from error
+            await self.store.commit(Change(meta={debt.key: None}))
+            LOG.info("pending cleanup is done", extra=fields(cleanup=debt.describe()))
+
     def _owed_settings(self) -> tuple[Restoration, ...]:
         return owed(self.store.meta, self.boot_id, self.store.claims.values())
 
     def _undo(self, record: ClaimRecord, take_back: Callable[[], Undone]) -> Undone:
         """Take back, and forget in one transaction, on one thread."""
         undone = take_back()
+        debt = owed_after(record, undone.rejection)
+        if debt is not None:
+            LOG.warning("the %s is pending: %s", debt.describe(), undone.rejection, extra=fields(uid=record.uid))
         meta = {
+            **(debt.to_meta(self.boot_id) if debt is not None else {}),
             **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
             **incurred(undone.debts, None if self.hands.backend.partitions_outlive_boot else self.boot_id),
             **still_owed(undone.unrestored, self.boot_id),

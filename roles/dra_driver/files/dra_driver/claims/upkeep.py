@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .adopting import Adopting
+from .debts import FabricDebt
 from .locks import NamedLocks
 from .plan import PARTITIONING_KEY, Inventory, mode_goes_off
 from .store_tables import Change
@@ -96,3 +97,8 @@ class Upkeep:
             found = (await self._service.thread(self._hands.facts, [device_uuid])).devices
             if device_uuid in found:
                 await self._service.undoing.pay(found[device_uuid])
+
+    async def settle_fabric(self, debt: FabricDebt) -> None:
+        """Deactivate a partition of the fabric that is owed. Raises FabricRejected, BackendUnavailable, InUse."""
+        async with self._service.holding(debt.device_uuids):
+            await self._service.undoing.pay_fabric(debt.device_uuids)

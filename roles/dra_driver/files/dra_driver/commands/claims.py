@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..claims.debts import debts_in
+from ..claims.debts import debts_in, fabric_debts_in
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
 from ..core.times import text_of
@@ -99,6 +99,7 @@ def devices(node: Node) -> list[dict[str, Any]]:
         known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
         held = {uuid for record in driver.stored.records for uuid in record.device_uuids}
         lasting = driver.backend.partitions_outlive_boot
+        fabric = fabric_debts_in(driver.stored.meta, node.system.boot_id())
         owed = debts_in(driver.stored.meta, None if lasting else node.system.boot_id())
         for uuid in (*known, *sorted(held - set(known))):
             entry = known.get(uuid, {})
@@ -115,7 +116,10 @@ def devices(node: Node) -> list[dict[str, Any]]:
                         for device in record.devices
                         if uuid in device.device_uuids
                     ),
-                    "owed": [f"partition {debt.partition}" for debt in owed if debt.device_uuid == uuid],
+                    "owed": [
+                        *(f"partition {debt.partition}" for debt in owed if debt.device_uuid == uuid),
+                        *(f"fabric partition {debt.number}" for debt in fabric if uuid in debt.device_uuids),
+                    ],
                 }
             )
     return found

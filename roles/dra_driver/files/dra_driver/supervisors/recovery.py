@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ..claims.answers import Reporter
+from ..claims.debts import FabricDebt, void_fabric_debts
 from ..claims.plan import mode_goes_off
 from ..claims.recovery import RecoveryPlan, plan_recovery, stale_marks
 from ..claims.service import ClaimService
@@ -56,6 +57,7 @@ class Recovery:
         self._faulty: frozenset[str] = frozenset()
         self._owing = StateLog(LOG)
         self._modes: dict[str, StateLog] = {}
+        self._fabric: dict[int, StateLog] = {}
 
     async def run(self) -> None:
         """Follow the hardware until cancelled. A second call continues where the first has ended."""
@@ -122,6 +124,7 @@ class Recovery:
         marks = {
             **stale_marks(current.devices, store.meta),
             **service.undoing.ownership.voided(),
+            **void_fabric_debts(store.meta, self._boot_id),
             **void_settings(store.meta, self._boot_id),
         }
         if marks:
@@ -146,7 +149,7 @@ class Recovery:
         """Undo pending cleanups and restore prepared claims on devices that answer again."""
         service = self._service
         healed = self._faulty - set(faults)
-        for uuid in sorted(service.undoing.owing - set(faults)):
+        for uuid in sorted(service.undoing.owing_on_device - set(faults)):
             try:
                 await service.upkeep.settle(uuid)
             except Exception as error:  # noqa: BLE001  the error of one device is this device's own
@@ -154,6 +157,8 @@ class Recovery:
                 self._owing.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
             else:
                 self._owing.report("no cleanup is pending", level=logging.DEBUG)
+        for debt in service.undoing.fabric_debts:
+            await self._settle_fabric(debt)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
         # Left on by a run before this one, on a device that is read late; or it did not go off when its last claim did.
         for uuid in sorted(current.devices.keys() - held):
@@ -163,6 +168,16 @@ class Recovery:
             record = service.store.claims.get(uid)
             if record is not None and record.prepared and healed & set(record.device_uuids):
                 await self._step(service.restore(uid), "restore", uid)
+
+    async def _settle_fabric(self, debt: FabricDebt) -> None:
+        state = self._fabric.setdefault(debt.number, StateLog(LOG))
+        try:
+            await self._service.upkeep.settle_fabric(debt)
+        except Exception as error:  # noqa: BLE001  the error of one partition is this partition's own
+            text = to_error(error, f"The {debt.describe()}")
+            state.report(f"the pending cleanup failed: {text}", level=logging.WARNING)
+        else:
+            del self._fabric[debt.number]
 
     async def _switch_off(self, uuid: str) -> None:
         state = self._modes.setdefault(uuid, StateLog(LOG))

@@ -59,7 +59,8 @@ class Status:
     ``configuration`` the digest of the file that it works by. ``refused`` is what keeps it from working by a later one: the ``digest``
     of that, and the ``problem``. ``kubelet_interface`` is how devices are given to pods; ``resources`` what pods can ask for where that is
     the device-plugin API: ``published`` and ``registered`` are then about these.
-    ``not_offered`` are the physical devices of which that API offers nothing, each with the reason.
+    ``not_offered`` are the physical devices of which that API offers nothing, each with the reason. ``pending_cleanup`` is what is left to
+    undo of claims that have ended.
     """
 
     driver: str
@@ -79,6 +80,7 @@ class Status:
     kubelet_interface: str = DRA
     resources: tuple[ResourceStatus, ...] = ()
     not_offered: Mapping[str, str] = field(default_factory=dict)
+    pending_cleanup: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as data."""
@@ -100,6 +102,7 @@ def status_of(
     kubelet_interface: str = DRA,
     resources: Sequence[ResourceStatus] = (),
     not_offered: Mapping[str, str] | None = None,
+    pending_cleanup: Sequence[str] = (),
 ) -> Status:
     """Put a status together."""
     found = list(problems)
@@ -124,6 +127,7 @@ def status_of(
         kubelet_interface=kubelet_interface,
         resources=tuple(resources),
         not_offered=not_offered or {},
+        pending_cleanup=tuple(pending_cleanup),
     )
 
 
