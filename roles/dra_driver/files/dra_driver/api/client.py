@@ -31,7 +31,7 @@ from ..deadlines import within
 from ..logs import StateLog
 from .exchange import Exchange, NoHttp
 from .kubeconfig import Access, InvalidKubeconfig, load_access
-from .liveness import WatchGuard
+from .liveness import PROBE_PATH, WatchGuard
 from .token import refusal
 
 LOG = logging.getLogger(__name__)
@@ -92,6 +92,15 @@ class ApiError(AcceleratorError):
 
 
 @dataclass(frozen=True)
+class _Connections:
+    """The connections to the server: of requests, of watches, which stay open for minutes, and one for liveness probes."""
+
+    requests: Exchange
+    watches: aiohttp.ClientSession
+    probes: Exchange
+
+
+@dataclass(frozen=True)
 class WatchEvent:
     """One event of a watch: type ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
 
@@ -113,8 +122,7 @@ class ApiClient:
         # Told of each request its verb, its path, the HTTP status or "unreachable", and how long it took.
         self._observe = observer or (lambda _verb, _path, _code, _seconds: None)
         self._user_agent = user_agent
-        # One for requests, and one for watches, which keep their connections for minutes.
-        self._ways: tuple[Exchange, aiohttp.ClientSession] | None = None
+        self._connections: _Connections | None = None
         self._access: Access | None = None
         self._fingerprint: tuple[tuple[str, int, int], ...] | None = None
         self._token = ""
@@ -123,7 +131,7 @@ class ApiClient:
         self._retired: list[aiohttp.ClientSession] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._skipped: dict[str, StateLog] = {}
-        self._guard = WatchGuard(self._is_answered, self._retire)
+        self._guard = WatchGuard(self._probe, self._retire)
         #: Drivers whose opaque parameters are decoded in a claim that is read alone. Each driver adds its name.
         self.opaque_of: set[str] = set()
 
@@ -153,17 +161,16 @@ class ApiClient:
         content_type: str = "application/json",
     ) -> Json:
         """Send one request and return the JSON object of the answer ({} for an empty one)."""
-        (exchange, _watching), access = await self._connected()
+        connections, access = await self._connected()
         headers = {"Content-Type": content_type} if body is not None else {}
         self._authorise(access, headers)
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
         target = f"{path}?{urlencode(params)}" if params else path
         began, code = time.perf_counter(), "unreachable"
         try:
-            answer = await exchange.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
+            answer = await connections.requests.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
             status, payload, asked_for = answer.status, answer.payload, answer.headers.get("retry-after", "")
             code = str(status)
-            self._guard.hear()
         except (asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
         except ValueError as error:
@@ -186,7 +193,7 @@ class ApiClient:
         An expired resource version raises ApiError with status 410: list again, then watch from there. An object that cannot be
         decoded is reported as DELETED, with its metadata alone: a list leaves it out as well.
         """
-        (_asking, session), access = await self._connected()
+        connections, access = await self._connected()
         # Many nodes that start together should not come back together.
         seconds = random.randint(240, 480)  # noqa: S311  no secret is made of it
         query = {
@@ -201,7 +208,7 @@ class ApiClient:
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=seconds + WATCH_GRACE_SECONDS)
         answered = False
         try:
-            asking = session.get(
+            asking = connections.watches.get(
                 access.server + path,
                 params=query,
                 headers=headers,
@@ -264,14 +271,27 @@ class ApiClient:
         log = self._skipped.setdefault(path, StateLog(LOG))
         log.report(describe_skipped(skipped), level=logging.WARNING, path=path)
 
-    async def _is_answered(self) -> bool:
-        """Return whether the server answers a request, whatever it is."""
-        with contextlib.suppress(ApiError):
-            try:
-                await self.get("/version")
-            except (ApiUnreachable, InvalidKubeconfig):
-                return False
-        return True
+    async def _probe(self, seconds: float) -> None:
+        """Wait for any answer of the server, on a connection for probes. Raises OSError and asyncio.TimeoutError.
+
+        The status does not matter: a server that answers 401, 403 or 404 is alive. Without a valid kubeconfig or token no probe is
+        possible, and the open connections stay.
+        """
+        try:
+            connections, access = await self._connected()
+        except InvalidKubeconfig:
+            return
+        headers: dict[str, str] = {}
+        self._authorise(access, headers)
+        began, code = time.perf_counter(), "unreachable"
+        try:
+            code = str((await connections.probes.ask("GET", PROBE_PATH, headers=headers, seconds=seconds)).status)
+        except OSError:  # also a certificate that is not valid, which is a ValueError too
+            raise
+        except ValueError:
+            return
+        finally:
+            self._observe("GET", PROBE_PATH, code, time.perf_counter() - began)
 
     async def close(self) -> None:
         """Close all connections. The next request opens new ones with freshly read credentials."""
@@ -282,13 +302,13 @@ class ApiClient:
 
     def _retire(self) -> None:
         """Open new connections for what comes; requests under way finish on the old ones."""
-        ways, self._ways = self._ways, None
+        connections, self._connections = self._connections, None
         self._access = None
-        if ways is not None:
-            exchange, watching = ways
-            exchange.close()
-            self._retired.append(watching)
-            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, watching)
+        if connections is not None:
+            connections.requests.close()
+            connections.probes.close()
+            self._retired.append(connections.watches)
+            asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, connections.watches)
 
     def _begin_closing(self, session: aiohttp.ClientSession) -> None:
         task = asyncio.get_running_loop().create_task(self._close_retired(session))
@@ -300,31 +320,36 @@ class ApiClient:
             self._retired.remove(session)
             await session.close()
 
-    async def _connected(self) -> tuple[tuple[Exchange, aiohttp.ClientSession], Access]:
-        if self._ways is not None and self._access is not None:
-            return self._ways, self._access
+    async def _connected(self) -> tuple[_Connections, Access]:
+        if self._connections is not None and self._access is not None:
+            return self._connections, self._access
         async with self._gate:
-            if self._ways is None or self._access is None:
+            if self._connections is None or self._access is None:
                 access = await asyncio.to_thread(load_access, self._kubeconfig)
                 context = access.ssl_context()
-                self._ways = self._exchange(access, context), self._watching(context)
+                self._connections = _Connections(
+                    requests=self._exchange(access, context, CONNECTIONS),
+                    watches=self._watching(context),
+                    probes=self._exchange(access, context, 1),
+                )
                 self._access = access
                 self._fingerprint = access.fingerprint()
                 self._token_stamp = 0
-            return self._ways, self._access
+            return self._connections, self._access
 
     @property
     def _headers(self) -> dict[str, str]:
         return {"User-Agent": self._user_agent, "Accept": "application/json"}
 
-    def _exchange(self, access: Access, context: ssl.SSLContext | None) -> Exchange:
+    def _exchange(self, access: Access, context: ssl.SSLContext | None, connections: int) -> Exchange:
         try:
             return Exchange(
                 access.server,
                 context,
                 server_name=access.server_name,
                 headers=self._headers,
-                connections=CONNECTIONS,
+                connections=connections,
+                heard=self._guard.hear,
             )
         except ValueError as error:
             raise InvalidKubeconfig(f"The server {access.server!r} is no address: {error}") from error

@@ -15,7 +15,7 @@ import re
 import ssl
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,7 +57,8 @@ class Answer:
 class _Connection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
+        self._heard = heard
         self.is_open = False
         #: Whether anything of the answer has come.
         self.has_begun = False
@@ -97,6 +98,7 @@ class _Connection(asyncio.Protocol):
             self.end()
             return
         self.has_begun = True
+        self._heard()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -154,7 +156,8 @@ class Exchange:
     """A few connections to a server. Use it within one event loop.
 
     ``headers`` go with every request. ``server`` is ``https://host:port``, with a path before those of requests if need be; without a
-    ``context`` it is plain HTTP. ``server_name`` is whose certificate is expected, "" for the host's.
+    ``context`` it is plain HTTP. ``server_name`` is whose certificate is expected, "" for the host's. ``heard`` is called for each part
+    of an answer.
     """
 
     def __init__(
@@ -165,7 +168,9 @@ class Exchange:
         server_name: str = "",
         headers: Mapping[str, str] | None = None,
         connections: int,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
+        self._heard = heard
         parts = urlsplit(server)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -268,7 +273,7 @@ class Exchange:
 
     async def _connect(self, until: float) -> _Connection:
         loop = asyncio.get_running_loop()
-        connection = _Connection()
+        connection = _Connection(self._heard)
         connecting = loop.create_connection(
             lambda: connection,
             self._host,

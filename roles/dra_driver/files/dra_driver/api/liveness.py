@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Detect connections whose other side has disappeared without a word, within a minute.
+"""Detect half-open connections to the API server within 60 s.
 
-The kernel ends a connection on which the peer's kernel does not acknowledge anything. A server whose kernel answers but whose program
-does not is detected by a request, as client-go does with HTTP/2 pings. Bookmarks are no proof: the API server sends none while nothing
-changes. Facts: tcp(7), TCP_USER_TIMEOUT; k8s.io/apiserver/pkg/storage/cacher/cache_watcher.go; k8s.io/apimachinery/pkg/util/net/http.go
-(30 s without a frame, then 15 s for the ping).
+The kernel ends a connection if the peer's kernel acknowledges nothing. The driver detects a server whose kernel acknowledges, but whose
+program sends nothing: it sends a request on a connection for that purpose, as client-go does with HTTP/2 pings. Missing bookmarks are no
+proof: the API server sends no bookmarks while nothing changes. Facts: tcp(7), TCP_USER_TIMEOUT;
+k8s.io/apiserver/pkg/storage/cacher/cache_watcher.go; k8s.io/apimachinery/pkg/util/net/http.go (30 s without a frame, then 15 s for the ping).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -20,8 +21,14 @@ LOG = logging.getLogger(__name__)
 
 #: The first keepalive probe after an idle time, the next ones, and the time without an acknowledgement that ends a connection. In seconds.
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, UNACKNOWLEDGED = 15, 5, 30
-#: A server that has sent nothing for so many seconds is asked for its version. This is checked every TICK_SECONDS.
-SILENCE_SECONDS, TICK_SECONDS = 25.0, 5.0
+#: The driver probes a server that has sent nothing for a random time in this range. Otherwise all nodes that got the same event would
+#: send their probes at the same time. In seconds.
+SILENCE_SECONDS = (30.0, 40.0)
+#: Time in which the server has to send something after the first probe, and the pause after a probe that failed. In seconds.
+PROBE_SECONDS, RETRY_SECONDS = 15.0, 2.0
+#: The default ClusterRole system:public-info-viewer allows this path to all clients, and the default FlowSchema ``probes`` exempts it from
+#: priority and fairness: an overloaded server answers as well.
+PROBE_PATH = "/livez"
 
 
 def end_when_unacknowledged(transport: asyncio.BaseTransport | None) -> None:
@@ -40,12 +47,17 @@ def end_when_unacknowledged(transport: asyncio.BaseTransport | None) -> None:
 
 
 class WatchGuard:
-    """The connections of watches. While there is one, a server that is silent is probed; without an answer all of them end.
+    """Closes the connections of watches if the API server is silent.
 
-    ``probe`` sends a request and returns whether an answer came; ``ended`` is called after the connections were ended.
+    While at least one watch is open, the guard probes a server that has sent nothing on any connection for ``SILENCE_SECONDS``.
+    If the server sends nothing on any connection within ``PROBE_SECONDS`` more, the guard closes the connections of all watches.
+
+    Args:
+        probe: sends one request and waits for any answer, for the given number of seconds. Raises OSError or asyncio.TimeoutError.
+        ended: the guard calls it after it has closed the connections.
     """
 
-    def __init__(self, probe: Callable[[], Awaitable[bool]], ended: Callable[[], None]) -> None:
+    def __init__(self, probe: Callable[[float], Awaitable[None]], ended: Callable[[], None]) -> None:
         self._probe = probe
         self._ended = ended
         self._transports: set[asyncio.BaseTransport] = set()
@@ -53,13 +65,13 @@ class WatchGuard:
         self._heard = 0.0
 
     def hear(self) -> None:
-        """Note that the server has sent something just now."""
+        """Note that the server has sent data just now."""
         self._heard = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def guarding(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
         """Guard the connection of a watch within this context."""
-        if transport is None:  # the answer came as a whole
+        if transport is None:  # the answer is complete
             yield
             return
         end_when_unacknowledged(transport)
@@ -75,22 +87,39 @@ class WatchGuard:
                 self.stop()
 
     def stop(self) -> None:
-        """Probe no more."""
+        """Stop the probes."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(TICK_SECONDS)
-            if asyncio.get_running_loop().time() - self._heard < SILENCE_SECONDS:
-                continue
+            await self._wait_for_silence()
             guarded = tuple(self._transports)
-            if await self._probe():
-                self.hear()
+            if await self._sends_anything():
                 continue
             LOG.warning("the API server has not answered on open connections: they are closed and opened again")
             for transport in guarded:
                 if isinstance(transport, asyncio.WriteTransport):
                     transport.abort()
             self._ended()
+            self.hear()  # the new connections get the whole time
+
+    async def _wait_for_silence(self) -> None:
+        """Return once the server has sent nothing for a random time in SILENCE_SECONDS."""
+        loop = asyncio.get_running_loop()
+        silence = random.uniform(*SILENCE_SECONDS)  # noqa: S311  not a secret
+        while (left := self._heard + silence - loop.time()) > 0:
+            await asyncio.sleep(left)
+
+    async def _sends_anything(self) -> bool:
+        """Probe the server, and return whether it sends anything on any connection within PROBE_SECONDS."""
+        loop = asyncio.get_running_loop()
+        heard, until = self._heard, loop.time() + PROBE_SECONDS
+        while self._heard == heard and (left := until - loop.time()) > 0:
+            try:
+                await self._probe(left)
+                self.hear()
+            except (asyncio.TimeoutError, OSError):
+                await asyncio.sleep(max(min(RETRY_SECONDS, until - loop.time()), 0.0))
+        return self._heard != heard
