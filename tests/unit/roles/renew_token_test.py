@@ -202,6 +202,53 @@ def test_the_driver_goes_on_trying_and_says_what_to_do(
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_a_step_of_the_system_clock_delays_no_look(
+    server: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """Machines whose hardware clock has local time begin with a wrong time; a token can last for less than the difference."""
+    monkeypatch.setattr("dra_driver.supervisors.identity.TICK_SECONDS", 0.01)
+    uid = server.nodes["node-1"]
+    young = web_token(ACCOUNT, "node-1", uid, issued=time.time(), lifetime=LIFETIME)
+    system, monotonic, looks = [5000.0], [100.0], []
+    kept = IdentityKeeper(
+        KeptClient(),  # type: ignore[arg-type]
+        str(server.kubeconfig(tmp_path / "kubeconfig", young)),
+        lifetime=LIFETIME,
+        system=System(),
+        clock=lambda: system[0],
+        monotonic=lambda: monotonic[0],
+    )
+
+    def look() -> float:
+        looks.append(monotonic[0])
+        return 900.0
+
+    async def until(number: int) -> bool:
+        for _each in range(100):
+            if len(looks) == number:
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+    async def main() -> None:
+        running = asyncio.ensure_future(kept.run())
+        assert await until(1)
+        system[0] += step
+        assert await until(2), "the dates of the token are compared with the new time"
+        system[0] += 899
+        monotonic[0] += 899
+        await asyncio.sleep(0.2)
+        assert len(looks) == 2
+        system[0] += 1
+        monotonic[0] += 1
+        assert await until(3)
+        running.cancel()
+
+    monkeypatch.setattr(kept, "look", look)
+    asyncio.run(main())
+
+
 def test_credentials_that_somebody_else_looks_after_are_left_alone(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", "opaque")
     before = kubeconfig.read_text(encoding="utf-8")

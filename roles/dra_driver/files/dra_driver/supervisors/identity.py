@@ -22,6 +22,8 @@ LOG = logging.getLogger(__name__)
 # How often the kubeconfig is looked at for another's change.
 TICK_SECONDS = 30.0
 RETRY_FIRST, RETRY_LIMIT = 10.0, 600.0
+#: A change of the system clock, in seconds, after which the dates of the token are compared with it again.
+STEP_SECONDS = 5.0
 
 
 class IdentityKeeper:
@@ -35,12 +37,14 @@ class IdentityKeeper:
         lifetime: int,
         system: System,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._kubeconfig = kubeconfig
         self.lifetime = lifetime
         self._system = system
         self._clock = clock
+        self._monotonic = monotonic
         self._state = StateLog(LOG)
         self._retry = RETRY_FIRST
         #: When the token ends, in seconds since the epoch; 0 for an identity without one.
@@ -53,16 +57,24 @@ class IdentityKeeper:
         return ""
 
     async def run(self) -> None:
-        """Look at the token when it is time and read the kubeconfig again when it has changed, until cancelled."""
-        look_at = self._clock()
+        """Look at the token when it is time, after a change of the kubeconfig, and after a step of the system clock, until cancelled.
+
+        The wait until the next look uses the monotonic clock: the system clock can be set back at any time.
+        """
+        look_at, offset = self._monotonic(), self._offset()
         while True:
             if await self._client.reload_if_changed():
                 LOG.info("the kubeconfig has changed and was read again")
-                look_at = self._clock()
-            if self._clock() >= look_at:
-                look_at = self._clock() + await asyncio.to_thread(self.look)
+                look_at = self._monotonic()
+            if abs(self._offset() - offset) > STEP_SECONDS or self._monotonic() >= look_at:
+                offset = self._offset()
+                look_at = self._monotonic() + await asyncio.to_thread(self.look)
                 await self._client.reload_if_changed()
-            await asyncio.sleep(min(TICK_SECONDS, max(look_at - self._clock(), 1.0)))
+            await asyncio.sleep(min(TICK_SECONDS, max(look_at - self._monotonic(), 1.0)))
+
+    def _offset(self) -> float:
+        """Return how far the system clock is ahead of the monotonic clock; a step of the system clock changes that."""
+        return self._clock() - self._monotonic()
 
     def _ends(self, access: Access) -> float:
         token = self._system.read_text(access.token_file) if access.token_file else access.token
