@@ -93,7 +93,7 @@ def test_pair_is_connected_for_its_claim(clean: Cluster, fabric: str) -> None:
     clean.wait("the partition is deactivated", lambda: active(clean, fabric) == [])
 
 
-def test_gpus_that_are_no_partition_are_rejected_with_the_list(clean: Cluster, fabric: str) -> None:
+def test_gpus_without_a_common_partition_are_rejected_with_the_list(clean: Cluster, fabric: str) -> None:
     expression = "device.attributes['gpu.nvidia.com'].gpuModuleID in [2, 3]"
     wanted = claim("apart", device_class="gpu.nvidia.com", expression=expression)
     wanted["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2

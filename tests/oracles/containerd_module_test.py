@@ -241,7 +241,7 @@ def test_main_file_that_each_start_rewrites_is_reported(machine: Machine) -> Non
     assert machine.files() == before
 
 
-def test_a_process_with_other_settings_than_its_older_files_is_not_restarted_again_and_again(machine: Machine) -> None:
+def test_process_with_settings_other_than_its_older_files_is_not_restarted_repeatedly(machine: Machine) -> None:
     machine.start_with(
         f"{TABLE}\n  enable_cdi = true\n  cdi_spec_dirs = ['{machine.folder}/cdi/etc', '{machine.folder}/cdi/run']\n"
     )

@@ -269,7 +269,7 @@ oom_score = 0
 """
 
 
-def test_the_containerd_of_microk8s_is_asked_and_its_template_named(old_containerd: Path, tmp_path: Path) -> None:
+def test_containerd_of_microk8s_is_queried_and_its_template_named(old_containerd: Path, tmp_path: Path) -> None:
     unit, generated = "snap.microk8s.daemon-containerd.service", tmp_path / "containerd.toml"
     program = tmp_path / "containerd"
     program.symlink_to(old_containerd)
@@ -284,7 +284,7 @@ def test_the_containerd_of_microk8s_is_asked_and_its_template_named(old_containe
     assert daemon.generated and daemon.settings().reads(FOLDERS)
 
 
-def test_main_file_that_only_a_person_should_edit_does_not_prevent_a_drop_in(new_site: Site) -> None:
+def test_main_file_for_manual_edits_does_not_prevent_a_drop_in(new_site: Site) -> None:
     inline = "version = 3\nimports = ['{drop_ins}/*.toml']\n[plugins]\n'io.containerd.cri.v1.runtime' = { enable_cdi = false }\n"
     new_site.write({"config.toml": inline})
     after, changed, _record = new_site.switch_on()

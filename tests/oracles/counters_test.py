@@ -25,7 +25,7 @@ def counters(server: ApiServer, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("off", "kept"), [((), True), (GATES, False)])
-def test_a_real_api_server_says_whether_it_keeps_counters(tmp_path: Path, off: tuple[str, ...], kept: bool) -> None:
+def test_real_api_server_reports_counter_support(tmp_path: Path, off: tuple[str, ...], kept: bool) -> None:
     server = ApiServer(tmp_path, off)
     with server.running():
         answer = counters(server, kubeconfig=str(server.kubeconfig))

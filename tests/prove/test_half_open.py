@@ -26,7 +26,7 @@ def api_address(cluster: Cluster, node: str) -> str:
     return found[1]
 
 
-def test_slices_are_back_after_packets_to_the_api_server_were_dropped(clean: Cluster) -> None:
+def test_slices_are_published_again_after_a_network_outage(clean: Cluster) -> None:
     node = clean.nodes()[0]
     address = api_address(clean, node)
     published = len(clean.slices(node))

@@ -94,7 +94,7 @@ def test_claim_that_the_scheduler_has_made_is_explained_with_its_pod() -> None:
     assert (found.kind, found.claims) == ("Pod", ("default/made",))
 
 
-def test_pod_that_asks_for_no_devices_is_none_of_our_business() -> None:
+def test_pod_without_device_requests_is_ignored() -> None:
     assert explain(Cluster(classes=[SERVING], nodes=[NODE], pods=[pod(cpu=1, example_com__other=1)]), Judge()) == []
 
 

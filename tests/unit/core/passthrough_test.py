@@ -105,7 +105,7 @@ def test_variant_driver_is_found_by_a_service_that_does_not_see_the_modules(syst
     assert best_driver(system, ADDRESS) == GRACE
 
 
-def test_list_of_variant_drivers_that_cannot_be_read_refuses_the_device(
+def test_unreadable_list_of_variant_drivers_rejects_the_device(
     system: PciSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
@@ -126,7 +126,7 @@ def test_devices_of_variant_drivers_in_the_group_are_harmless(system: PciSystem)
     passthrough.refuse(system, ADDRESS)
 
 
-def test_handover_is_written_as_the_release_before_reads_it_unless_it_has_a_variant() -> None:
+def test_handover_without_variant_has_the_format_of_the_previous_release() -> None:
     assert "driver" not in HANDOVER.to_dict() and handover_of(HANDOVER.to_dict()) == HANDOVER
     variant = replace(HANDOVER, driver=GRACE)
     assert handover_of(variant.to_dict()) == variant

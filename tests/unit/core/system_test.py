@@ -117,7 +117,7 @@ def test_run_timeout_ends_children_that_hold_the_output() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_run_input_that_nobody_reads_and_output_that_is_no_text() -> None:
+def test_run_unread_input_and_binary_output() -> None:
     program = "import sys; sys.stdin.close(); sys.stdout.buffer.write(b'a\\xff\\r\\nb')"
     done = System().run([sys.executable, "-c", program], timeout=30, input="x" * 1_000_000)
     assert (done.returncode, done.stdout) == (0, "a\ufffd\nb")

@@ -77,7 +77,7 @@ def test_xid_ends_by_its_row_and_nothing_else(number: int, branch: int) -> None:
 
 @pytest.mark.parametrize("branch", [560, 580])
 @pytest.mark.parametrize("number", sorted(ROWS))
-def test_xid_the_reset_remedy_resets_where_a_reset_is_needed_and_nowhere_else(number: int, branch: int) -> None:
+def test_xid_reset_remedy_resets_only_gpus_that_need_it(number: int, branch: int) -> None:
     if ROWS[number].severity is None or ROWS[number].ends == RECOVERY:
         return
     asking = asks(number, branch)
@@ -98,7 +98,7 @@ def test_table_has_every_number_once() -> None:
     assert set(buckets.values()) == {1} and set(buckets) == set(counts) - {175, 185}
 
 
-def test_xid_45_counts_without_another_xid_alone() -> None:
+def test_xid_45_counts_only_without_another_xid() -> None:
     cleanup, error = xids.of_xid(45, None), xids.of_xid(94, None)
     assert cleanup is not None and error is not None and "restart nvidia-fabricmanager" in cleanup.remedy
 
@@ -112,7 +112,7 @@ def test_xid_45_counts_without_another_xid_alone() -> None:
     assert told(error, cleanup) == told(cleanup, error) == ["94"]
 
 
-def test_xid_159_counts_while_the_gpu_is_used_alone() -> None:
+def test_xid_159_counts_only_while_the_gpu_is_in_use() -> None:
     sign = xids.of_xid(159, None)
     assert sign is not None and sign.only_in_use
     assert {number for number in ROWS if getattr(xids.of_xid(number, None), "only_in_use", False)} == {159}
@@ -124,7 +124,7 @@ def test_unknown_xid_is_informative_and_names_the_catalog() -> None:
     assert "Xid catalog" in sign.remedy
 
 
-def test_fault_of_a_restarted_driver_has_kept_what_the_gpu_asked_for() -> None:
+def test_fault_after_driver_restart_keeps_the_recovery_action() -> None:
     (before,) = reported(95, 580)
     assert before.asked
     after = health.from_data(health.to_data({"u": (before,)}))["u"]

@@ -85,7 +85,7 @@ def test_flood_of_large_bodies_delays_neither_loop_nor_usual_requests() -> None:
     assert pause < 2 and answer < 4, (pause, answer)
 
 
-def test_body_that_does_not_come_ends_and_leaves_other_addresses_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_body_ends_and_other_addresses_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_queue, "REQUEST_SECONDS", 1.0)
 
     async def scenario() -> None:

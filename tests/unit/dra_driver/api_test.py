@@ -244,7 +244,7 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_events_of_a_namespace_leave_the_node_and_other_namespaces_theirs(tmp_path: Path) -> None:
+def test_event_budgets_of_namespaces_and_node_are_separate(tmp_path: Path) -> None:
     """A user who creates failing claims does not keep the driver from reporting a fault of the node, or other users' claims."""
 
     async def scenario(api: ApiModel, client: ApiClient) -> None:

@@ -232,7 +232,7 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
 
 
 @pytest.mark.parametrize("first_list_answers", [False, True])
-def test_watch_that_ends_ends_the_work_so_that_it_begins_anew(tmp_path: Path, first_list_answers: bool) -> None:
+def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, first_list_answers: bool) -> None:
     """Without it the controller would hold the Lease and see nothing, before the first list as well as after it."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:

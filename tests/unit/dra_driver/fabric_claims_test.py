@@ -52,7 +52,7 @@ def test_pair_is_activated_and_deactivated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [("gpu-1", "gpu-2"), ("gpu-0", "gpu-1", "gpu-2"), ("gpu-vfio-0", "gpu-vfio-3")])
-def test_devices_that_are_no_partition_are_rejected_before_anything_changes(tmp_path: Path, devices: Any) -> None:
+def test_devices_without_a_partition_are_rejected_before_any_change(tmp_path: Path, devices: Any) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
         said = await prepare(node, claims.allocate("wrong", *devices))
@@ -256,7 +256,7 @@ def test_reboot_activates_the_partition_of_a_claim_again(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_claim_ends_after_the_fabric_has_no_partitions_any_more(tmp_path: Path) -> None:
+def test_claim_ends_without_fabric_partitions(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
         claim = claims.allocate("pair", "gpu-0", "gpu-1")
@@ -268,7 +268,7 @@ def test_claim_ends_after_the_fabric_has_no_partitions_any_more(tmp_path: Path) 
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-def test_mode_that_could_not_be_read_for_a_while_leaves_no_active_partition(tmp_path: Path) -> None:
+def test_temporarily_unreadable_mode_leaves_no_active_partition(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
         claim = claims.allocate("pair", "gpu-0", "gpu-1")
@@ -420,7 +420,7 @@ def record(uid: str, number: int | None, *, ours: bool) -> ClaimRecord:
     ("ours", "other", "expected"),
     [(True, None, 4), (True, 4, None), (False, None, None)],
 )
-def test_last_claim_deactivates_what_the_driver_activated(ours: bool, other: int | None, expected: int | None) -> None:
+def test_last_claim_deactivates_partitions_of_the_driver(ours: bool, other: int | None, expected: int | None) -> None:
     mine = record("mine", 4, ours=ours)
     others = [] if other is None else [record("other", other, ours=True)]
     assert to_deactivate(mine, [mine, *others]) == expected

@@ -81,7 +81,7 @@ def test_request_without_answer_ends_all_idle_connections() -> None:
     run(scenario)
 
 
-def test_caller_that_gives_up_on_a_silent_connection_ends_the_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_timeout_on_a_silent_connection_ends_the_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.api.exchange.SILENT_SECONDS", 0.1)
 
     async def scenario() -> None:

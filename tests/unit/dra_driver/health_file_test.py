@@ -64,7 +64,7 @@ def faults_in(folder: Path) -> set[str]:
     return set(json.loads((folder / FILE).read_text())["devices"])
 
 
-def test_slow_disk_does_not_keep_the_event_loop(tmp_path: Path) -> None:
+def test_slow_disk_does_not_block_the_event_loop(tmp_path: Path) -> None:
     async def main() -> None:
         disk, snapshots = SlowDisk(), Shared(Snapshot())
         keeper = keeper_of(tmp_path, disk, snapshots)

@@ -235,9 +235,7 @@ def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Pat
         (Ends.REPLACEMENT, repair_marks.REPAIRED, True),
     ],
 )
-def test_mark_from_before_the_start_ends_the_faults_that_it_can_end(
-    short: Path, ends: Ends, what: str, gone: bool
-) -> None:
+def test_mark_before_start_ends_the_faults_that_it_covers(short: Path, ends: Ends, what: str, gone: bool) -> None:
     fault = Sign("error", Severity.FAILED, "It is broken.", "Repair it.", ends, "9")
 
     async def scenario(scene: Scene) -> None:
@@ -259,7 +257,7 @@ def test_mark_from_before_the_start_ends_the_faults_that_it_can_end(
     run(short, scenario)
 
 
-def test_error_that_counts_in_use_alone_is_a_fault_of_a_device_with_a_claim(short: Path) -> None:
+def test_error_that_counts_only_in_use_is_a_fault_of_a_device_with_a_claim(short: Path) -> None:
     used = Sign("error", Severity.DEGRADED, "It broke.", "Reset it.", Ends.RESET, "159", only_in_use=True)
 
     async def scenario(scene: Scene) -> None:
@@ -277,7 +275,7 @@ def test_error_that_counts_in_use_alone_is_a_fault_of_a_device_with_a_claim(shor
     run(short, scenario)
 
 
-def test_recovered_command_marks_devices_with_faults_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "plugins" / DRIVER
     state.mkdir(parents=True)
     config = tmp_path / "driver.yaml"

@@ -167,7 +167,7 @@ def test_partition_of_an_administrator_is_reported_until_it_exists_again(short: 
     run(short, scenario)
 
 
-def test_claims_prepared_and_unprepared_without_pause_miss_nothing(short: Path) -> None:
+def test_continuous_claims_report_no_missing_device(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()

@@ -388,7 +388,7 @@ def test_an_unallocated_claim_is_told_what_rules_each_device_out() -> None:
         "",
     ],
 )
-def test_explain_rules_no_device_out_by_a_selector(expression: str) -> None:
+def test_explain_selector_excludes_no_device(expression: str) -> None:
     """``A || B && C`` with A true and C false was reported as excluded."""
     wish = unallocated(expression=expression)
     assert wish["ruled out"] == {} and wish["nothing here rules out"] == f"2: gpu-0, {SMALL}"

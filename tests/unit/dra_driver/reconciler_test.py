@@ -95,7 +95,7 @@ def test_visits_repeated_for_another_claim_do_not_count(tmp_path: Path, failure:
     run(tmp_path, scenario)
 
 
-def test_claim_that_is_there_again_is_missing_anew(tmp_path: Path) -> None:
+def test_missing_claim_that_returned_starts_a_new_wait(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first, *_others = await three(node, claims)
         clock = Clock()
@@ -113,7 +113,7 @@ def test_claim_that_is_there_again_is_missing_anew(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_server_that_is_away_is_asked_for_few_claims(tmp_path: Path) -> None:
+def test_unreachable_server_gets_few_requests(tmp_path: Path) -> None:
     """Each read costs a timeout. The next try begins with those that were not read."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -181,7 +181,7 @@ def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.Mon
     run(tmp_path, scenario)
 
 
-def test_claims_that_failed_are_visited_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_failed_claims_are_visited_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:

@@ -154,7 +154,7 @@ def test_exception_before_the_first_served_claim_repeats_the_plan(
     asyncio.run(main())
 
 
-def test_unexpected_error_of_a_device_that_answers_again_keeps_no_claim_from_being_served(tmp_path: Path) -> None:
+def test_unexpected_error_of_a_recovered_device_does_not_block_claims(tmp_path: Path) -> None:
     async def main() -> None:
         restart = Restart(tmp_path)
         (old,) = await restart.prepare_before(SMALL)

@@ -394,7 +394,7 @@ def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> Non
     assert "old-slice" not in server.slices
 
 
-def test_decide_content_that_no_server_accepts_is_a_problem_and_no_loop() -> None:
+def test_decide_unacceptable_content_is_a_problem_without_a_retry_loop() -> None:
     identity = replace(IDENTITY, pool="Not a pool")
     state = reducer.listed(reducer.wanted(State(), CONTENTS[1]), (), 0.0)
     state = reducer.asked(state, (1, 36), None, None)

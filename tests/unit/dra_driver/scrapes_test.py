@@ -174,7 +174,7 @@ def test_metrics_readers_are_reviewed_every_five_minutes(tmp_path: Path) -> None
     assert scrapes.metrics_readers(ApiClient(str(tmp_path), user_agent="test"))._kept == 300
 
 
-def test_controller_serves_metrics_at_the_webhook_alone(tmp_path: Path) -> None:
+def test_controller_serves_metrics_only_at_the_webhook_port(tmp_path: Path) -> None:
     """It has a certificate there. The address of the status has no TLS."""
     webhook = {"address": "127.0.0.1:1", "names": ["n"]}
     for settings, expected in (({**webhook, "metrics": True}, True), (webhook, False)):

@@ -293,7 +293,7 @@ def test_nobody_sees_the_steps_of_a_layout_that_changes(tmp_path: Path) -> None:
     run(tmp_path, scenario, watching=False)
 
 
-def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_former_ones(tmp_path: Path) -> None:
+def test_scan_unexpected_exception_in_one_devices_offers_keeps_its_previous_ones(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.watch.look()
         before = scene.snapshots.value

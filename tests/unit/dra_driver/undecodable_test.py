@@ -52,7 +52,7 @@ def follow(client: ApiClient, **options: Any) -> Watched[str]:
     return Watched(client, "ResourceClaims", path, keep, wait=soon, **options)
 
 
-def test_watch_of_undecodable_claims_goes_on_and_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_watch_of_undecodable_claims_continues_and_names_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         for name, each in {"a": claim("a", opaque=OTHER), "bad": claim("bad", spec=MARK), "z": claim("z")}.items():
             server.put(f"{CLAIMS}/{name}", each)

@@ -391,7 +391,7 @@ RANDOM = st.fixed_dictionaries(
 @example([{**VALID, "for": ["../../evil"]}], {"../../evil": []})
 @example([{**VALID, "for": ["/tmp/evil"]}], {"/tmp/evil": []})
 @example([{**VALID, "path": "wheels/../../evil.whl"}], {"cp313-x86_64": []})
-def test_random_manifest_writes_only_below_its_folder(listed: list[dict[str, Any]], houses: dict[str, Any]) -> None:
+def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, Any]], houses: dict[str, Any]) -> None:
     """Any manifest is rejected, or its files are below the folder: nothing else is created, and nothing at all in check mode."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
@@ -435,7 +435,7 @@ def test_random_valid_manifest_is_taken_whole(manifest: Manifest) -> None:
         assert archives.is_taken(top / "folder", text, found)
 
 
-def test_taken_folder_with_a_link_that_leads_out_is_made_again(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_unpacked_bundle_with_an_outside_link_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:
     taken(run_here, bundle)
     path = Path(f"{bundle}.d/files/driver.run")
     path.unlink()

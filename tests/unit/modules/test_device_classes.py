@@ -33,14 +33,14 @@ def test_one_class_for_a_resource_is_no_duplicate() -> None:
     assert told([present("other", "example.com/other", "2026-01-01T00:00:00Z")], GPU) == {}
 
 
-def test_class_of_somebody_else_with_the_same_resource_is_named() -> None:
+def test_foreign_class_with_the_same_resource_is_named() -> None:
     other = present("other", "example.com/gpu", "2026-01-02T00:00:00Z", ours=False)
     assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the one that is made now is the newest"
     older = present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")
     assert told([older, other], GPU) == {"example.com/gpu": ["other", "gpu"]}
 
 
-def test_what_does_not_concern_the_classes_of_the_call_is_left_out() -> None:
+def test_duplicates_of_other_resources_are_not_reported() -> None:
     two = [present(name, "example.com/x", "2026-01-01T00:00:00Z", ours=False) for name in ("a", "b")]
     assert told(two, GPU) == {}
     assert told([*two, present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")], GPU, absent=True) == {}

@@ -345,7 +345,7 @@ def test_a_label_without_a_value_is_rejected(run_here: Callable[..., Json]) -> N
     assert "gpu.count" not in answer["msg"]
 
 
-def test_an_empty_name_is_no_node(run_here: Callable[..., Json]) -> None:
+def test_empty_node_name_is_rejected(run_here: Callable[..., Json]) -> None:
     answer = run_here("node_labels", {"host": "http://127.0.0.1:9", "api_key": "k", "node": "", "labels": {}})
     assert answer["error_code"] == "empty-name", answer
 
@@ -419,7 +419,7 @@ def test_too_many_labels_are_refused() -> None:
 
 @pytest.mark.parametrize("state", ["present", "absent"])
 @pytest.mark.parametrize("way", ["annotation", "managed fields"])
-def test_label_that_the_node_says_is_ours_is_not_removed(way: str, state: str) -> None:
+def test_label_with_a_forged_owner_is_not_removed(way: str, state: str) -> None:
     """A node can write annotations of its Node, and can apply a label with the value that it has under any manager's name."""
     server = Server()
     server.patch("kubectl", HOSTILE)

@@ -322,7 +322,7 @@ def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
 
 
 @pytest.mark.parametrize("version", ["latest", "v580", ">=580", "580.x", "580 ", "5 8 0"])
-def test_what_is_no_version_is_rejected_with_the_accepted_forms(node: Node, version: str) -> None:
+def test_invalid_version_is_rejected_with_the_accepted_forms(node: Node, version: str) -> None:
     refused = node.run(version)
     assert refused["error_code"] == "version" and repr(version) in refused["msg"]
     assert "580.95.05" in refused["msg"] and not node.versions()

@@ -13,7 +13,7 @@ from typing import Any
 NOBODY = 65534
 
 
-def test_a_user_without_root_is_told_of_become(run_here: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_user_without_root_gets_an_error_about_become(run_here: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("")
     path.chmod(0o600)

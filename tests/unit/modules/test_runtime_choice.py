@@ -194,7 +194,7 @@ def test_a_distribution_without_its_program_is_refused(tmp_path: Path, unit: str
     assert unit in caught.value.hint
 
 
-def test_microk8s_is_told_its_template(tmp_path: Path) -> None:
+def test_error_for_microk8s_names_its_template(tmp_path: Path) -> None:
     place = place_of("microk8s")
     file = File(place.generated, 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n')
     error = refusal("snap.microk8s.daemon-containerd.service", place, file, "CDI is off", ["/etc/cdi"])

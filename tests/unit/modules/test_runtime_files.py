@@ -64,7 +64,7 @@ def test_a_containerd_that_the_main_process_starts_is_found(tmp_path: Path, monk
         os.close(read)
 
 
-def test_a_unit_that_does_not_run_is_known_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_unit_is_identified_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = "{ path=/usr/bin/containerd ; argv[]=/usr/bin/containerd --config /other.toml ; ignore_errors=no ; }"
     (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho MainPID=0\necho 'ExecStart={start}'\n")
     (tmp_path / "systemctl").chmod(0o755)

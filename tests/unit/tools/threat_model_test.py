@@ -25,7 +25,7 @@ def test_threat_model_every_attack_names_existing_tests() -> None:
     assert not missing
 
 
-def test_threat_model_every_attacker_says_what_is_not_prevented() -> None:
+def test_threat_model_every_attacker_has_a_list_of_remaining_risks() -> None:
     sections = re.split(r"\n## ", PAGE)
     attackers = [each for each in sections if re.match(r"\([a-g]\)", each)]
     assert len(attackers) == 7 and all("\nNot prevented: " in each for each in attackers)
