@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The recovery at start, with unexpected exceptions in its steps: they concern one claim, and nothing is done twice."""
+"""The recovery at start with unexpected exceptions in its steps: each affects one claim, and no completed step runs again."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,10 @@ from machine_model import POOL, Claims, Node
 
 
 class Restart:
-    """A node whose driver starts again, with a function that is called with each stage of its work on claims."""
+    """A node whose driver restarts. ``reached`` records the stages and raises the exceptions in ``defects``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.claims = Claims()
         self.snapshots = Shared(Snapshot())
         self.conditions = Conditions("claims")
@@ -33,7 +35,7 @@ class Restart:
 
     async def prepare_before(self, *devices: str) -> list[str]:
         """Prepare claims in an earlier run, remove their CDI files, and return their UIDs."""
-        node = Node(self.folder, self.claims)
+        node = Node(self.directory, self.claims)
         await node.start()
         uids = []
         for number, device in enumerate(devices):
@@ -44,10 +46,11 @@ class Restart:
         node.close()
         return uids
 
-    async def start(self) -> tuple[Node, asyncio.Task[None]]:
-        node = Node(self.folder, self.claims, reached=self.reached)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Node]:
+        """Start the driver with its recovery, and stop both at the end."""
+        node = Node(self.directory, self.claims, reached=self.reached)
         await node.look()
-        assert node.survey is not None
         recovery = Recovery(
             node.service,
             snapshots=self.snapshots,
@@ -58,8 +61,17 @@ class Restart:
             boot_id=node.boot_id,
         )
         work = asyncio.ensure_future(keep("recovery", recovery.run))
-        self.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=1.0))
-        return node, work
+        self.scanned(node, 1.0)
+        try:
+            yield node
+        finally:
+            work.cancel()
+            node.close()
+
+    def scanned(self, node: Node, time: float) -> None:
+        """Publish the result of the node's last scan."""
+        assert node.survey is not None
+        self.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=time))
 
     def reached(self, stage: str) -> None:
         if stage == self.stops_at:
@@ -71,61 +83,62 @@ class Restart:
             raise ValueError(f"a defect at {stage}")
 
 
-async def until(condition: object) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async def wait() -> None:
-        while not condition():  # type: ignore[operator]
+        while not condition():
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(wait(), 10)
 
 
+def run(tmp_path: Path, scenario: Callable[[Restart], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(Restart(tmp_path))
+
+    asyncio.run(main())
+
+
 def test_exception_in_restore_does_not_undo_claim_prepared_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a claim is being prepared, the restore of another one fails and the supervisor begins anew."""
+    """While a claim is being prepared, the restore of another one fails and the supervisor restarts."""
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
 
-    async def main() -> None:
-        restart = Restart(tmp_path)
+    async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
         restart.defects = ["cdi-written"]
-        node, work = await restart.start()
-        await until(lambda: not restart.defects and not restart.conditions.problems)
-        restart.stops_at = "recorded-preparing"
-        new = restart.claims.allocate("new", "gpu-1-mig-1g10gb-19-0")
-        preparing = asyncio.ensure_future(prepare(node, new))
-        await until(restart.has_stopped.is_set)
-        await asyncio.sleep(0.3)  # in this time the supervisor ran again
-        restart.may_continue.set()
-        assert await preparing == ""
-        await asyncio.sleep(0.3)
-        assert node.store.claims[new.uid].prepared
-        assert new.uid in node.cdi_files()
-        assert restart.stages.count("recovery-planned") == 1
-        (failure,) = node.reports.failures
-        assert failure[0].uid == old and "ValueError" in str(failure[2])
-        work.cancel()
-        node.close()
+        async with restart.running() as node:
+            await until(lambda: not restart.defects and not restart.conditions.problems)
+            restart.stops_at = "recorded-preparing"
+            new = restart.claims.allocate("new", "gpu-1-mig-1g10gb-19-0")
+            preparing = asyncio.ensure_future(prepare(node, new))
+            await until(restart.has_stopped.is_set)
+            await asyncio.sleep(0.3)  # in this time the supervisor ran again
+            restart.may_continue.set()
+            assert await preparing == ""
+            await asyncio.sleep(0.3)
+            assert node.store.claims[new.uid].prepared
+            assert new.uid in node.cdi_files()
+            assert restart.stages.count("recovery-planned") == 1
+            (failure,) = node.reports.failures
+            assert failure[0].uid == old and "ValueError" in str(failure[2])
 
-    asyncio.run(main())
+    run(tmp_path, scenario)
 
 
 def test_exception_in_one_restore_leaves_the_others(tmp_path: Path) -> None:
-    async def main() -> None:
-        restart = Restart(tmp_path)
+    async def scenario(restart: Restart) -> None:
         uids = await restart.prepare_before(SMALL, SMALL_2, "gpu-1")
         restart.defects = ["cdi-written"]
-        node, work = await restart.start()
-        await until(lambda: restart.stages.count("recovery-step-done") == 3)
-        assert len(node.service.suspect) == 1
-        (failed,) = node.service.suspect
-        reference = node.store.claims[failed].reference
-        assert await prepare(node, reference) == "", "what failed is repeated when the kubelet asks"
-        assert sorted(node.cdi_files()) == sorted(uids)
-        work.cancel()
-        node.close()
+        async with restart.running() as node:
+            await until(lambda: restart.stages.count("recovery-step-done") == 3)
+            assert len(node.service.suspect) == 1
+            (failed,) = node.service.suspect
+            reference = node.store.claims[failed].reference
+            assert await prepare(node, reference) == "", "the kubelet's call repeats the failed step"
+            assert sorted(node.cdi_files()) == sorted(uids)
 
-    asyncio.run(main())
+    run(tmp_path, scenario)
 
 
 def test_exception_before_the_first_served_claim_repeats_the_plan(
@@ -133,49 +146,42 @@ def test_exception_before_the_first_served_claim_repeats_the_plan(
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
 
-    async def main() -> None:
-        restart = Restart(tmp_path)
+    async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
-        node, work = await restart.start()
-        failures = [RuntimeError("the folder cannot be listed")]
-        list_uids = Hands.invalid_cdi_uids
+        async with restart.running() as node:
+            failures = [RuntimeError("the directory cannot be listed")]
+            list_uids = Hands.invalid_cdi_uids
 
-        def uids(hands: Hands) -> tuple[str, ...]:
-            if failures:
-                raise failures.pop()
-            return list_uids(hands)
+            def uids(hands: Hands) -> tuple[str, ...]:
+                if failures:
+                    raise failures.pop()
+                return list_uids(hands)
 
-        monkeypatch.setattr(Hands, "invalid_cdi_uids", uids)
-        await until(lambda: old in node.cdi_files())
-        assert not failures
-        work.cancel()
-        node.close()
+            monkeypatch.setattr(Hands, "invalid_cdi_uids", uids)
+            await until(lambda: old in node.cdi_files())
+            assert not failures
 
-    asyncio.run(main())
+    run(tmp_path, scenario)
 
 
 def test_unexpected_error_of_a_recovered_device_does_not_block_claims(tmp_path: Path) -> None:
-    async def main() -> None:
-        restart = Restart(tmp_path)
+    async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
-        node, work = await restart.start()
-        await until(lambda: old in node.cdi_files())
-        # The partition of a claim that was unprepared with a fault of its device is still to be destroyed.
-        reference = node.store.claims[old].reference
-        node.backend.faults[0] = Fault("unknown-error", "999")
-        await node.look()
-        assert await unprepare(node, reference) == ""
-        assert node.owing()
-        node.backend.faults.clear()
-        restart.defects = ["partition-destroyed"]
-        node.service.set_ready("the hardware does not answer")
-        await node.look()
-        assert node.survey is not None
-        restart.snapshots.put(Snapshot(survey=node.survey, inventory=node.survey.inventory(POOL), looked_at=2.0))
-        await until(lambda: not restart.defects)
-        new = restart.claims.allocate("new", "gpu-1")
-        assert await prepare(node, new) == ""
-        work.cancel()
-        node.close()
+        async with restart.running() as node:
+            await until(lambda: old in node.cdi_files())
+            # The partition of a claim that was unprepared with a fault of its device is still to be destroyed.
+            reference = node.store.claims[old].reference
+            node.backend.faults[0] = Fault("unknown-error", "999")
+            await node.look()
+            assert await unprepare(node, reference) == ""
+            assert node.owing()
+            node.backend.faults.clear()
+            restart.defects = ["partition-destroyed"]
+            node.service.set_ready("the hardware does not answer")
+            await node.look()
+            restart.scanned(node, 2.0)
+            await until(lambda: not restart.defects)
+            new = restart.claims.allocate("new", "gpu-1")
+            assert await prepare(node, new) == ""
 
-    asyncio.run(main())
+    run(tmp_path, scenario)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Prepares and unprepares claims: the order of things, the locks, and what the kubelet is told.
+"""Prepare and unprepare claims: the order of the steps, the locks, and the results for the kubelet.
 
-Prepare of one claim: fetch it, decide, write *preparing*, change the hardware, write the CDI file and *prepared*. Where the
-hardware is as it has to be, *preparing* is left out.
-Claims of different physical devices run side by side, those that are quick one after the other (turns.py). An operation that has
-begun runs to its end even if the kubelet stops waiting; its next call then finds the result. Facts: the kubelet gives up after 45
-seconds and calls again.
+Prepare of one claim: fetch it, plan, write *preparing*, change the hardware, write the CDI file and *prepared*. If the hardware
+needs no change, *preparing* is not written.
+Claims of different physical devices run in parallel, short ones one after the other (turns.py). An operation that has started runs
+to its end even if the kubelet stops waiting; its next call gets the result. The kubelet times out after 45 seconds and calls again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from .insisting import Insisting
 from .locks import NamedLocks
 from .ownership import Ownership
 from .plan import (
-    PARTITIONING_KEY,
     Inventory,
     PreparePlan,
     offers_of,
@@ -49,9 +47,10 @@ from .plan import (
     refuse_faulty,
     with_chosen_ids,
 )
+from .plan_completion import PlanCompletion
 from .records import ClaimRecord, ClaimReference
 from .refusals import Refusals
-from .settings import fit_settings, marks, refuse_contradiction, wanted_of
+from .settings import wanted_of
 from .store import Store
 from .store_tables import Change
 from .threads import on_thread
@@ -63,27 +62,26 @@ from .visit import Visit
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# How long a call waits for a driver that is still starting.
+# How long a call waits while the driver starts.
 READY_SECONDS = 5.0
-# How long the API server may take to say what a claim that is prepared already has now.
+# How long a read of a prepared claim from the API server can take.
 COMPARE_SECONDS = 5.0
 
 
 class ClaimSource(Protocol):
-    """Where claims are read."""
+    """Reads claims."""
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
         """Return one ResourceClaim."""
 
 
 class ClaimService:
-    """One driver's claims on this node.
+    """Prepares and unprepares one driver's claims on this node.
 
-    ``inventory`` returns what is published at that moment, ``refresh`` looks at the hardware again before it does,
-    ``look_soon`` has that done soon, since a claim was found again and its partitions are nobody else's. ``prepared`` is
-    told the UID of each claim that was prepared or restored. ``repartition`` knows the devices of which nobody new is
-    given any.
-    The node says with set_ready() whether claims can be served; a call waits ``ready_seconds`` for that, if it has to.
+    ``inventory`` returns the published devices. ``refresh`` scans the hardware at once. ``look_soon`` requests a scan, after a lost
+    claim was found and its partitions have an owner again. ``prepared`` is called with the UID of each claim that was prepared or
+    restored. ``repartition`` has the devices that a repartitioning reserves: they get no new claims.
+    set_ready() says whether claims can be served. A call waits up to ``ready_seconds`` for it.
     """
 
     def __init__(
@@ -118,6 +116,7 @@ class ClaimService:
         self._inventory = inventory
         self.ownership = ownership
         self.undoing = Undoing(hands=hands, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread)
+        self.completion = PlanCompletion(hands, store, boot_id, self.undoing, self.thread)
         self._doing = Doing(hands, store, boot_id)
         self._refresh = refresh
         self._look_soon = look_soon
@@ -132,11 +131,11 @@ class ClaimService:
         self._adopting = Adopting(self, inventory, boot_id)
         self._insisting = Insisting(self, refusals or Refusals(), inventory)
         self.upkeep = Upkeep(self, self._claims, self._adopting, inventory)
-        # Claims whose partitions or CDI file may not be what the record says; they are restored when asked for.
+        # Claims whose partitions or CDI file can differ from the record. Their next Prepare restores them.
         self.suspect: set[str] = set()
-        # Claims that the kubelet has asked for since this process started.
+        # Claims that the kubelet has prepared since this process started.
         self.asked: set[str] = set()
-        # Claims that were prepared before the kubelet asked for them.
+        # Claims that were prepared before the call of the kubelet.
         self.ahead: set[str] = set()
         # When the allocation of a claim was last read, by its UID.
         self._compared: dict[str, float] = {}
@@ -144,7 +143,7 @@ class ClaimService:
         self._reason = "the driver is starting"
 
     def set_ready(self, reason: str = "") -> None:
-        """Let claims be served, or hold them back for a reason."""
+        """Allow claims to be served, or block them for a reason."""
         self._reason = reason
         if reason:
             self._ready.clear()
@@ -152,37 +151,37 @@ class ClaimService:
             self._ready.set()
 
     async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
-        """Prepare claims; there is one outcome for each, by UID, and no exception."""
+        """Prepare claims. Returns one outcome for each, by UID, and never raises."""
         self.ahead.difference_update(reference.uid for reference in references)
         return await self._answers.to_all(references, "Prepare", self._prepare)
 
     async def prepare_ahead(self, reference: ClaimReference) -> Outcome:
-        """Prepare a claim that the kubelet has not asked for: its pod is bound afterwards. There is no exception."""
+        """Prepare a claim before the call of the kubelet: its pod is bound afterwards. Never raises."""
         if reference.uid not in self.asked:
             self.ahead.add(reference.uid)
         return (await self._answers.to_all([reference], "Prepare", self._prepare))[reference.uid]
 
     async def unprepare(self, references: Sequence[ClaimReference]) -> dict[str, Outcome]:
-        """Unprepare claims; there is one outcome for each, by UID, and no exception."""
+        """Unprepare claims. Returns one outcome for each, by UID, and never raises."""
         return await self._answers.to_all(references, "Unprepare", self._unprepare)
 
     @property
     def under_way(self) -> int:
-        """How many claims are being worked on for the kubelet."""
+        """Return the number of claims with a call of the kubelet in progress."""
         return self._answers.under_way
 
     async def drain(self, seconds: float) -> None:
-        """Wait for operations under way."""
+        """Wait for operations in progress, for at most ``seconds``."""
         await self._answers.drain(seconds)
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run blocking work on a thread of the driver's own pool; what it logs has the id of the operation."""
+        """Run blocking work on a thread of the driver's pool. Its log lines have the ID of the operation."""
         return await on_thread(self._executor, function, *arguments)
 
     # ------------------------------------------------------------------ whether claims can be served
 
     async def wait_until_ready(self) -> None:
-        """Wait a while until claims can be served. Raises BackendUnavailable, with what is in the way."""
+        """Wait until claims can be served, for at most ``ready_seconds``. Raises BackendUnavailable with the cause."""
         if self._ready.is_set():
             return
         try:
@@ -235,7 +234,7 @@ class ClaimService:
     async def _prepare_held(
         self, record: ClaimRecord | None, allocation: Allocation, uuids: set[str], watch: Stopwatch
     ) -> ClaimRecord:
-        """Prepare a claim that is not, or was prepared with other devices; the locks of the devices are held."""
+        """Prepare a claim that is not prepared, or was prepared with other devices. The device locks are held."""
         if self._repartition is not None:
             self._repartition.refuse(uuids)
         if record is not None:
@@ -259,9 +258,9 @@ class ClaimService:
     async def _allocation(
         self, reference: ClaimReference, record: ClaimRecord | None, asked: float
     ) -> Allocation | None:
-        """Return what a claim has now; None where a prepared one stands as it is, because the API server does not answer.
+        """Return the allocation of a claim, or None to keep a prepared claim, because the API server does not answer.
 
-        What was read after the kubelet had asked is not read again: it asks for one claim several times at once.
+        A claim that was read after the call of the kubelet (``asked``) is not read again: the kubelet sends several calls at once.
         """
         prepared = record is not None and record.prepared
         if prepared and self._compared.get(reference.uid, 0.0) > asked:
@@ -280,32 +279,32 @@ class ClaimService:
         return allocation
 
     async def _undo_former(self, record: ClaimRecord, allocation: Allocation) -> None:
-        """Undo what an earlier call has left of a claim, or what it had before it was allocated anew."""
+        """Undo the remains of an earlier call for a claim, or its previous allocation."""
         if record.prepared:
             held = await self.thread(self.hands.facts, record.device_uuids)
             others = await self.thread(self.hands.others, record, held.devices)
             refuse_in_use(record, allocation, others, held.faults)
             LOG.info(
-                "claim was given other devices: undone",
+                "claim was allocated again: previous devices undone",
                 extra=fields(claim=record.describe(), had=[device.name for device in record.devices]),
             )
         await self.undo(record)
 
     def holding(self, uuids: Collection[str]) -> AbstractAsyncContextManager[None]:
-        """Hold devices, to look at them and change them. Raises InUse or BackendUnavailable, naming who has them."""
+        """Lock devices for reads and changes. Raises InUse or BackendUnavailable with the holder of the lock."""
         return self._devices.hold(uuids)
 
     @asynccontextmanager
     async def _current(self, record: ClaimRecord) -> AsyncIterator[ClaimRecord | None]:
-        """Hold the devices of a claim whose lock is held, and return its record as it is then, or None if it was removed.
+        """Lock the devices of a claim whose lock is held, and return its current record, or None if it was removed.
 
-        Whoever holds the devices may change the records of other claims on them: it undoes what is left over, and moves what waits.
+        A holder of device locks can change the records of other claims on the devices: it undoes leftovers, and moves partitions.
         """
         async with self._devices.hold(record.device_uuids):
             yield self.store.claims.get(record.uid)
 
     async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
-        """Return fresh facts of devices whose locks are held; what is owed on them is paid first. Raises ClaimError."""
+        """Return fresh facts of locked devices, after their pending cleanup. Raises ClaimError."""
         found = await look_at(self.hands, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
         owing = self.undoing.owing_on_device & set(uuids)
@@ -346,7 +345,7 @@ class ClaimService:
     def plan(
         self, allocation: Allocation, facts: Mapping[str, Device], refused: Collection[tuple[str, Placement]] = ()
     ) -> PreparePlan:
-        """Decide how to prepare a claim by fresh facts of its devices; ``refused`` are numbers that these have not taken."""
+        """Plan how to prepare a claim, from fresh facts of its devices. ``refused`` are placements that the devices have rejected."""
         plan = plan_prepare(
             allocation,
             self._inventory(),
@@ -363,21 +362,20 @@ class ClaimService:
         return plan
 
     async def carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
-        """Prepare a claim as planned; on failure nothing of it stays. The device locks are held. Raises AcceleratorError."""
+        """Prepare a claim as planned. A failure is rolled back. The device locks are held. Raises AcceleratorError."""
         watch.kind = plan.record.kind
-        self.hands.refuse_sharing(plan.record)
-        plan, notes = await self._with_settings(await self._with_fabric(await self._with_handovers(plan), facts))
+        plan, notes = await self.completion.complete(plan, facts)
         self.ownership.note(plan.record)
-        work = Work(plan, facts, {**self.switched_on(plan), **notes}, watch)
+        work = Work(plan, facts, notes, watch)
         return await self.carried_out(work, self.thread(self._doing.carry_out, work))
 
     async def carried_out(self, work: Work, doing: Awaitable[ClaimRecord]) -> ClaimRecord:
-        """Wait for work to be done; on failure nothing of it stays. Raises AcceleratorError."""
+        """Wait for the work of a plan. A failure is rolled back. Raises AcceleratorError."""
         try:
             done = await doing
         except Exception:
-            # Whatever it is: a record "preparing" and maybe a partition, or a file, are there, and nobody else takes them back before the
-            # claim is asked for again. It goes on to the border above, which tells of it.
+            # After any exception, roll back the record "preparing" and a partition or file: nothing else does so before the next call for
+            # the claim. The caller reports the exception.
             if work.has_begun:
                 with work.watch.stage("undo"):
                     await self._undo_quietly(work.plan.record)
@@ -388,33 +386,10 @@ class ClaimService:
         self._prepared(done.uid)
         return done
 
-    async def _with_handovers(self, plan: PreparePlan) -> PreparePlan:
-        return await self.thread(self.hands.with_handovers, plan) if plan.record.away else plan
-
-    async def _with_fabric(self, plan: PreparePlan, facts: Mapping[str, Device]) -> PreparePlan:
-        if not self.hands.needs_fabric_partition(plan.record):
-            return plan  # the partition in the record of a prepared claim stays: it is deactivated with the claim
-        await self.undoing.pay_fabric(plan.record.device_uuids)
-        others = [record for record in self.store.claims.values() if record.uid != plan.record.uid]
-        return await self.thread(self.hands.with_fabric, plan, facts, others)
-
-    async def _with_settings(self, plan: PreparePlan) -> tuple[PreparePlan, dict[str, str]]:
-        """Return the plan with settings that fit its devices, and what was set before, for the store's meta table."""
-        if not wanted_of(plan.record):
-            return plan, {}
-        refuse_contradiction(plan.record, self.store.claims.values())
-        knobs = await self.thread(self.hands.knobs, plan.record)
-        record = fit_settings(plan.record, knobs)
-        return replace(plan, record=record), marks(record, knobs, self.store.meta, self._boot_id)
-
-    def switched_on(self, plan: PreparePlan) -> dict[str, str]:
-        """Return what the store's meta table is to say of partitioning that a plan switches on."""
-        return {f"{PARTITIONING_KEY}{mode.device_uuid}": self._boot_id for mode in plan.mode_changes if mode.enabled}
-
     async def make_again(
         self, record: ClaimRecord, watch: Stopwatch, pod_claim: str | None = None
     ) -> ClaimRecord | None:
-        """Make true what the record of a prepared claim says; the device locks are held. Raises AcceleratorError.
+        """Restore the devices and files of a prepared claim from its record. The device locks are held. Raises AcceleratorError.
 
         ``pod_claim`` is the name that the pod gives the claim, if it is known.
         """
@@ -423,19 +398,14 @@ class ClaimService:
             found = await self.thread(self.hands.facts, record.device_uuids)
             refuse_faulty(record.reference, record.device_uuids, found.faults)
             plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
-            plan = replace(plan, pod_claim=pod_claim)
-            self.hands.refuse_sharing(plan.record)
-            plan, notes = await self._with_settings(
-                await self._with_fabric(await self._with_handovers(plan), found.devices)
-            )
-            notes.update(self.switched_on(plan))
+            plan, notes = await self.completion.complete(replace(plan, pod_claim=pod_claim), found.devices)
             restoring = f"{RESTORING_KEY}{record.uid}"
             intended = with_chosen_ids(record, plan.record)
             if (plan.creates or wanted_of(intended)) and record.boot_id != self._boot_id:
                 notes[restoring] = self._boot_id
             if notes or intended != record:
                 await self.store.commit(Change(put=intended if intended != record else None, meta=notes))
-            # The record stays "prepared" all the while: a crash in between is followed by another restore.
+            # The record stays "prepared": after a crash in between the next start restores the claim again.
             restored = await self.thread(self._doing.make, plan, found.devices)
             done = restored.as_prepared(restored.devices, self._boot_id)
             await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
@@ -444,7 +414,7 @@ class ClaimService:
             return done
 
     async def restore(self, uid: str) -> None:
-        """Make a prepared claim's partitions and CDI file exist again. Raises AcceleratorError."""
+        """Restore a prepared claim's partitions and CDI file. Raises AcceleratorError."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
             if record is None or not record.prepared:  # unprepared since, or its next prepare has failed
@@ -502,7 +472,7 @@ class ClaimService:
                 raise
 
     async def forget(self, uid: str, *, prepared_too: bool = True) -> None:
-        """Undo a claim, wholly or half-way prepared, and forget it. Raises AcceleratorError, InUse among them."""
+        """Undo a prepared or half prepared claim and delete its record. Raises AcceleratorError, such as InUse."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
             if record is not None and (prepared_too or not record.prepared):
@@ -513,7 +483,7 @@ class ClaimService:
                         await self.undo(current)
 
     async def forget_ahead(self, uid: str) -> None:
-        """Undo a claim that was prepared ahead, unless the kubelet has asked for it since. Raises AcceleratorError."""
+        """Undo a claim that was prepared ahead, unless the kubelet has prepared it since. Raises AcceleratorError."""
         async with self._claims.hold([uid]):
             record = self.store.claims.get(uid)
             if uid in self.ahead and record is not None:
@@ -523,9 +493,9 @@ class ClaimService:
             self.ahead.discard(uid)
 
     async def forget_reallocated(self, record: ClaimRecord, allocation: Allocation) -> None:
-        """Undo a claim that was prepared with other devices than it has now, unless it has changed since ``record``.
+        """Undo a claim that was prepared with other devices than its current ones, unless its record differs from ``record``.
 
-        Raises AcceleratorError: InUse where the former devices are in use.
+        Raises AcceleratorError: InUse if the previous devices are in use.
         """
         async with self._claims.hold([record.uid]):
             if self.store.claims.get(record.uid) == record:
@@ -534,7 +504,7 @@ class ClaimService:
                         await self._undo_former(record, allocation)
 
     async def undo(self, record: ClaimRecord) -> None:
-        """Undo a claim and forget it; the device locks are held. Raises AcceleratorError."""
+        """Undo a claim and delete its record. The device locks are held. Raises AcceleratorError."""
         self.suspect.add(record.uid)
         undone = await self.undoing.undo(record)
         if undone.rejection is not None:
@@ -549,5 +519,5 @@ class ClaimService:
         try:
             await self.undo(record)
         except Exception:
-            # An error is on its way to the kubelet; another one of the undoing must not take its place. The record stays.
+            # The kubelet gets the original error, not the one of the rollback. The record stays.
             LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())

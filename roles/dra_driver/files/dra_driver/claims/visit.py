@@ -82,7 +82,9 @@ class Visit:
         self._watch.kind = record.kind
         service.ownership.note(record)
         leave = partial(service.hands.backend.leave, self._uuid)
-        self._work = work = Work(self.plan, self.facts, service.switched_on(self.plan), self._watch, leave=leave)
+        self._work = work = Work(
+            self.plan, self.facts, service.completion.partitioning_notes(self.plan), self._watch, leave=leave
+        )
         self._came_of_it = self._doing.carry_out(work)
 
 
