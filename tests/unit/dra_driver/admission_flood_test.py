@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from dra_driver.controller import admission_queue
 from dra_driver.controller.admission import rules_for
+from dra_driver.controller.admission_queue import REQUESTS_OF_ADDRESS, USUAL_BYTES
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.webhook import PATH, application
 
@@ -101,6 +102,33 @@ def test_incomplete_body_ends_and_other_addresses_are_served(monkeypatch: pytest
             assert time.monotonic() - began < 0.8, "it did not wait for the slow ones to end"
             for reader, writer in slow[:4]:
                 assert b" 503 " in await asyncio.wait_for(reader.readline(), 10)
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("length", [1000, 1024 * 1024])
+def test_slow_bodies_from_many_addresses_leave_room_for_others(length: int) -> None:
+    """A user with some pods has as many addresses. A pod has no certificate of the webhook's callers either."""
+
+    async def scenario() -> None:
+        async with served() as (port, session):
+            head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{{".encode()
+            addresses = [f"127.0.1.{number}" for number in range(1, 41 if length < USUAL_BYTES else 4)]
+            slow = [
+                await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+                for address in addresses
+                for _each in range(REQUESTS_OF_ADDRESS)
+            ]
+            for _reader, writer in slow:
+                writer.write(head)
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            padded = json.dumps(REVIEW) + " " * max(length - 2000, 0)
+            async with session(SERVER).post(PATH, data=padded) as answer:
+                assert answer.status == 200
+            assert time.monotonic() - began < 2
+            for _reader, writer in slow:
                 writer.close()
 
     asyncio.run(scenario())

@@ -2,9 +2,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Limit what callers of the webhook, who need no certificate, can take of the controller's memory and processor time.
 
-Bodies are read and decoded for a few requests at a time, on threads, so that the event loop renews the Lease meanwhile. Large
-bodies have a queue of their own, so that they do not delay those of usual size. One address has few requests in a queue, so
-that a flood from one address delays the API server by a few requests only.
+Bodies are decoded one at a time, on threads, so that the event loop renews the Lease meanwhile. Large bodies have a queue of their
+own, so that they do not delay those of usual size. One address has few requests in a queue, so that a flood from one address delays
+the API server by a few requests only. Callers that send their bodies slowly take places in memory: there are enough of them for
+hundreds of addresses.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ T = TypeVar("T")
 USUAL_BYTES = 256 * 1024
 #: Requests of one address that are worked on or queued; more wait before their bodies are read.
 REQUESTS_OF_ADDRESS = 4
-#: Bodies that are in memory at once, of usual size and larger ones.
-USUAL_AT_ONCE, LARGE_AT_ONCE = 32, 2
-#: Time for a request, in seconds. The API server waits 5 s.
-REQUEST_SECONDS = 15.0
+#: Bodies that are in memory at once, of usual size and larger ones: at most 256 MiB and 64 MiB.
+USUAL_AT_ONCE, LARGE_AT_ONCE = 1024, 16
+#: Time for a request, in seconds, as long as the API server waits (timeoutSeconds of the webhook).
+REQUEST_SECONDS = 5.0
 
 
 class AdmissionQueue:
