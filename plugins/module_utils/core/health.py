@@ -46,7 +46,8 @@ class Ailment:
     and for comparison with another boot: the system clock can be set at any time. Durations within this process use the
     monotonic clock: ``found_at`` and ``seen_at`` (None: not in this process), and ``well_since``, when a scan first missed
     the fault. ``times`` counts the reports. ``is_confirmed`` is set once a second scan or a report confirms the fault.
-    ``processes`` are the processes that used the device when it was reported, ``boot`` is the boot it belongs to.
+    ``processes`` are the processes that used the device at the last report for which any process is known: a process that no longer
+    uses the device cannot keep the fault, so that the processes of earlier reports are dropped. ``boot`` is the boot it belongs to.
     ``asked`` is set once the device has asked for a reset since the fault.
     """
 
@@ -113,7 +114,7 @@ def told(before: Ailments, sign: Sign, processes: Collection[int], moment: Momen
                 times=ailment.times + 1,
                 well_since=None,
                 is_confirmed=True,
-                processes=ailment.processes | frozenset(processes),
+                processes=frozenset(processes) or (ailment.processes if ailment.boot == moment.boot else frozenset()),
                 boot=moment.boot,
                 asked=False,
             )

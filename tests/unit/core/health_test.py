@@ -159,9 +159,12 @@ def test_what_was_told_ends_by_what_ends_it() -> None:
 def test_what_is_told_again_is_one_thing() -> None:
     before = health.told((), CRASH, (1,), at(10))
     for second in range(1000):
-        before = health.told(before, CRASH, (2,), at(11 + second))
+        before = health.told(before, CRASH, (2 + second, 5000), at(11 + second))
     (one,) = before
-    assert (one.since, one.seen, one.times, one.processes) == (10, 1010, 1001, frozenset({1, 2}))
+    assert (one.since, one.seen, one.times) == (10, 1010, 1001)
+    assert one.processes == frozenset({1001, 5000}), "the processes of earlier reports do not use the device any more"
+    assert health.told(before, CRASH, (), at(1011))[0].processes == one.processes, "no process is known for this report"
+    assert health.told(before, CRASH, (), at(1011, "next"))[0].processes == frozenset()
     many = before
     for number in range(1000):
         many = health.told(many, replace(CRASH, value=str(number)), (), at(2000 + number))
