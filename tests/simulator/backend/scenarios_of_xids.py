@@ -71,8 +71,9 @@ def a_reset_is_reported_to_the_driver(stage: Stage) -> None:
     locks = DeviceLocks(str(state), "a test")
     with library_alone(locks, lambda: None, 5):
         stage.backend.reset([gpus[GPU].uuid])
-        assert repair_marks.take(str(state)) == ()
-    assert repair_marks.take(str(state)) == ((gpus[GPU].uuid, repair_marks.RESET),)
+        assert repair_marks.read(str(state)) == ()
+    marks = repair_marks.read(str(state))
+    assert [(each.uuid, each.what) for each in marks] == [(gpus[GPU].uuid, repair_marks.RESET)]
     with library_alone(locks, lambda: None, 5):
         pass
-    assert repair_marks.take(str(state)) == ()
+    assert repair_marks.read(str(state)) == marks

@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core import health
+from dra_driver.core import health, repair_marks
 from dra_driver.core.model import Notice
 from dra_driver.core.signs import Ends, Severity, Sign
 from dra_driver.core.system import System
@@ -99,5 +100,76 @@ def test_write_that_failed_is_repeated(tmp_path: Path) -> None:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         assert faults_in(tmp_path) == {"GPU-1"}
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def known_in(keeper: HealthKeeper) -> set[str]:
+    return set(keeper._ailments)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_mark_is_removed_after_the_change_is_on_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk, snapshots = SlowDisk(), Shared(Snapshot())
+        disk.may_end.set()
+        keeper = keeper_of(tmp_path, disk, snapshots)
+        work = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0)
+        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        await until((tmp_path / FILE).exists)
+        disk.may_end.clear()
+        repair_marks.mark(str(tmp_path), ["GPU-1"], repair_marks.RESET)
+        keeper.take_marks()
+        keeper.take_marks()
+        await asyncio.sleep(0.05)
+        assert len(repair_marks.read(str(tmp_path))) == 1, "a power cut now would lose the reset"
+        assert known_in(keeper) == set() and faults_in(tmp_path) == {"GPU-1"}
+        disk.failures = 1
+        disk.may_end.set()
+        await until(lambda: disk.writes == 2)
+        assert len(repair_marks.read(str(tmp_path))) == 1, "the write has failed"
+        keeper.take_marks()
+        await until(lambda: not repair_marks.read(str(tmp_path)))
+        assert faults_in(tmp_path) == set()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_marks(tmp_path: Path) -> None:
+    """Not even after a restart."""
+
+    async def main() -> None:
+        keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        work = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0)
+        keeper.heard([Notice("GPU-1", "error 9", LOST), Notice("GPU-2", "error 9", LOST)])
+        obstacle = tmp_path / repair_marks.FOLDER / "GPU-1.reset.0a"
+        obstacle.mkdir(parents=True)  # unlink fails
+        repair_marks.mark(str(tmp_path), ["GPU-2"], repair_marks.RESET)
+        keeper.take_marks()
+        assert known_in(keeper) == set()
+        await until(lambda: len(repair_marks.read(str(tmp_path))) == 1)
+        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        keeper.take_marks()
+        assert known_in(keeper) == {"GPU-1"}, "the applied mark has ended a fault that was reported after it"
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        restarted = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        restarted.take_marks()
+        assert known_in(restarted) == {"GPU-1"}
+        obstacle.rmdir()
+        obstacle.touch()
+        restarted.take_marks()
+        assert not repair_marks.read(str(tmp_path)) and known_in(restarted) == {"GPU-1"}
+        repair_marks.mark(str(tmp_path), ["GPU-1"], repair_marks.RESET)
+        restarted.take_marks()
+        assert known_in(restarted) == set()
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -151,9 +151,12 @@ class HealthKeeper:
         self._clock = clock
         self._ailments: dict[str, Ailments] = {}
         self._missing: tuple[MissingDevice, ...] = ()
+        #: The names of the applied marks that are not removed yet.
+        self._applied: set[str] = set()
         #: The content that was last given to be written; None where that failed.
-        self._kept: dict[str, list[object]] | None = {}
-        self._due: bytes | None = None
+        self._kept: tuple[object, ...] | None = ({}, frozenset())
+        #: The content to be written next, and the marks whose effect it has.
+        self._due: tuple[bytes, frozenset[str]] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._state, self._marks = StateLog(LOG), StateLog(LOG)
         self._is_loaded = False
@@ -203,17 +206,40 @@ class HealthKeeper:
             self._keep()
 
     def take_marks(self) -> None:
-        """End the faults of devices that others have reset or repaired. Called while the vendor's library is closed."""
+        """End the faults of devices that others have reset or repaired. Called while the vendor's library is closed.
+
+        A mark is removed once the change is on disk. Until then its name is kept, in the file as well: a mark that cannot be removed, or
+        that an interrupted driver has left, does not end a fault that was reported after it.
+        """
         self._load()
         try:
-            marks = repair_marks.take(self._directory)
+            marks = repair_marks.read(self._directory)
         except OSError as error:
             self._marks.report(f"marks of repaired devices cannot be read: {error}", level=logging.WARNING)
             return
-        changed = [self._repaired(uuid, what) for uuid, what in marks]
+        new = [each for each in marks if each.name not in self._applied]
+        self._applied = {each.name for each in marks}
+        changed = [self._repaired(each.uuid, each.what) for each in new]
         if any(changed):
             self._publish()
-            self._keep()
+        self._keep()
+        if self._due is None and (self._writing is None or self._writing.done()):
+            self._remove_marks(frozenset(self._applied))
+
+    def _remove_marks(self, names: Collection[str]) -> None:
+        """Remove marks whose effect is on disk. An error concerns one mark alone, and is repeated at the next scan."""
+        errors = []
+        for name in sorted(names):
+            try:
+                repair_marks.remove(self._directory, name)
+            except OSError as error:
+                errors.append(f"{name} ({error.strerror})")
+        if errors:
+            self._marks.report(
+                f"applied marks of repaired devices cannot be removed from {self._directory}/{repair_marks.FOLDER}: "
+                f"{', '.join(errors)}",
+                level=logging.WARNING,
+            )
 
     def _repaired(self, uuid: str, what: str) -> bool:
         survey = self._snapshots.value.survey
@@ -305,27 +331,32 @@ class HealthKeeper:
             return
         self._is_loaded = True
         try:
-            self._ailments = known_faults(self._system, self._directory)
+            self._ailments, self._applied = _read_file(self._system, self._directory)
         except OSError as error:
             LOG.warning("%s cannot be read, what devices told before is not known: %s", self._path, error)
         except ValueError as error:
             LOG.warning("%s holds no health of devices (%s): it begins anew", self._path, error)
-        self._kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        self._kept = self._lasting()
+
+    def _lasting(self) -> tuple[object, ...]:
+        """Return the part of the state that is written again when it changes."""
+        faults = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        return faults, frozenset(self._applied)
 
     def _keep(self) -> None:
-        """Write what should outlive this process. That something is found once more is no reason to."""
-        kept = {uuid: [_lasting(each) for each in found] for uuid, found in self._ailments.items()}
+        """Write the state that outlives this process, if it has changed. Another report of the same fault is no change."""
+        kept = self._lasting()
         if kept == self._kept:
             return
-        text = json.dumps({"form": FORM, "devices": health.to_data(self._ailments)}, indent=1) + "\n"
-        self._kept, self._due = kept, text.encode()
+        content = {"form": FORM, "devices": health.to_data(self._ailments), "applied_marks": sorted(self._applied)}
+        self._kept, self._due = kept, ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
         """Write the file, on a thread: a slow disk must not keep the kubelet's calls waiting. The last content wins."""
         while self._due is not None:
-            data, self._due = self._due, None
+            (data, marks), self._due = self._due, None
             try:
                 await asyncio.to_thread(self._system.write_atomic, self._path, data, mode=0o600)
             except OSError as error:
@@ -333,20 +364,26 @@ class HealthKeeper:
                 self._state.report(f"{self._path} cannot be written: {error}", level=logging.WARNING)
             else:
                 self._state.report(f"{self._path} is kept", level=logging.DEBUG)
+                self._remove_marks(marks)
 
 
 def known_faults(system: System, directory: str) -> dict[str, Ailments]:
-    """Return the faults that a driver keeps in its state folder, by the device's UUID; none without a file.
+    """Return the faults that a driver keeps in its state directory, by the device's UUID; none without a file.
 
     Raises OSError, and ValueError for a file with another content.
     """
+    return _read_file(system, directory)[0]
+
+
+def _read_file(system: System, directory: str) -> tuple[dict[str, Ailments], set[str]]:
+    """Return the faults by the device's UUID, and the names of applied marks. Raises OSError and ValueError."""
     try:
         data = json.loads(system.read_text(f"{directory}/{FILE}"))
     except FileNotFoundError:
-        return {}
+        return {}, set()
     if not isinstance(data, dict) or data.get("form") != FORM:
         raise ValueError(f"it has another form than {FORM}")
-    return health.from_data(data.get("devices"))
+    return health.from_data(data.get("devices")), set(map(str, data.get("applied_marks") or ()))
 
 
 def _users(device: Device | None, instance: int | None) -> frozenset[int]:
