@@ -69,6 +69,10 @@ class Backend(Protocol):
     device_types: Mapping[tuple[str, str], str]
 
     @property
+    def active_fabric_partitions(self) -> frozenset[int] | None:
+        """The partitions of the machine's fabric that were active at the last ``discover``; None if there are none, or their state is unknown."""
+
+    @property
     def has_fabric_partitions(self) -> bool:
         """Whether the machine's fabric has partitions at present, of which each claim's whole devices have to be one."""
 

@@ -81,11 +81,16 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
         backend.open()
         gpus = stage.gpus()
         backend.activate_fabric_partition(4)
+        stage.gpus()
+        assert backend.active_fabric_partitions == {4}
     assert "cannot be reached" in str(refused(BackendUnavailable, backend.fabric_partition, gpus[:2]))
     assert dict(stage.first().whole_attributes), (
         "the partitions depend on the baseboard: they stay published for a while"
     )
+    assert backend.active_fabric_partitions is None
     with fabric_manager(stage):
+        stage.gpus()
+        assert backend.active_fabric_partitions == frozenset()
         assert backend.fabric_partition(gpus[:2]) == (4, False), "a restart forgets which partitions are active"
         backend.activate_fabric_partition(4)
     backend.close()

@@ -171,6 +171,7 @@ class ModelBackend:
         # Partitions of the fabric by number: indices of GPUs; empty where the fabric has none. Which of them are active.
         self.fabric: dict[int, tuple[int, ...]] = {}
         self.active: set[int] = set()
+        self.fabric_answers = True
         self._lock = threading.Lock()
         self._lanes = Lanes("model")
 
@@ -283,6 +284,10 @@ class ModelBackend:
 
     def remember(self, devices: Iterable[Device]) -> None:
         self.away.update({device.uuid: device for device in devices})
+
+    @property
+    def active_fabric_partitions(self) -> frozenset[int] | None:
+        return frozenset(self.active) if self.fabric and self.fabric_answers else None
 
     @property
     def has_fabric_partitions(self) -> bool:

@@ -226,13 +226,19 @@ def test_unprepare_with_unloaded_driver_deactivates_partition(
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-def test_partition_that_a_restart_of_the_fabric_manager_lost_is_activated_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [("gpu-0", "gpu-1"), ("gpu-vfio-0", "gpu-vfio-1")])
+def test_partition_that_a_restart_of_the_fabric_manager_lost_is_activated_again(
+    tmp_path: Path, devices: tuple[str, ...]
+) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
-        claim = claims.allocate("pair", "gpu-0", "gpu-1")
+        claim = claims.allocate("pair", *devices)
         assert await prepare(node, claim) == ""
         node.backend.active = set()
         assert await prepare(node, claim) == "" and node.backend.active == {2}
+        node.backend.active = set()
+        await node.service.restore(claim.uid)
+        assert node.backend.active == {2}
 
     run(tmp_path, scenario, rules=RULES, count=4)
 

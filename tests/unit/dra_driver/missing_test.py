@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from dra_driver.core.model import Placement
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
 from vendor_scene import Scene, run
@@ -163,6 +163,43 @@ def test_partition_of_an_administrator_is_reported_until_it_exists_again(short: 
         scene.driver.look_again()
         await until_health(scene, LARGE, 1)
         assert f"gi{again.instance_id}" in scene.cdi()[0].read_text()
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("is_administrators", [False, True])
+def test_fabric_partition_lost_by_restart_of_fabric_manager_is_reported_and_activated_again(
+    short: Path, is_administrators: bool
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.backend.fabric = {1: (0, 1), 2: (0,), 3: (1,)}
+        scene.backend.active = {1} if is_administrators else set()
+        await begin(scene, "gpu-0", "gpu-1")
+        assert scene.backend.active == {1}
+        scene.backend.fabric_answers = False
+        scene.backend.active = set()
+        scene.driver.look_again()
+        await asyncio.sleep(1)
+        assert not events(scene, "DeviceUnhealthy"), (
+            "a fabric manager that does not answer says nothing of its partitions"
+        )
+        scene.backend.failures["activate_fabric_partition"] = [BackendUnavailable("The fabric manager is starting")]
+        scene.backend.fabric_answers = True
+        scene.driver.look_again()
+        for device in ("gpu-0", "gpu-1"):
+            message = await until_health(scene, device, 2)
+            assert "partition 1 of the fabric is not active any more" in message and "Restart the pod" in message
+        await scene.until(lambda: ready_of(scene, "a") == [("False", "FabricPartitionInactive")] * 2)
+        faults = {each["name"]: each["fault"] for each in (await scene.status())["devices"]}
+        assert faults["gpu-1"].startswith("fabric-partition-inactive: ")
+        await scene.until(lambda: events(scene, "DeviceUnhealthy") >= HOLDERS)
+        await scene.until(lambda: events(scene, "RestoreFailed"))
+        for device in ("gpu-0", "gpu-1"):
+            await until_health(scene, device, 1)
+        assert scene.backend.active == {1}
+        await scene.until(lambda: ready_of(scene, "a") == [("True", "Prepared")] * 2)
+        await scene.until(lambda: events(scene, "DeviceRecovered") >= HOLDERS)
+        assert await scene.unprepare("a") == "" and scene.backend.active == set()
 
     run(short, scenario)
 

@@ -93,6 +93,7 @@ class AscendBackend:
     partitions_outlive_boot = True
     grouping: Grouping | None = groups
     has_fabric_partitions = False
+    active_fabric_partitions: frozenset[int] | None = None
     has_companions = False
     arranged: Arranged | None = staticmethod(occupancy.arranged)
 

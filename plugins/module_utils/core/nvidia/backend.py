@@ -176,6 +176,7 @@ class NvidiaBackend:
         return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in found)
 
     def _look_at_fabric(self) -> None:
+        self._fabric.forget_active()
         self._fabric.refresh_mode()
         if self._fabric.is_used:
             said = ""
@@ -422,6 +423,11 @@ class NvidiaBackend:
             self._lanes.run(uuid, act, self._deadlines.switch, doing=doing)
         finally:
             self._watch.begin()
+
+    @property
+    def active_fabric_partitions(self) -> frozenset[int] | None:
+        """The active partitions of the NVSwitch fabric at the last scan; None in other modes, and if the fabric manager did not answer."""
+        return self._fabric.active
 
     @property
     def has_fabric_partitions(self) -> bool:

@@ -254,6 +254,7 @@ class FabricManager:
         self._library: Any = None
         self._handle: ctypes.c_void_p | None = None
         self._known: tuple[float, tuple[FabricPartition, ...]] = (0.0, ())
+        self._active: frozenset[int] | None = None
         self._is_used = False
         self.refresh_mode()
 
@@ -267,9 +268,19 @@ class FabricManager:
         with contextlib.suppress(OSError):
             self._is_used = options_of(self._system).is_shared
 
+    @property
+    def active(self) -> frozenset[int] | None:
+        """The partitions that were active at the last ``look``; None if that failed, or in other modes."""
+        return self._active
+
+    def forget_active(self) -> None:
+        """Forget which partitions are active, before the next ``look``."""
+        self._active = None
+
     def look(self) -> None:
-        """Update the list of partitions that ``attributes`` uses. Raises BackendUnavailable."""
+        """Update the list of partitions that ``attributes`` and ``active`` use. Raises BackendUnavailable."""
         self._known = (self._clock(), self.partitions())
+        self._active = frozenset(each.number for each in self._known[1] if each.is_active)
 
     def attributes(self, device: Device) -> Mapping[str, int]:
         """Return the attributes of a whole GPU: its module, and its partition of each size. Does not call the library."""

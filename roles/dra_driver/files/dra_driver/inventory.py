@@ -36,6 +36,7 @@ class Survey:
     ``left_out`` says of groups of devices that could be offered as one, by their names, why they are not.
     A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
     The offers of the devices in ``failed`` (UUIDs) could not be worked out: those of the survey before apply.
+    ``active_fabric_partitions`` are None if the machine's fabric has none, or their state is unknown.
     """
 
     findings: tuple[Finding, ...]
@@ -45,6 +46,7 @@ class Survey:
     dynamic: frozenset[str]
     left_out: Mapping[str, str] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
+    active_fabric_partitions: frozenset[int] | None = None
 
     def inventory(self, pool: str) -> Inventory:
         """Return what claims are held against."""
@@ -115,6 +117,7 @@ def survey(
         dynamic=frozenset(dynamic),
         left_out={**composition.left_out, **defects},
         failed=frozenset(failed),
+        active_fabric_partitions=backend.active_fabric_partitions,
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Report devices that vanish under prepared claims, and restore the claims when the devices exist again."""
+"""Report devices that vanish, or lose their partition of the fabric, under prepared claims, and restore the claims when that is possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..claims.missing import DEVICE_GONE, MissingDevice, missing_devices
+from ..claims.missing import DEVICE_GONE, FABRIC_INACTIVE, MissingDevice, missing_devices
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..claims.service import ClaimService
 from ..core import health
@@ -97,7 +97,8 @@ class MissingDevices:
                 continue
             # A device that was never read and whose UUID nothing tells may be the one that a claim holds.
             absent = {each for each in record.device_uuids if each not in found and (is_complete or each in self._seen)}
-            self._judge(record, missing_devices(record, survey.devices, absent, readable))
+            active = survey.active_fabric_partitions
+            self._judge(record, missing_devices(record, survey.devices, absent, readable, active))
         self._publish_changes()
         await asyncio.gather(*(self._restore(case) for case in self._restorable(readable)))
         self._publish_changes()
@@ -131,7 +132,7 @@ class MissingDevices:
         for held, sign in case.lost:
             if (held, sign) not in case.reported:
                 LOG.warning(
-                    "device of a prepared claim is missing",
+                    "device of a prepared claim is missing or not connected",
                     extra=fields(claim=record.describe(), uid=record.uid, device=held.name, cause=sign.cause),
                 )
                 self._teller.fell_ill(held.name, Ailment(sign, case.since, case.since), [record])
@@ -139,13 +140,13 @@ class MissingDevices:
         self._note(record.uid)
 
     def _restorable(self, readable: set[str]) -> list[_Case]:
-        """Return the cases whose restore can succeed and is due: no device is gone, and the driver makes what is missing."""
+        """Return the cases whose restore can succeed and is due: no device is gone, and the driver creates or activates what is missing."""
         return [
             case
             for case in self._cases.values()
             if (case.reported or not case.lost)
             and readable.issuperset(case.record.device_uuids)
-            and all(held.created for held, _sign in case.lost)
+            and all(held.created or sign.cause == FABRIC_INACTIVE for held, sign in case.lost)
             and case.retry_at <= self._clock()
         ]
 
