@@ -93,7 +93,7 @@ class Installer:
     # What stands in the way
 
     def verify(self, package: Package) -> None:
-        """Copy a package into a directory of root's, and verify the copy by its digest and its own check. The copy is what is run later.
+        """Copy a package into a directory of root, and verify the digest and the check of the copy. The module later runs the copy.
 
         Raises PackageError, ChecksumMismatch.
         """

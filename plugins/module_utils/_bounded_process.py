@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Calls of a function in a process of its own, each with a time limit and a memory limit that no library can ignore."""
+"""Calls of a function in a separate process, with a time limit and a memory limit that no library can ignore."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .core.errors import AcceleratorError
 START_SECONDS = 30.0
 
 
-#: What a call may take by the clock on a busy machine, in its seconds of processor time, and besides.
+#: The limit of a call in wall-clock time on a busy machine: a multiple of its CPU seconds, plus a constant.
 CLOCK_FACTOR, CLOCK_SECONDS = 10, 5.0
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the kernel end this process after that time; 0 ends the limit."""
+    """Limit the CPU time of this process, in seconds; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, CLOCK_FACTOR * seconds + CLOCK_SECONDS if seconds else 0)
 

@@ -129,7 +129,7 @@ def below(folder: Path, path: str | Path) -> Path:
     target = folder / path
     if not is_below(folder, target):
         raise BundleError(
-            f"{str(path)!r} of the bundle leads out of {folder}",
+            f"{str(path)!r} of the bundle is outside of {folder}",
             hint="Nothing was written there. Do not use this bundle.",
             code="manifest",
         )

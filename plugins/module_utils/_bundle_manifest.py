@@ -264,8 +264,8 @@ def check_pin(text: str, expected: str, where: str, *, is_required: bool = True)
     found = digest_of_text(text)
     if not wanted and is_required:
         raise BundleError(
-            f"No checksum is given for {where}: a bundle is not signed, so nothing shows that it is the one that was made",
-            hint="Set accelerator_offline_checksum to the digest that the playbook bundle printed. To use this bundle without it, set "
+            f"No checksum for {where}: a bundle is not signed, so only its checksum shows that it is the original one",
+            hint="Set accelerator_offline_checksum to the digest that the playbook bundle printed. To use this bundle without a checksum, set "
             "accelerator_offline_allow_unpinned: true (of the module: checksum, allow_unpinned).",
             code="bundle-pin",
         )

@@ -4,7 +4,7 @@
 # This file is private to the collection: it can change in any release.
 """Evaluates the CEL of selectors as Kubernetes does: Google's own CEL, with Kubernetes' functions for quantities, versions, lists and sets.
 
-Users write expressions, so each is evaluated in a process of its own with limits of time and memory. Regular expressions are
+Users write expressions, so each is evaluated in a separate process with limits of time and memory. Regular expressions are
 RE2's, as in Kubernetes: its time is linear in the text. Without the package google-re2, find and findAll are not evaluated.
 
 Facts: k8s.io/dynamic-resource-allocation/cel (what a device looks like in an expression) and k8s.io/apiserver/pkg/cel (environment, library/quantity.go,
@@ -39,7 +39,7 @@ PACKAGE = "cel-expr-python"
 #: The limits of one evaluation. The API server accepts no expression that needs more than milliseconds.
 EVALUATION_SECONDS = 2.0
 EVALUATION_BYTES = 512 * 1024 * 1024
-#: After evaluations of so many seconds in all were ended, each one of another expression has the second limit.
+#: After ended evaluations with this total time, in seconds, each evaluation of another expression has the second limit.
 PATIENCE_SECONDS, HURRIED_SECONDS = 20.0, 0.1
 LONGEST_EXPRESSION = 10 * 1024
 #: A text in brackets, or before ``in``: which domains an expression may ask for.

@@ -19,7 +19,7 @@ from typing import Any
 
 from .core import quantity
 
-with contextlib.suppress(ImportError):  # who imports this says what is missing
+with contextlib.suppress(ImportError):  # the importing module reports the missing package
     from cel_expr_python import cel  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from cel_expr_python.ext import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
         ext_bindings,

@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of the classes; in check mode what would have.
+    """The changes to the classes; in check mode the expected changes.
 
     ``duplicates`` are the extended resources that one of them and another class serve; the class that the scheduler uses is the first.
     """

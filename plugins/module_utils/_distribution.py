@@ -6,7 +6,7 @@
 
 At each start these distributions write the main file of their containerd from a template. With containerd 2.x, which k3s has from 1.31.6
 and 1.32.2 on, CDI is on by default, whatever the version of the template. From k3s pull request 13680 on (2026; RKE2 is built from the
-same code) the file imports ``config-v3.toml.d/*.toml`` beside it. A template with a second ``imports`` line would keep such a release
+same code) the file imports ``config-v3.toml.d/*.toml`` in the same directory. A template with a second ``imports`` line would keep such a release
 from starting, so this collection writes no template.
 """
 
@@ -80,7 +80,7 @@ def daemon_of(system: System, place: Place, unit: str, wanted: Sequence[str], ti
 def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str], timeout: float) -> Daemon:
     """Return the containerd of a distribution that has CDI on, or whose settings import drop-in files. Raises ContainerdError.
 
-    What its files say is asked of its own program, because the default of the switch depends on the release.
+    Its own program reads the files, because the default of the switch depends on the release.
     """
     file = _generated(system, place)
     missing = [path for path in (place.generated, place.program) if not system.exists(path)]

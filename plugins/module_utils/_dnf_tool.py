@@ -179,7 +179,7 @@ class Dnf(RpmTool):
     # Keys
 
     def trust(self, places: Places) -> None:
-        """Import the repository's key into rpm only if packages have signatures of their own. Raises PackageProblem.
+        """Import the repository's key into rpm only if packages are signed. Raises PackageProblem.
 
         rpm accepts an imported key for packages of every repository. dnf verifies an index with a keyring of that repository alone.
         """

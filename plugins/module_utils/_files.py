@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The desired entry at a path. None for a property means that it stays as it is.
+    """The desired entry at a path. None for a property means that it is not changed.
 
     ``secret``: neither the current nor the desired content is returned or shown, whatever the state.
     """
@@ -115,7 +115,7 @@ def known_secrets(wanted: Sequence[Wanted], present: Mapping[str, Entry]) -> fro
 def mark_secret(wanted: Sequence[Wanted], present: Mapping[str, Entry], secrets: Iterable[str]) -> tuple[Wanted, ...]:
     """Return the set with every entry marked secret whose current or desired content contains one of the secrets.
 
-    Ansible masks these values in results. A content with masked parts must not be returned: it would be restored as it is.
+    Ansible masks these values in results. A content with masked parts must not be returned: it would be restored with the masks.
     """
     values = tuple(secrets)
 

@@ -28,7 +28,7 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 
 def documents_of(given: Any, where: str, warn: Callable[[str], None] | None = None) -> list[Any]:
-    """Return the documents of a YAML or JSON text; a mapping or a list is returned as it is.
+    """Return the documents of a YAML or JSON text; a mapping or a list is returned unchanged.
 
     Objects of a JSON list that cannot be decoded are skipped, and ``warn`` is called with their names. Raises AcceleratorError
     for any other text that cannot be decoded, and for these objects where ``warn`` is None.
@@ -97,7 +97,7 @@ def read(path: str) -> str:
 
 
 def read_all(paths: Iterable[str], warn: Callable[[str], None] | None = None) -> list[Any]:
-    """Return the documents of files, and of all files of folders that end as manifests do. Raises AcceleratorError.
+    """Return the documents of files, and of all manifest files in directories. Raises AcceleratorError.
 
     For ``warn`` see ``documents_of``.
     """

@@ -64,7 +64,7 @@ UNIT_PROPERTIES = (
 )
 # Programs of NVIDIA's container toolkit that make libraries known inside containers.
 TOOLKIT = ("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk")
-# Where NVIDIA's GPU Operator installs a toolkit of its own, which the container runtime uses.
+# Where NVIDIA's GPU Operator installs its toolkit, which the container runtime uses.
 OPERATOR_TOOLKIT = ("/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-ctk")
 COMMAND_SECONDS = 30.0
 # The kubeconfig's sections that say how the cluster is reached; the kubelet's identity is in another.

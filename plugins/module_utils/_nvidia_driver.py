@@ -172,7 +172,7 @@ class Wanted:
     persistence: bool = True
 
     def __post_init__(self) -> None:
-        """Reject a version that is none. Raises DriverError."""
+        """Reject an invalid version. Raises DriverError."""
         if self.version and not _VERSION.fullmatch(self.version):
             raise DriverError(
                 f"{self.version!r} is not a version of NVIDIA's driver",

@@ -104,7 +104,7 @@ def hide_passwords(module: AnsibleModule) -> None:
 
 @contextlib.contextmanager
 def verified_files(system: System, params: Mapping[str, Any], *, is_check: bool) -> Iterator[dict[str, Any]]:
-    """Yield the module's options with ``files`` replaced by verified copies that only root can write. In check mode they stay as they are.
+    """Yield the module's options with ``files`` replaced by verified copies that only root can write. In check mode they are not copied.
 
     The copies are deleted at the end, and those of a killed run at the beginning. Raises PackageProblem for a missing file,
     ChecksumMismatch for one with another digest.

@@ -200,7 +200,7 @@ class PackageTool(Protocol):
         """Return a source as it reads it."""
 
     def login_text(self, source: Source | None) -> str:
-        """Return the text of the file with user name and password of a source; empty if there is none, or no such file."""
+        """Return the text of the file with user name and password of a source; empty without a login or a file."""
 
     def pins(self, pattern: str, versions: Sequence[str]) -> str:
         """Return what has it take these versions alone of all packages whose names match a pattern; empty where it knows no such file."""

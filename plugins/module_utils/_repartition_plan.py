@@ -46,7 +46,7 @@ def check_answers(nodes: Mapping[str, Json]) -> None:
     """Validate the names in plans that nodes report. Raises AcceleratorError that names the node.
 
     The names become part of DeviceTaintRules, which the operator's rights write: only drivers of this collection, and operation names in the
-    form of this collection, are accepted. Devices are looked up among those that are published on the same node (``targets_of``).
+    form of this collection, are accepted. Devices are searched in the published devices of the same node (``targets_of``).
     """
     known = sorted(create(each).driver_name for each in BACKENDS)
     for node, plan in nodes.items():

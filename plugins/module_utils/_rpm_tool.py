@@ -131,7 +131,7 @@ class RpmTool(abc.ABC):
                 self._remember(name, [*users, places.key])
 
     def distrust(self, places: Places) -> None:
-        """Remove the key of this file from rpm, if the file is gone and this collection had imported it. Raises PackageProblem."""
+        """Remove the key of this file from rpm, if the file does not exist and this collection imported the key. Raises PackageProblem."""
         if not self.system.exists(places.key):
             self.forget_key(places.key)
 

@@ -80,7 +80,7 @@ def cri_dockerd() -> RuntimeChoiceError:
 
 
 def uses_containerd(system: System, wanted: list[str]) -> bool:
-    """Return whether the runtime is a containerd of its own; False for that of a distribution (k3s, RKE2, MicroK8s) with CDI on.
+    """Return whether the runtime is a standalone containerd; False for that of a distribution (k3s, RKE2, MicroK8s) with CDI on.
 
     Raises AcceleratorError for what the module ``containerd_config`` does not set up.
     """

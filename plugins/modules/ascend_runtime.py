@@ -147,7 +147,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.system impor
 
 CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["package"])]}
 ACCEPTED = "Y\n"
-#: Beside the record: the directory of the package's verified copy.
+#: The directory of the package's verified copy, next to the record.
 VERIFIED = "ascend-runtime-verified"
 
 

@@ -92,7 +92,7 @@ options:
   effect:
     description:
       - V(NoSchedule) keeps new claims away. V(NoExecute) also evicts pods that have such a device, but not those
-        that have it by extended resources in their limits (see RV(held_by[].extended_resource)). V(None) (Kubernetes 1.35 and later) does neither,
+        that request it by extended resources in their limits (see RV(held_by[].extended_resource)). V(None) (Kubernetes 1.35 and later) does neither,
         and lets the controller manager write into RV(rule.conditions) what V(NoExecute) would do.
     type: str
     default: NoSchedule

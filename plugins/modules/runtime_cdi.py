@@ -12,7 +12,7 @@ version_added: 0.1.0
 short_description: Have the container runtime of a node hand CDI devices to containers
 description:
   - Sets up the runtime that the kubelet uses, containerd, CRI-O, Docker Engine, or the containerd of k3s, RKE2, and MicroK8s. Where it has
-    CDI on and reads the right folders, nothing is touched.
+    CDI on and reads the right directories, nothing is changed.
   - The change is the least one that does it. It is tried before it is made where the runtime has a command for that, and nothing else than
     CDI may change by it.
   - The runtime is restarted only where that is needed, and has to say itself that it reads the folders. If it does not, the files are
@@ -437,7 +437,7 @@ class Node:
         return Daemon(self.system, **place), drop_ins
 
     def _daemon(self, choice: Choice) -> tuple[Daemon, str]:
-        """Return the containerd, and its folder of drop-in files. Raises AcceleratorError."""
+        """Return the containerd, and its directory of drop-in files. Raises AcceleratorError."""
         if choice.runtime == CONTAINERD:
             return self._containerd()
         place, timeout = self._place(choice.runtime)

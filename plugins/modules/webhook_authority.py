@@ -13,7 +13,7 @@ short_description: Create and rotate the CA of the controller's admission webhoo
 description:
   - Keeps a certificate authority (CA) in a Secret. The controllers sign their serving certificates with this CA. The controllers need
     the right to read this Secret, and no right on webhook configurations.
-  - Creates the CA if there is none, or if it has expired. Rotates it when less than a third of its lifetime or of O(lifetime)
+  - Creates the CA if it does not exist or has expired. Rotates it when less than a third of its lifetime or of O(lifetime)
     remains, or with O(rotate).
   - During a rotation the API server trusts both CAs. The module writes the next CA to the Secret and its certificate to the webhook
     configuration, waits O(settle) seconds, and then activates the next CA. The certificate of the previous CA stays trusted until it
@@ -177,7 +177,7 @@ class Cluster:
         return certificates.read_authorities(secret.get("data") or {}), str(secret["metadata"]["resourceVersion"])
 
     def write(self, authorities: Authorities, version: str) -> str:
-        """Write the CAs and return the new resourceVersion. Raises ApiError; 409 if somebody else was faster."""
+        """Write the CAs and return the new resourceVersion. Raises ApiError; 409 after a concurrent write."""
         metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace, "labels": LABELS}
         body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata}
         body["data"] = authorities.to_data()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dra_driver import node, serving, vendor
 from dra_driver.supervisors import shared
 
-#: How long a supervisor works until it gets an exception, and until it begins anew. In seconds.
+#: How long a supervisor works until it gets an exception, and until it restarts, in seconds.
 SHORTEST, LONGEST, PAUSE = 1.0, 6.0, 0.3
 
 

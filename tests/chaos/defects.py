@@ -44,7 +44,7 @@ def half_open(node: Node, number: int, chance: random.Random) -> None:
                 raise Lost(f"a prepared claim is refused while the API server is silent: {error}")
     finally:
         node.api.call(_set_silent(node, False))
-    node.until("all devices are published as they were", lambda: are_whole(node) and offered(node) == published, 60)
+    node.until("all devices are published as before", lambda: are_whole(node) and offered(node) == published, 60)
     node.wait_ready(60)
     tenants.await_prepared()
     tenants.give_back()

@@ -4,7 +4,7 @@
 
 Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples", "raises",
 "defects"}``; the answer is a line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for
-never. It is a process of its own session, and no child of this one: whoever is first in the PID namespace learns how it ended. One with a
+never. It is a process of its own session, and no child of this one: the first process of the PID namespace gets its exit status. One with a
 ``library``, which has to be loaded before all others, is started from the beginning.
 """
 

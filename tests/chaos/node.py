@@ -442,7 +442,7 @@ class Node:
         self.until("the driver is ready", lambda: (told := self.status())["ready"] and told["published"], seconds)
 
     def report_repairs(self) -> None:
-        """Report to the driver that somebody has repaired the devices, as ``dra-driver recovered all`` does."""
+        """Report a repair of the devices to the driver, as ``dra-driver recovered all`` does."""
         with contextlib.suppress(OSError, ValueError):
             repair_marks.mark(str(self.state), known_faults(System(), str(self.state)), repair_marks.REPAIRED)
         wake_driver(str(self.state))

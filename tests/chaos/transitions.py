@@ -94,7 +94,7 @@ def defect(node: Node, number: int, chance: random.Random) -> None:
         node.unprepare(*claim)
     tenants.await_prepared()
     tenants.give_back()
-    await_snapshot(node, "what was owed is undone", before, 40)
+    await_snapshot(node, "pending cleanup is complete", before, 40)
     await_no_taints(node)
     node.kill()
     node.start()

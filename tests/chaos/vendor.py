@@ -42,7 +42,7 @@ class Vendor:
 
     ``calls`` and ``codes`` are what the library is called for while claims come and go, and how such a call can fail; ``called`` are kinds
     that make these calls, ``hanging`` calls that change a device, ``scanned`` those of a scan of each device. ``errors`` are errors that
-    a device tells of, ``failing`` is a state in which it has failed, as the simulator's words for a fault.
+    a device reports, ``failing`` is a state in which it has failed, as the simulator's arguments for a fault.
     """
 
     name: str

@@ -114,7 +114,7 @@ def test_controller_undecodable_claims_cleanup_continues(stored: Cluster, tmp_pa
             for number in range(3):
                 store(cluster, f"later-{number}", "other.example.com", PARAMETERS["arrays"])
             ghost.vanish()
-            cluster.wait("its devices are given back", lambda: ghost.left() == ghost.what_stays, timeout=60)
+            cluster.wait("its devices are released", lambda: ghost.left() == ghost.what_stays, timeout=60)
         finally:
             running.terminate()
             said = running.wait(timeout=30)

@@ -140,7 +140,7 @@ def test_each_fault_is_seen_as_what_it_is_and_goes_again(
 
 
 def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluster, node: str) -> None:
-    """After Xid 119 a GPU asks for no recovery: nothing but a reset ends the fault, and nobody made one here."""
+    """After Xid 119 a GPU requests no recovery: only a reset ends the fault, and there was none."""
     clean.run(node, "accelerator-simulator", "fault", "4", "xid", "119")
     clean.wait("it is published", lambda: taints(clean, node).get("gpu-4") == {"gpu.nvidia.com/xid"})
     before = clean.status(node)["looked_at"]

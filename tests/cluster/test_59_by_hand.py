@@ -168,7 +168,7 @@ def resetting(clean: Cluster, node: str) -> Iterator[str]:
 
 
 def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean: Cluster, resetting: str) -> None:
-    """By the real way: NVML is let go of, and nvidia-smi resets. Nobody clears the faults.
+    """Reset with nvidia-smi after the driver has released NVML. The simulator's faults are not cleared.
 
     After Xid 119 a GPU needs a reset and asks for none, after recovery action 4 it asks.
     """

@@ -209,7 +209,7 @@ def test_labels_that_a_compromised_node_reports_are_rejected(
         for name in hostile:
             assert f"The label '{name}' is not written on {node}" in " ".join(printed.split())
         assert "changed=0" in play("--inventory", str(inventory))
-    # A kubelet may write annotations of its Node: a label that somebody else has set stays whatever the note says.
+    # A kubelet can write annotations of its Node: a label of another owner stays, whatever the annotation contains.
     cluster.kubectl("label", "node", node, "node-restriction.kubernetes.io/x=kept")
     noted = f"{COUNT},node-restriction.kubernetes.io/x"
     cluster.kubectl("annotate", "node", node, "--overwrite", f"dra-accelerators/labels={noted}")

@@ -264,7 +264,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path, login: str = "") -> Iterator[str]:
-    """Yield the address at which a folder is served, to anyone or to the holder of ``user:password``."""
+    """Yield the address of an HTTP server for a directory, with an optional login ``user:password``."""
     handler = type("Handler", (_Quiet,), {"login": login})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -88,7 +88,7 @@ def variables(base: str, **more: Any) -> dict[str, Any]:
 def the_pod(cluster: Cluster) -> dict[str, Any]:
     """Wait until the driver has one pod that is not being deleted, and return it.
 
-    A DaemonSet creates the replacement of a deleted pod a moment after the pod is gone.
+    A DaemonSet creates the replacement of a deleted pod a moment after the pod is deleted.
     """
 
     def found() -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ def test_slices_are_published_again_after_a_network_outage(clean: Cluster) -> No
         for rule in RULES:
             clean.shell(node, f"iptables -D {rule} {address} -p tcp -j DROP")
     restored = time.monotonic()
-    # What was published is deleted, as a kubelet does that starts again and finds no driver in time.
+    # The published slices are deleted, as by a kubelet that restarts and finds no driver in time.
     clean.kubectl("delete", "resourceslices", *(each["metadata"]["name"] for each in clean.slices(node)))
     clean.run(node, "systemctl", "restart", "kubelet")
     clean.wait("all slices are back", lambda: len(clean.slices(node)) == published or None, timeout=BACK_SECONDS)

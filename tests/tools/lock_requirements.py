@@ -6,7 +6,7 @@
 
 ``roles/python_environment/files/requirements.lock`` pins each package of ``requirements.txt`` and its dependencies by version and by the
 SHA-256 digests of its wheels: for CPython 3.10 and newer on Linux, x86_64 and aarch64, with glibc. It names no index, so that a mirror
-serves it. ``sbom.cdx.json`` beside it is CycloneDX 1.6. Without ``--upgrade``, versions in the present lock stay. ``--check`` changes
+serves it. ``sbom.cdx.json`` in the same directory is CycloneDX 1.6. Without ``--upgrade``, versions in the present lock stay. ``--check`` changes
 nothing and fails if the lock does not satisfy ``requirements.txt``, or if the SBOM differs from the lock; it needs no index.
 """
 

@@ -13,7 +13,7 @@ LEVELS = 5000
 NESTED = "[" * LEVELS + "]" * LEVELS
 #: Stands in an object for a value that json.dumps cannot write.
 MARK = "@value@"
-#: Values that the API server stores in a field that it does not check, by what is wrong with them.
+#: Values that the API server stores in a field that it does not check, by their fault.
 VALUES: dict[str, bytes] = {
     "nested arrays": NESTED.encode(),
     "nested objects": b'{"a":' * LEVELS + b"0" + b"}" * LEVELS,

@@ -213,7 +213,7 @@ class Backend(Protocol):
     def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
         """Give devices the indices in the file of the driver whose state directory this is: they stay when a device is removed.
 
-        The driver ``writes`` the file. Where nothing refers to devices by index (``is_referred``) they are numbered anew.
+        The driver ``writes`` the file. If no claim or rule refers to devices by index (``is_referred``), they get new numbers.
         """
 
     def remember(self, devices: Iterable[Device]) -> None:
@@ -222,7 +222,7 @@ class Backend(Protocol):
     def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
         """Return which partition of the machine's fabric these whole devices are, all of it, and whether it is active.
 
-        Raises AcceleratorError with the partitions that there are where they are none, BackendUnavailable where nobody tells.
+        Raises AcceleratorError with the existing partitions if the devices are no partition, BackendUnavailable if the manager does not answer.
         """
 
     def activate_fabric_partition(self, number: int) -> None:

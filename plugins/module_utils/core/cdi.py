@@ -405,7 +405,7 @@ def list_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
 def list_invalid_specs(system: System, directory: str, kind: str) -> tuple[str, ...]:
     """Return the claim UIDs whose CDI file cannot be read or does not pass ``validate_spec``, such as one of an earlier release.
 
-    A container that restarts uses the file as it is, so that the driver writes these files again when it starts.
+    A container that restarts uses the existing file, so the driver writes these files again when it starts.
     """
     return tuple(
         uid

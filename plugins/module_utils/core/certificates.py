@@ -102,7 +102,7 @@ def read_authorities(data: Mapping[str, str]) -> Authorities:
 
 
 def read_tls(data: Mapping[str, str]) -> Pair | None:
-    """Read the certificate of a Secret of type ``kubernetes.io/tls``; None if there is none or its key does not match."""
+    """Read the certificate of a Secret of type ``kubernetes.io/tls``; None if it does not exist or its key does not match."""
     found = Pair(*(base64.b64decode(data.get(name, "")) for name in ("tls.crt", "tls.key")))
     return found if found.certificate and _is_good(found) else None
 

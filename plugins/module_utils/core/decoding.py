@@ -106,7 +106,7 @@ def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], 
 
 
 _FAST = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float)
-# JSON has no NaN, so it can stand for what was cut out of the text.
+# JSON has no NaN, so it can mark the removed parts of the text.
 _BOUNDED = json.JSONDecoder(
     parse_constant=lambda _name: _TOO_DEEP,
     parse_int=_or_mark(_integer, _TOO_LONG),
@@ -167,7 +167,7 @@ def _parsed(text: str, levels: int) -> tuple[Any, bool]:
         if not _is_deeper(value, levels) and not _SURROGATE.search(text):
             return value, True
     except (ValueError, RecursionError):
-        pass  # Not JSON, or nested too deep, or a long integer: the bounded decoder tells them apart.
+        pass  # Not JSON, or nested too deep, or a long integer: the bounded decoder distinguishes these.
     return _BOUNDED.decode(_cut(text, levels)), False
 
 

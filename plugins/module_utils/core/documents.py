@@ -30,7 +30,7 @@ class Problem:
 
 
 class InvalidDocument(ValueError):
-    """A document is not what its fields allow. ``problems`` has what was found, in the order of the document."""
+    """A document with invalid fields. ``problems`` lists them in the order of the document."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(join_problems(problems))

@@ -84,7 +84,7 @@ def _wanted(container: Json, classes: list[Json]) -> Iterator[tuple[str, int]]:
 
 
 def claim_name(pod: Json) -> str:
-    """Return the name of the claim that the scheduler has made for a pod; empty while there is none."""
+    """Return the name of the claim that the scheduler has created for a pod; empty before that."""
     return str(((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName") or "")
 
 

@@ -21,7 +21,7 @@ from .signs import Ends, Severity, Sign
 
 #: So far apart, in seconds, are the two looks that make sure: of a state that ends, and of one that is to cost pods their place.
 VERIFY_SECONDS = 3.0
-#: So many seconds after the last report of an informative fault its end is verified: a program that fails again and again causes no scans.
+#: Seconds from the last report of an informative fault to the scan that verifies its end: a program that fails repeatedly causes no scans.
 QUIET_SECONDS = 10.0
 #: A device that is not found for so long, in seconds, is not coming back: what was wrong with it is forgotten.
 FORGET_SECONDS = 30 * 86400.0

@@ -256,7 +256,7 @@ def _parse_partitions(where: str, entry: Any) -> tuple[WantedPartition, ...]:
         if start in taken:
             raise InvalidLayout(
                 f"{here}: placement {start} is that of entry {taken[start]} already",
-                hint="Give each partition a placement of its own, or write the profile with a count and without a placement.",
+                hint="Give each partition a different placement, or write the profile with a count and without a placement.",
             )
         taken[start] = position
         found.append(WantedPartition(_counted(here, profile, 1).profile, 1, start))

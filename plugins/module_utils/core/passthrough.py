@@ -27,7 +27,7 @@ from .system import DeviceNumber, System
 from .vfio_drivers import VFIO_PCI, best_driver, is_vfio
 
 DRIVER = VFIO_PCI
-#: Drivers, beside those of VFIO, whose devices a group may hold: they do no memory accesses of their own.
+#: Drivers other than VFIO whose devices a group can contain: they start no memory accesses.
 HARMLESS_DRIVERS = ("pci-stub", "pcieport")
 LEGACY, IOMMUFD = "legacy", "iommufd"
 CONTROL_NODE, IOMMU_NODE = "/dev/vfio/vfio", "/dev/iommu"

@@ -25,7 +25,7 @@ def run_bounded(
 ) -> tuple[int, bytes, bytes]:
     """Run a program without a shell and return its exit code, standard output and standard error.
 
-    The program gets ``data`` on its standard input and a process group of its own. The group is killed after ``timeout`` seconds,
+    The program gets ``data`` on its standard input and its own process group. The group is killed after ``timeout`` seconds,
     when both outputs together exceed ``most_bytes``, and when this call is interrupted. Raises OSError where the program cannot
     be started, subprocess.TimeoutExpired, and OutputTooLarge.
     """

@@ -71,7 +71,7 @@ def keep_publishable(offers: Iterable[Offer], counter_sets: Iterable[CounterSet]
 
 
 def _with_valid_attributes(offer: Offer) -> tuple[Offer, str]:
-    """Return a device with valid attributes, and what was changed of them; "" when nothing was."""
+    """Return a device with valid attributes, and a description of the changes; "" without changes."""
     attributes: dict[str, AttributeValue] = {}
     problems = []
     most = MOST_ATTRIBUTES_AND_CAPACITIES - len(offer.capacities)

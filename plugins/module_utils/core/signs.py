@@ -31,7 +31,7 @@ class Ends(enum.Enum):
     LOOK = "look"
     #: A report of the device that it needs no recovery.
     RECOVERY = "recovery"
-    #: A reset that is known: this product made it, somebody reported it, or the device asked for it since the fault and no longer does.
+    #: A known reset: made by this product, reported by an operator, or requested by the device after the fault and no longer requested.
     RESET = "reset"
     #: A new boot of the machine.
     RESTART = "restart"

@@ -224,6 +224,6 @@ def an_unexpected_exception_in_one_chips_read_costs_no_other(stage: Stage) -> No
         assert sick.fault is not None and "unexpected ValueError" in sick.fault.message, sick
         setattr(source, method, original)
         stage.npus(full)
-    # The topology is about all chips: without it they are published as they were.
+    # The topology concerns all chips: without a topology they are published as before.
     stage.backend._chips.settle = lambda: 1 // 0  # type: ignore[method-assign,assignment,return-value]
     assert [npu.attributes for npu in stage.npus()] == [npu.attributes for npu in npus]

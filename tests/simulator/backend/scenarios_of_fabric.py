@@ -21,7 +21,7 @@ from tests.simulator.backend.stage import Stage, on, refused
 
 
 def configure(stage: Stage, mode: int) -> Path:
-    """Write fabricmanager.cfg with a socket below the machine's folder; return the socket."""
+    """Write fabricmanager.cfg with a socket in the machine's directory; return the socket."""
     path = stage.root / "fm.socket"
     configuration = stage.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
     configuration.parent.mkdir(parents=True, exist_ok=True)

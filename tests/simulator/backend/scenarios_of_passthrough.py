@@ -281,7 +281,7 @@ def by_index(backend: NvidiaBackend) -> dict[str, int]:
 
 @on("8xH100")
 def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
-    """GPU 2 is unplugged: the others keep their indices in the driver, in its next process, and in a module beside it."""
+    """GPU 2 is unplugged: the others keep their indices in the driver, in its next process, and in a module."""
     with bus(stage) as system:
         stage.backend.close()
 
@@ -313,7 +313,7 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         stage.control("plug", unplugged)
         stage.backend.renew()
         assert by_index(stage.backend) == before
-        # What cannot be read counts as nothing; without a reference the GPUs are numbered anew.
+        # An unreadable file counts as empty; without a reference the GPUs get new numbers.
         stage.control("unplug", unplugged)
         stage.backend.close()
         stage.backend = driver(is_referred=False)

@@ -51,7 +51,7 @@ def each_xid_ends_as_the_catalog_says(stage: Stage) -> None:
         ill = scans(stage, clock, health.told((), sign, (), clock.next()))
         assert [each.sign for each in ill] == [sign], (number, "it has ended without a reset")
         assert stage.gpus()[GPU].health.needs_recovery is asks(number, BRANCH), number
-        # Somebody else resets the GPU, and reports nothing.
+        # Another program resets the GPU, and reports nothing.
         stage.control("clear", str(GPU))
         after = scans(stage, clock, ill)
         assert bool(after) == (row.ends != RESET or not asks(number, BRANCH)), (number, after)

@@ -25,7 +25,7 @@ from tests.unit.undecodable import MARK, OTHER, OWN, VALUES, claim, dumps
 
 Json = dict[str, Any]
 VALUE = pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-# What the json module accepts and what it does not, beside each other, in any nesting.
+# Texts that the json module accepts and rejects, in any nesting.
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["items", "type", "object"]), inner),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Partitions of the NVSwitch fabric: which GPU is which member, what is published, which partition a claim's GPUs are."""
+"""Partitions of the NVSwitch fabric: identification of members, published attributes, and the partition of a claim's GPUs."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_what_was_told_ends_by_what_ends_it() -> None:
         return names(ailments)
 
     assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7", "error 3"}, (
-        "no device tells that it needs no reset"
+        "no device reports that it needs no reset"
     )
     assert later(before, pids=(42,), needs_recovery=True) == {"error 9", "error 5", "error 7", "error 3"}
     assert later(before, pids=(42,), needs_recovery=False) == {"error 9", "error 5", "error 7", "error 3"}, (

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 FIELDS = {f"field{number}": Whole(0, 5) for number in range(50)}
-#: 20 problems of 300 characters, what stands between them, and how many more there are.
+#: 20 problems of 300 characters, the separators, and the number of further problems.
 MOST = 20 * 302 + 40
 
 

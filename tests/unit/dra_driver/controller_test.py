@@ -233,7 +233,7 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
 
 @pytest.mark.parametrize("first_list_answers", [False, True])
 def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, first_list_answers: bool) -> None:
-    """Without it the controller would hold the Lease and see nothing, before the first list as well as after it."""
+    """Otherwise the controller would hold the Lease without any data, before and after the first list."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)

@@ -363,7 +363,7 @@ STAGES = ("recorded-preparing", "settings-applied", "fabric-activated", "recordi
 @pytest.mark.parametrize("machine", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_driver_leaves_no_active_partition(tmp_path: Path, stage: str, machine: bool) -> None:
-    """Whatever stage the driver is killed at: after a restart the claim is whole or gone, and with it the partition."""
+    """A driver that is killed at any stage: after a restart the claim and its partition are complete or removed."""
     claims, devices = Claims(), ("gpu-vfio-0", "gpu-vfio-1") if machine else ("gpu-0", "gpu-1")
 
     def reached(now: str) -> None:

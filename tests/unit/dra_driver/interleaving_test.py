@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Calls of Prepare and Unprepare of one claim in any interleaving: the last call decides what becomes of the claim."""
+"""Calls of Prepare and Unprepare of one claim in any interleaving: the last call decides the final state."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Calls:
             self._is_open = True
 
     async def settle(self) -> None:
-        """Let all calls end, those that nobody waits for among them."""
+        """Let all calls end, including those without a waiting caller."""
         self.step(OPEN)
         self.step(READY)
         await asyncio.gather(*(task for _what, task in self.made), return_exceptions=True)

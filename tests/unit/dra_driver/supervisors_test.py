@@ -214,7 +214,7 @@ def test_claims_are_served_while_the_hardware_answers(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("state", ["no hardware", "faulty device"])
 def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path, state: str) -> None:
-    """A container that restarts runs the hooks of the file as it is, whether the driver can restore the claim or not."""
+    """A container that restarts runs the hooks of the existing file, even if the driver cannot restore the claim."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         reference = claims.allocate("c", "gpu-1-mig-1g10gb-19-2")

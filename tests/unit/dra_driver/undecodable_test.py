@@ -138,7 +138,7 @@ def test_unexpected_exception_restarts_the_watch_with_backoff(
         async with going(claims.run()):
             await until(lambda: server.count("WATCH", CLAIMS))
             assert claims.current and server.count("GET", CLAIMS) == 4
-        assert [current for _seconds, current in waits] == [False] * 3, "not current meanwhile"
+        assert [current for _seconds, current in waits] == [False] * 3, "not current until then"
         assert waits[0][0] < waits[1][0] < waits[2][0]
 
     run(tmp_path, scenario)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read what apt prints, and plan package sources beside existing ones."""
+"""Parse the output of apt, and plan package sources in addition to existing ones."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ RANDOM = st.fixed_dictionaries(
 @example([{**VALID, "for": ["/tmp/evil"]}], {"/tmp/evil": []})
 @example([{**VALID, "path": "wheels/../../evil.whl"}], {"cp313-x86_64": []})
 def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, Any]], houses: dict[str, Any]) -> None:
-    """Any manifest is rejected, or its files are below the folder: nothing else is created, and nothing at all in check mode."""
+    """A manifest is rejected, or all its files are below the directory. Check mode creates no file."""
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         archive, folder = top / "in/fleet.bundle", top / "a/b/c/folder"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Several DeviceClasses that serve one extended resource are told of: the newest counts, silently."""
+"""Several DeviceClasses for one extended resource are reported: Kubernetes uses the newest without a warning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_one_class_for_a_resource_is_no_duplicate() -> None:
 
 def test_foreign_class_with_the_same_resource_is_named() -> None:
     other = present("other", "example.com/gpu", "2026-01-02T00:00:00Z", ours=False)
-    assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the one that is made now is the newest"
+    assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the new class is the newest"
     older = present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")
     assert told([older, other], GPU) == {"example.com/gpu": ["other", "gpu"]}
 

@@ -174,7 +174,7 @@ def test_unmarked_entry_with_token_is_treated_as_secret(write: Run, tmp_path: Pa
 
 
 def test_entry_that_repeats_a_secret_is_left_out_of_former(write: Run, tmp_path: Path) -> None:
-    """A masked content would be written as it is by whoever restores it."""
+    """A restore would write the masked content."""
     (tmp_path / "notes").write_text("the word is hidden-word\n", "utf-8")
     secret = {"path": str(tmp_path / "token"), "secret_content": "hidden-word"}
     result = write(secret, {"path": str(tmp_path / "notes"), "state": "absent"}, check=True)

@@ -286,7 +286,7 @@ def test_toolkit_facts_report_the_version(output: str, version: str) -> None:
 
 
 class OperatorToolkit(Toolkit):
-    """A host with a toolkit of its own and an older one of NVIDIA's GPU Operator, which the container runtime uses."""
+    """A host with a toolkit and an older one of NVIDIA's GPU Operator, which the container runtime uses."""
 
     def exists(self, path: str) -> bool:
         return path in ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys of package repositories: only pinned keys reach a file that a package manager trusts, whatever the key file has besides."""
+"""Keys of package repositories: only pinned keys reach a file that a package manager trusts, whatever else the key file contains."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_address_of_a_node(kind: str, text: str, usable: bool) -> None:
 
 @pytest.mark.parametrize("place", ["uuid", "profile", "key", "rule"])
 def test_layout_file_with_a_template_is_refused(place: str) -> None:
-    """Ansible evaluates templates in a file of variables, whoever has written them."""
+    """Ansible evaluates templates in a file of variables, whatever their origin."""
     rule: Json = {"match": {"uuid": ["GPU-1"]}, "partitions": ["1g.10gb"]}
     if place == "uuid":
         rule["match"]["uuid"] = [TEMPLATE]

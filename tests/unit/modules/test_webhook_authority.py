@@ -24,7 +24,7 @@ MANAGED = {"labels": {"app.kubernetes.io/managed-by": "dra-accelerators"}}
 
 
 class Objects:
-    """An API server's answers about the Secret and the webhook configuration; ``stop_after`` ends the module after so many writes."""
+    """An API server's answers about the Secret and the webhook configuration; ``stop_after`` ends the module after this number of writes."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -101,7 +101,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
 
 
 def age(server: Objects, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
-    """Let so many days pass."""
+    """Advance the clock by days."""
     later = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)
     monkeypatch.setattr(webhook_authority, "now", lambda: later)
 
@@ -193,7 +193,7 @@ def test_expired_ca_is_replaced_and_previous_one_forgotten(
 
 
 def test_ca_of_an_earlier_release_is_replaced_with_an_overlap(server: Objects, run: Run) -> None:
-    """Earlier controllers kept a CA with a lifetime of 1 year. Nobody would replace it between two runs of the playbook."""
+    """Earlier controllers kept a CA with a lifetime of 1 year. Nothing would replace it between two runs of the playbook."""
     server.configure()
     run(lifetime=365 * 86400)
     earlier = server.authorities.active

@@ -81,7 +81,7 @@ def has_tuples(expression: str) -> bool:
 
 
 def takes_answers(expression: str, known: dict[str, list[str]], seen: frozenset[str] = frozenset()) -> bool:
-    """Return whether an expression reads another host's variable that can be an answer, by itself or by the variables in it."""
+    """Return whether an expression reads another host's variable that can be an answer, directly or through its variables."""
     for access in ACCESSES.finditer(expression):
         if (access["item"] or access["extract"] or access["map"]) not in OF_THE_OPERATOR:
             return True
@@ -142,7 +142,7 @@ answer = json.load(open(module.params["file"]))
 
 @pytest.fixture(params=["installed", pytest.param("lowest", marks=pytest.mark.prove)])
 def programs(request: pytest.FixtureRequest) -> Path:
-    """The folder with Ansible's programs, of the installed or of the lowest version."""
+    """The directory of Ansible's programs, of the installed or of the lowest version."""
     if request.param == "installed":
         return Path(sys.executable).parent
     done = subprocess.run([ROOT / "tests/tools/venv", "lowest"], check=True, capture_output=True, text=True)
@@ -165,7 +165,7 @@ class Machine:
         return {"name": register, "answer": {"file": str(path)}, "register": register}
 
     def play(self, *plays: dict[str, Any], **variables: Any) -> str:
-        """Run plays over both hosts; return what was printed."""
+        """Run plays over both hosts; return the output."""
         common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         hosts = {"all": {"children": {"accelerator_nodes": {"hosts": dict.fromkeys(("n1", "n2"), common)}}}}
         (self.folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
@@ -285,7 +285,7 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
     ]
     refused, variables = task_of("remove.yml", "Refuse while pods use them")
     deleted, _variables = task_of("remove.yml", "Delete the pods")
-    # What is done with each pod is shown in place of it.
+    # The action for each pod is shown instead.
     looped = {
         "ansible.builtin.debug": {"msg": deleted["kubernetes.core.k8s"]},
         **{key: deleted[key] for key in ("loop", "loop_control")},

@@ -30,7 +30,7 @@ CONTROLLER_ACTIONS = (
 )
 HARMLESS = {
     "dra_driver/tasks/pod_back.yml: Leave the node the driver that it had": "main.yml has pinned the names",
-    "python_environment/tasks/present.yml: Name the release of the node programs": "its words come from the role's vars, which facts do not replace",
+    "python_environment/tasks/present.yml: Name the release of the node programs": "its parts come from the role's vars, which facts do not replace",
     "node_features/tasks/main.yml: Note that there is no feature file any more": "it only removes a note of this collection",
 }
 #: Facts of dra_driver's tasks: from there on they use these, and the names that main.yml has pinned.

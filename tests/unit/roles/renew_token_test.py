@@ -96,7 +96,7 @@ def test_renew_by_address_uses_tls_server_name_and_no_proxy(
 def test_renew_after_change_of_issuer_requests_audiences_of_the_present_token(
     server: TokenServer, tmp_path: Path
 ) -> None:
-    """The policy for token requests lists the audiences of the last playbook run, and all nodes renew their tokens meanwhile."""
+    """The policy for token requests lists the audiences of the last playbook run, and all nodes have renewed their tokens since."""
     old, new = "https://old.example", "https://new.example"
     server.audiences, server.allowed_audiences = [old], [old]
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.7, audiences=[old]))

@@ -326,11 +326,11 @@ class Chips:
         return device
 
     def _hindrance(self, spot: Spot) -> str:
-        """Return what of the machine's modes keeps a chip from being cut. It is asked once a minute: npu-smi takes its time for it."""
+        """Return the modes of the machine that prevent slices. Reads are cached for a minute, because npu-smi is slow."""
         now = time.monotonic()
         asked, known = self._hindrances.get(spot, (now - HINDRANCE_SECONDS, ""))
         if now - asked >= HINDRANCE_SECONDS:
-            with contextlib.suppress(AcceleratorError):  # who does not tell hinders nothing that is known
+            with contextlib.suppress(AcceleratorError):  # without an answer no mode is known to prevent slices
                 known = self.source.hindrance(spot)
             self._hindrances[spot] = (now, known)
         return known

@@ -38,7 +38,7 @@ def offers(device: Device, dynamic: bool, owned: Collection[OwnedPartition] = ()
     Not dynamic: the slices that exist if there are any, else the whole chip. Dynamic: the whole chip and every slice that
     can be made, all drawing on one counter set. Slices that exist and are not ``owned`` are published as they are, and what
     no longer fits beside them is withheld. The order is the scheduler's first fit. Chips that share a card with another are not cut
-    for claims: of them the dynamic mode offers the whole chip, or what is cut already. The same holds while the machine's modes keep
+    for claims: the dynamic mode offers them as whole chips, or their existing slices. The same holds while the machine's modes keep
     slices from being made.
     """
     if not dynamic or not device.partitioning.supported or device.partitioning.blocked or not device.profiles:

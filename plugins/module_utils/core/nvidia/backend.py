@@ -184,7 +184,7 @@ class NvidiaBackend:
                 doing = "Listing the partitions of the NVSwitch fabric"
                 self._of_library(self._fabric.look, doing, FABRIC, self._deadlines.look)
             except AcceleratorError as error:
-                said = str(error)  # GPUs are published without the attributes; a claim is told why it has to wait
+                said = str(error)  # GPUs are published without the attributes, and claims fail with this error
             if said and said != self._fabric_said:
                 LOG.warning("%s", said)
             self._fabric_said = said
@@ -538,7 +538,7 @@ class NvidiaBackend:
     def _of_library(
         self, function: Callable[[], Answer], doing: str, lane: str = LIBRARY, seconds: float | None = None
     ) -> Answer:
-        """Make a call about no GPU; whatever goes wrong with it is the machine's, but for what a claim has asked of the fabric."""
+        """Make a call that concerns no single GPU. Its errors are those of the node, except for requests of claims to the fabric."""
         deadline = seconds or (self._deadlines.library if lane == LIBRARY else self._deadlines.fabric)
         try:
             return self._lanes.run(lane, function, deadline, doing=doing)

@@ -142,7 +142,7 @@ class Boards:
         return self.away().get(uuid) if sent else None
 
     def indices(self, count: int, anew: bool) -> tuple[int, ...]:
-        """Return the index of each GPU of NVML's list; with ``anew`` the list is not the one of the scan before."""
+        """Return the index of each GPU of NVML's list; with ``anew`` the list differs from the previous scan."""
         with self._lock:
             if anew:
                 self._places.clear()

@@ -165,7 +165,7 @@ def file_in_config_map(document: Any) -> str | None:
     if not key:
         raise InvalidLayout(
             f"The ConfigMap holds {', '.join(sorted(files)) or 'no file'} in its data, expected {_CONFIG_MAP_KEY} or one file",
-            hint="Write the mig-parted file into a file of its own: `kubectl get configmap NAME -o go-template='{{index .data \"KEY\"}}'`.",
+            hint="Write the mig-parted file to a separate file: `kubectl get configmap NAME -o go-template='{{index .data \"KEY\"}}'`.",
         )
     return files[key]
 

@@ -50,7 +50,7 @@ class Numbering:
         self.read()
 
     def forget(self) -> None:
-        """Forget all numbers, in the file as well: GPUs are numbered anew."""
+        """Delete all numbers, in the file as well. GPUs then get new numbers."""
         with self._lock:
             self._indices.clear()
             self._machines.clear()
@@ -70,7 +70,7 @@ class Numbering:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            LOG.warning("%s cannot be read, GPUs without a number are numbered anew: %r", self._path, error)
+            LOG.warning("%s cannot be read, GPUs without a number get new ones: %r", self._path, error)
             return
         if found[0] and not any(self._system.exists(f"{pci.DEVICES}/{address}") for address in found[0]):
             return  # it is of another machine, or all buses have other numbers now
@@ -107,7 +107,7 @@ class Numbering:
             return _number(self._machines, address, itertools.chain([place], itertools.count(places)))
 
     def learn(self, address: str, index: int, number: int | None) -> int:
-        """Take over the numbers of a GPU that a claim's record tells of. Returns its index."""
+        """Adopt the numbers of a GPU from a claim's record. Returns its index."""
         with self._lock:
             if number is not None:
                 self._machines[address] = number

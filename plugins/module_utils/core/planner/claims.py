@@ -227,10 +227,10 @@ def wishes_of(
     classes: Iterable[Json] = (),
     alone: bool = True,
 ) -> tuple[list[Wish], list[str]]:
-    """Return what pods, workloads that make pods, and with ``alone`` claims that none of these names, want; and what they lack, in sentences.
+    """Return the requests of pods, of workloads, and with ``alone`` of claims that none of these names; and the problems, in sentences.
 
-    ``claims`` and ``templates`` are those that the cluster has beside those of the documents. Of a claim that several pods share the first one
-    counts, of a claim that has its devices none. Where nobody names them, a template counts for one claim. By ``classes``, the cluster's
+    ``claims`` and ``templates`` are those of the cluster, in addition to those of the documents. For a claim that several pods share, only the first
+    pod counts. Claims with devices do not count. A template that no pod names counts for one claim. By ``classes``, the cluster's
     DeviceClasses and those of the documents, extended resources in a pod's limits are devices.
     """
     by_kind: dict[str, list[Json]] = {}
@@ -299,10 +299,10 @@ def wishes_of(
 
 
 def waiting_since(pod: Json, classes: Iterable[Json] = ()) -> str:
-    """Return since when a pod waits for a node, as the API writes times; empty where it does not wait, or for nothing with devices.
+    """Return the time since which a pod with devices is pending, in the format of the API; empty for other pods.
 
-    By ``classes``, the cluster's DeviceClasses, extended resources in its limits are devices. A pod whose scheduling gates are not lifted
-    waits for somebody else.
+    By ``classes``, the cluster's DeviceClasses, extended resources in its limits are devices. A pod with scheduling gates
+    is not pending.
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if spec.get("nodeName") or spec.get("schedulingGates"):

@@ -138,7 +138,7 @@ def _offers(
 
 
 def _with_defect(finding: Finding, device: Device, error: Exception) -> Finding:
-    """Return what was found of a device, with an unexpected exception as its fault."""
+    """Return the finding of a device, with an unexpected exception as its fault."""
     failed = unexpected(error, f"Working out what to publish of {device.describe()}")
     sign = Sign(UNKNOWN_ERROR, Severity.DEGRADED, f"{failed.message}.", failed.hint)
     ill = replace(device, health=replace(device.health, signs=(*device.health.signs, sign)))

@@ -83,7 +83,7 @@ def request_token(kubeconfig: str, claims: Claims, *, lifetime: int) -> str:
     """Request a token for the default audiences of the API server, or else for those of the present token. Raises AcceleratorError.
 
     The admission policy for token requests lists the default audiences at the time of the last playbook run. They change when the API
-    server gets another issuer (``--service-account-issuer``), and it accepts the audiences of present tokens meanwhile.
+    server gets another issuer (``--service-account-issuer``), and it still accepts the audiences of present tokens.
     """
     path, body = token_request(claims, lifetime=lifetime)
     try:

@@ -19,7 +19,7 @@ def main() -> None:
         raise SystemExit("usage: python -I run.py MODULE [ARGUMENT ...]")
     # Not the link ``current``: it can lead to another release while this process runs and imports modules.
     release = Path(__file__).absolute().parent.parent.resolve()
-    # An image has its packages beside the release; on a node they are in the virtual environment.
+    # An image has its packages next to the release; on a node they are in the virtual environment.
     sys.path[:0] = [str(each) for each in (release, release.parent / "packages") if each.is_dir()]
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

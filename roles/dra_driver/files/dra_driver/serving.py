@@ -189,7 +189,7 @@ class Serving:
         repartition = Watch(directory)
 
         def take_marks() -> None:
-            keeper.take_marks()  # which is made below, with what the watch tells
+            keeper.take_marks()  # the keeper is created below, with the events of the watch
 
         watch = HardwareWatch(
             self._backend,

@@ -28,7 +28,7 @@ LINKS, LINK_RATE = 18, 26562
 
 @dataclass(frozen=True)
 class Member:
-    """A GPU as the fabric manager knows it. ``uuid`` and ``address`` are empty where it does not tell them."""
+    """A GPU as the fabric manager reports it. ``uuid`` and ``address`` are empty if it does not report them."""
 
     module: int
     uuid: str = ""

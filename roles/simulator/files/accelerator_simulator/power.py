@@ -194,7 +194,7 @@ class Power:
         )
 
     def fabric_members(self) -> list[Member]:
-        """The GPUs as the fabric manager tells of them: from Hopper on by their module ids alone."""
+        """The GPUs as the fabric manager reports them: from Hopper on only by their module IDs."""
         library = Library(find_library(folder_of(NVIDIA, self.root, self.library_folder)))
         uuids = {str(gpu["pci_address"]).lower()[-12:]: str(gpu["uuid"]) for gpu in library.devices()}
         found = []

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright (c) 2026 The dra.accelerators authors
-// The interface of libnvfm.so.1, by NVIDIA's Fabric Manager User Guide, "Fabric Manager SDK": what is used of it.
+// The used part of the interface of libnvfm.so.1, by NVIDIA's Fabric Manager User Guide, "Fabric Manager SDK".
 #ifndef NVFM_H
 #define NVFM_H
 

@@ -243,7 +243,7 @@ class Exchange:
         connection.ask(request, answer)
         try:
             found = await answer
-        except BaseException as error:  # also of who is cancelled: what comes now is nobody's answer
+        except BaseException as error:  # also a cancellation: the next answer has no request
             is_silent = not connection.has_begun and (
                 isinstance(error, (OSError, asyncio.TimeoutError)) or loop.time() - began >= SILENT_SECONDS
             )

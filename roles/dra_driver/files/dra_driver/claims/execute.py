@@ -373,7 +373,7 @@ class Hands:
         return list_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
 
     def invalid_cdi_uids(self) -> tuple[str, ...]:
-        """Return the UIDs of the claims whose CDI file has to be written again before a container restarts with it."""
+        """Return the UIDs of the claims whose CDI file must be written again before a container restarts with it."""
         return list_invalid_specs(self.system, self.cdi_directory, self.backend.cdi_kind)
 
     def repair_hooks(self) -> tuple[str, ...]:

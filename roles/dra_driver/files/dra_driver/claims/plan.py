@@ -110,11 +110,11 @@ class PreparePlan:
 
 @dataclass(frozen=True)
 class UndoPlan:
-    """How to take back what was done for a claim, wholly or half-way done.
+    """How to undo a prepared or half prepared claim.
 
-    ``mode_changes`` are tried after the destructions and may fail without harm: a later unprepare tries again.
-    ``debts`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are knobs to set
-    back; one that cannot be is owed as well. ``returns`` are devices that come back from virtual machines, before all else; then
+    ``mode_changes`` follow the destructions and can fail without harm: a later unprepare retries them.
+    ``debts`` are partitions on devices that do not answer, to be destroyed when they do. ``restorations`` are settings to restore;
+    a failed one stays as pending cleanup. ``returns`` are devices that virtual machines return, before all else; then
     ``fabric_partition`` is deactivated.
     """
 
@@ -434,7 +434,7 @@ def plan_restore(
 
 
 def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
-    """Return a prepared claim's record with what is about to be changed for it: ids of partitions, and the partition of the fabric."""
+    """Return a prepared claim's record with the planned changes: IDs of partitions, and the fabric partition."""
     devices = []
     for held, entry in zip(record.devices, planned.devices):
         if entry.created and entry.partition_uuid is None and entry.instance_id is not None:

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Limit what callers of the webhook, who need no certificate, can take of the controller's memory and processor time.
 
-Bodies are decoded one at a time, on threads, so that the event loop renews the Lease meanwhile. Large bodies have a queue of their
-own, so that they do not delay those of usual size. One address has few requests in a queue, so that a flood from one address delays
+Bodies are decoded one at a time, on threads, so that the event loop can renew the Lease. Large bodies have a separate
+queue, so that they do not delay those of usual size. One address has few requests in a queue, so that a flood from one address delays
 the API server by a few requests only. Callers that send their bodies slowly take places in memory: there are enough of them for
 hundreds of addresses.
 """

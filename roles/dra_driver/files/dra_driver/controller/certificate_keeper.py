@@ -57,7 +57,7 @@ class WebhookSecret:
 
 
 class CertificateKeeper:
-    """The serving certificate, in a TLS context that is updated in place. ``told`` receives the expiry time of each new one."""
+    """The serving certificate, in a TLS context that is updated in place. ``told`` is called with the expiry time of each new one."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class CertificateKeeper:
 def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     """Use a certificate and key for new connections; they are never written to a disk. Raises OSError (SSLError) for a pair that does not fit.
 
-    OpenSSL deletes the key of a context that gets a certificate with another key. So a context of its own checks the pair first.
+    OpenSSL deletes the key of a context that gets a certificate with another key. So a separate context checks the pair first.
     """
     descriptor = os.memfd_create("certificate")
     with os.fdopen(descriptor, "wb") as file:

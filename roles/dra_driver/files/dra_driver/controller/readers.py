@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who may read the report, or metrics: the API server says whose a token is and what that one may.
+"""Authorization of readers of the report or metrics: the API server authenticates the token and authorizes its user.
 
 Facts: k8s.io/api/authentication/v1 (TokenReview), k8s.io/api/authorization/v1 (SubjectAccessReview). A token has to be made for AUDIENCE:
 what the controller is shown opens nothing else in the cluster. The right is ``get`` of the path, which is no resource's.
@@ -23,7 +23,7 @@ METRICS_PATH = "/metrics"
 METRICS_AUDIENCE = "dra-accelerators-metrics"
 #: For how long nobody asks again about who may read; and, while the API server does not answer, about who was allowed before.
 KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
-#: The same for metrics, as kubelets keep an authorization: each node asks by itself, with two requests for each reader.
+#: The same for metrics, as kubelets cache an authorization: each node sends two requests for each reader.
 METRICS_KEPT_SECONDS = 300.0
 #: How long a refusal is kept, as kubelets keep one. A scraper with a wrong token asks every few seconds.
 REFUSED_SECONDS = 30.0

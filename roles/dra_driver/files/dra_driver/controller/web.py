@@ -42,7 +42,7 @@ async def keep_serving(
 
 
 def status_application(metrics: Callable[[], bytes] | None, problems: Callable[[], tuple[str, ...]]) -> web.Application:
-    """Serve /healthz (the process runs), /readyz (it can work, or why not), and /metrics where ``metrics`` is given."""
+    """Serve /healthz (the process runs), /readyz (ready, or the reason why not), and /metrics if ``metrics`` is set."""
 
     async def alive(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

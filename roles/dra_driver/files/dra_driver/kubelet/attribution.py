@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Find the containers that have the devices of a claim. The module has no side effects.
+"""Find the containers that use the devices of a claim. The module has no side effects.
 
 Facts: for each container that refers to a claim, the kubelet lists all devices of the claim, also those of requests that the container
 does not name (k8s.io/kubernetes, pkg/kubelet/cm/dra/manager.go, GetContainerClaimInfos). Only the pod names the requests.
@@ -36,7 +36,7 @@ class Assignment:
 
 
 def requests_of_pod(pod: Json) -> PodRequests:
-    """Return the requests that the containers of a pod have, of its own claims and of the claim for its extended resources."""
+    """Return the requests of a pod's containers, of its own claims and of the claim for its extended resources."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     names = {each["name"]: each.get("resourceClaimName") for each in spec.get("resourceClaims") or ()}
     for each in status.get("resourceClaimStatuses") or ():

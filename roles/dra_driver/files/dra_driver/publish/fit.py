@@ -158,7 +158,7 @@ def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet
 
 
 def without_invalid(content: Content) -> tuple[Content, tuple[Withheld, ...]]:
-    """Return the content without the devices and attributes that the API server would reject, and what was left out."""
+    """Return the content without the devices and attributes that the API server would reject, and the omitted ones."""
     found = keep_publishable(content.offers, content.counter_sets)
     withheld = [Withheld(REJECTED, (name,), why) for name, why in found.rejected.items()]
     withheld += [Withheld(CHANGED, (name,), why) for name, why in found.changed.items()]

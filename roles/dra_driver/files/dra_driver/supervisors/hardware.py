@@ -280,7 +280,7 @@ class HardwareWatch:
             self._edits.report("what every container needs is there", driver=self._driver)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for the next scan: for so many seconds, until a scan is requested, or until devices or driver have changed."""
+        """Wait for the next scan: for this number of seconds, until a scan is requested, or until devices or driver have changed."""
         clock = asyncio.get_running_loop().time
         began = clock()
         earliest, until = began + min(seconds, LEAST_SECONDS), began + seconds

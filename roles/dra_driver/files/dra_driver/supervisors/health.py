@@ -51,7 +51,7 @@ class Picture:
     def reports(self, pool: str, now: float, clock: float, expiry: float) -> tuple[DeviceReport, ...]:
         """Return the health of all published devices; unknown when the last scan is more than ``expiry`` seconds old.
 
-        ``now`` is in seconds since the epoch, ``clock`` of the monotonic clock. The time of the last scan is given in
+        ``now`` is in seconds since the epoch, ``clock`` of the monotonic clock. The time of the last scan is in
         terms of ``now``: the kubelet compares it with the system clock, which may have been set since the scan.
         """
         snapshot = self.snapshot

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 # So long one wait takes at most; it ends early when the backend is closed.
 WAIT_SECONDS = 60.0
-# An event that a device repeats within so many seconds is counted, and neither logged nor followed by a scan of its own.
+# An event that a device repeats within this number of seconds is counted. It is not logged and starts no scan.
 REPEAT_SECONDS = 10.0
 
 

@@ -102,7 +102,7 @@ class Reconciler:
         return left
 
     async def _visit_claims(self, uids: Sequence[str]) -> list[str]:
-        """Visit claims. What goes wrong with one concerns that one alone."""
+        """Visit claims. An error affects only its claim."""
         failed: list[str] = []
         unreachable, self._retry_after = 0, 0.0
         for number, uid in enumerate(uids):

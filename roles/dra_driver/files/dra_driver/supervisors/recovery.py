@@ -50,7 +50,7 @@ class Recovery:
         self._look = look
         self._reached = reached
         self._boot_id = boot_id
-        #: What is to be done for claims of an earlier run, once the part before the first served claim is complete.
+        #: The steps for claims of an earlier run, after the part before the first served claim is complete.
         self._plan: RecoveryPlan | None = None
         self._to_restore: set[str] = set()
         self._recovered = False
@@ -76,7 +76,7 @@ class Recovery:
                 self._service.set_ready(snapshot.given_up)
 
     async def _repair_hooks(self) -> None:
-        """Repair the CDI files of an earlier release before the hardware answers: containers can restart meanwhile."""
+        """Repair the CDI files of an earlier release before the hardware answers: containers can restart before that."""
         try:
             repaired = await self._service.thread(self._service.hands.repair_hooks)
         except OSError as error:
@@ -131,7 +131,7 @@ class Recovery:
             await store.commit(Change(meta=marks))
         service.suspect.update(plan.restore)
         for uid in plan.undo:
-            # Whatever was prepared since the plan was made stays.
+            # Claims that were prepared after the plan stay.
             await self._step(service.forget(uid, prepared_too=False), "undo", uid)
         for uid in plan.stale_files:
             await self._step(service.upkeep.remove_files(uid), "remove-cdi", uid)
