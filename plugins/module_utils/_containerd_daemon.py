@@ -187,8 +187,6 @@ class Daemon(Unit):
         """Restart the unit and wait until it serves the kubelet; returns what is wrong, or ""."""
         try:
             return self.restart_until(lambda: self._problem(settings))
-        except ContainerdError as error:
-            return f"{error}. {error.hint}"
         finally:
             self.__dict__.pop("_flags", None)
 

@@ -21,6 +21,7 @@ from ._containerd import (
     Settings,
     candidates,
     differences,
+    edit,
     says_nothing,
     taken_back,
     values_in,
@@ -156,14 +157,21 @@ def plan_absent(daemon: Daemon, record: Record, drop_in_folders: Sequence[str]) 
 
 def text_before(daemon: Daemon, file: File, entry: Entry) -> str | None:
     """Return a file's text without us; None for a file that is to go."""
-    untouched = fingerprint(file.text) == entry.written
     if entry.created:
+        untouched = fingerprint(file.text) == entry.written
         rest = None if untouched else taken_back(file, dict.fromkeys(values_in(file)))
         return None if rest is None or says_nothing(File(file.path, rest)) else rest
     backup = daemon.read(file.path + BACKUP)
-    if untouched and backup is not None:
+    if backup is not None and _differs_by_our_keys(backup, file):
         return backup.text
     return taken_back(file, entry.before)
+
+
+def _differs_by_our_keys(backup: File, file: File) -> bool:
+    """Return whether the file is its backup with our keys changed: then nobody else has changed it since."""
+    before, after = values_in(backup), values_in(file)
+    values = {key: after[key] for key in after if after[key] != before[key]}
+    return edit(backup, file.table(), values).after == file.text if values else backup.text == file.text
 
 
 def see_nothing_else(daemon: Daemon, settings: Settings, imported: Sequence[File], changes: Sequence[Change]) -> None:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +33,25 @@ CHANGED = "its settings were changed"
 class CopiedFiles(Files[Record]):
     """containerd's files, with a copy beside each that was there before."""
 
-    def make(self, changes: Sequence[Change], record: Record) -> None:
-        """Make the changes. A file that was there before us is copied once, before it is first changed."""
+    def copy(self, changes: Sequence[Change], record: Record) -> None:
+        """Copy each existing file with its mode and time before its first change; ``record`` is the record before the changes."""
         for each in changes:
-            entry = record.files.get(each.path)
-            if each.before is not None and each.after is not None and not (entry and entry.created):
+            if each.before is not None and each.path not in record.files:
+                there = self.system.path(each.path).stat()
                 backup = each.path + BACKUP
-                if not self.system.exists(backup):
-                    self.module.preserved_copy(each.path, backup)
-            self.put(each.path, each.after)
+                self.system.write_atomic(backup, self.system.read_bytes(each.path), mode=stat.S_IMODE(there.st_mode))
+                os.utime(self.system.path(backup), ns=(there.st_atime_ns, there.st_mtime_ns))
 
     def undo(self, changes: Sequence[Change], record: Record) -> None:
         """Put every file back as it was before the changes, with its time if it was not ours before (``record``)."""
         for each in reversed(changes):
             backup = each.path + BACKUP
-            if each.path not in record.files and self.system.exists(backup):
-                self.module.atomic_move(backup, self.system.real_path(each.path))
-            else:
+            if each.path in record.files or not self.system.exists(backup):
                 self.put(each.path, each.before)
+            elif self.text(each.path) == each.before:
+                self.system.remove(backup)
+            else:
+                self.move(backup, self.system.real_path(each.path))
 
     def leftovers(self, path: str) -> tuple[str, ...]:
         """Return a file and the copy beside it."""
@@ -74,14 +77,21 @@ def carry_out(
     record = recorded(before, changes)
     # The record comes first: a run that is killed from here on is made up for by the next one.
     files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
-    files.make(changes, record)
     problem = ""
     try:
+        if wanted is not None:
+            files.copy(changes, before)
+        files.make(changes)
         after = daemon.settings()
         if wanted is not None and not after.reads(wanted):
             problem = "its own dump does not show CDI on after the change"
     except ContainerdError as error:
         after, problem = settings, str(error)
+    except BaseException:
+        # containerd was not restarted: it runs with its files as they were.
+        files.undo(changes, before)
+        files.keep(before)
+        raise
     if not problem:
         problem = daemon.restart(after)
         if problem:
@@ -121,6 +131,7 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
         settings = daemon.settings()
         imported = daemon.imported()
         changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
+        files.refuse_read_only(changes)
         record = files.record()
         paths = [daemon.config, *(each.path for each in imported)]
         reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
@@ -134,7 +145,7 @@ def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: boo
         if changes and settings and daemon:
             try:
                 enabled = carry_out(files, daemon, settings, changes, wish.folders).enabled
-            except ContainerdError:
+            except BaseException:
                 files.remove_folders(folders)
                 raise
         elif reason and settings and daemon:
@@ -175,6 +186,7 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
     imported = daemon.imported() if settings else []
     places = {wish.drop_ins, *([daemon.drop_in_folder(wish.drop_ins)] if settings else [])}
     changes = plan_absent(daemon, record, sorted(each for each in places if each))
+    files.refuse_read_only(changes)
     if settings and changes:
         see_nothing_else(daemon, settings, imported, changes)
     folders = files.emptied(list(record.folders), changes)
@@ -184,7 +196,7 @@ def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> di
         if changes and settings and active:
             carry_out(files, daemon, settings, changes, None)
         else:
-            files.make(changes, recorded(record, changes))
+            files.make(changes)
             if reason and settings:
                 problem = daemon.restart(settings)
                 if problem:

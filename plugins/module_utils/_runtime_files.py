@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ansible.module_utils.basic import AnsibleModule
 
 from ._containerd import Change
+from .core.errors import AcceleratorError
 from .core.system import System
 
 
@@ -62,11 +64,7 @@ class Files(Generic[Kept]):
 
     def record(self) -> Kept:
         """Return what is ours. Raises AcceleratorError for a record that cannot be read."""
-        try:
-            text: str | None = self.system.read_text(self.record_path)
-        except FileNotFoundError:
-            text = None
-        return self._read(text, self.record_path)
+        return self._read(self.text(self.record_path), self.record_path)
 
     def keep(self, record: Kept) -> None:
         """Write the record; one that says nothing goes, and so does its folder if nothing else is in it."""
@@ -83,8 +81,22 @@ class Files(Generic[Kept]):
         """Remove the record."""
         self.keep(self._read(None, self.record_path))
 
-    def make(self, changes: Sequence[Change], record: Kept) -> None:  # noqa: ARG002 files with copies need it
-        """Make the changes; ``record`` is what is ours once they are made."""
+    def refuse_read_only(self, changes: Sequence[Change]) -> None:
+        """Reject changes on a file system that is mounted read-only. Check mode rejects them too. Raises AcceleratorError."""
+        for each in changes:
+            place = Path(self.system.real_path(each.path))
+            while not place.exists():
+                place = place.parent
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                raise AcceleratorError(
+                    f"{each.path} has to change and is on a read-only file system",
+                    hint="Start the runtime with a configuration file on a writable file system, or enable CDI in the image of the node. "
+                    "Nothing was changed.",
+                    code="read-only",
+                )
+
+    def make(self, changes: Sequence[Change]) -> None:
+        """Write or remove the changed files."""
         for each in changes:
             self.put(each.path, each.after)
 
@@ -98,10 +110,15 @@ class Files(Generic[Kept]):
         return (path,)
 
     def put(self, path: str, text: str | None) -> None:
-        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
+        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed.
+
+        A file that has this text already is not written. Raises OSError.
+        """
         path = self.system.real_path(path)
         if text is None:
             self.system.remove(path)
+            return
+        if self.text(path) == text:
             return
         new = (
             Path(self.scratch, f".dra-accelerators-{Path(path).name}")
@@ -111,7 +128,23 @@ class Files(Generic[Kept]):
         new.write_text(text, encoding="utf-8")
         if not self.system.exists(path):
             new.chmod(0o644)
-        self.module.atomic_move(str(new), path)
+        self.move(str(new), path)
+
+    def move(self, new: str, path: str) -> None:
+        """Move a new file to a path, with mode, owner and security context of the file there. Raises OSError."""
+        try:
+            self.module.atomic_move(new, path)
+        except OSError:
+            raise
+        except Exception as error:  # Ansible raises nothing more specific
+            raise OSError(f"{path} cannot be replaced: {error.__cause__ or error}") from error
+
+    def text(self, path: str) -> str | None:
+        """Return the text of a file, or None if it does not exist."""
+        try:
+            return self.system.read_text(path)
+        except FileNotFoundError:
+            return None
 
     def missing(self, folders: Sequence[str]) -> list[str]:
         """Return which folders are not there, those above them included, the outermost first."""

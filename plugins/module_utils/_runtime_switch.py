@@ -58,6 +58,7 @@ class Engine(Protocol):
 def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, check: bool) -> dict[str, Any]:
     """Have the runtime read the folders. Raises AcceleratorError."""
     changes = engine.plan(wanted)
+    files.refuse_read_only(changes)
     reason = CHANGED if changes else engine.behind(wanted)
     stops = engine.refuse_restart() if reason else 0
     # The process knows its settings, so the restart that was owed has happened by other hands.
@@ -70,7 +71,7 @@ def present(files: Files[Record], engine: Engine, wanted: Sequence[str], *, chec
         if changes:
             try:
                 carry_out(files, engine, changes, wanted)
-            except AcceleratorError:
+            except BaseException:
                 files.remove_folders(folders)
                 raise
         elif reason:
@@ -101,7 +102,13 @@ def carry_out(files: Files[Record], engine: Engine, changes: Sequence[Change], w
     record = recorded(before, changes, engine.without)
     # The record comes first: a run that is killed from here on is made up for by the next one.
     files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
-    files.make(changes, record)
+    try:
+        files.make(changes)
+    except BaseException:
+        # The runtime was not restarted: it runs with its files as they were.
+        files.undo(changes, before)
+        files.keep(before)
+        raise
     problem = engine.restart(wanted)
     if problem:
         files.undo(changes, before)
@@ -124,6 +131,7 @@ def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, An
     """Take back what is ours. Raises AcceleratorError."""
     record = files.record()
     changes = engine.plan_back(record) if record.files else []
+    files.refuse_read_only(changes)
     folders = files.emptied(record.folders, changes)
     reason = CHANGED if (changes or record.restart) and engine.process()[0] else ""
     stops = engine.refuse_restart() if reason else 0
@@ -131,7 +139,7 @@ def absent(files: Files[Record], engine: Engine, *, check: bool) -> dict[str, An
         if reason and changes:
             carry_out(files, engine, changes, None)
         else:
-            files.make(changes, record)
+            files.make(changes)
             problem = engine.restart(None) if reason else ""
             if problem:
                 raise RestartError(f"{engine.name} did not come back: {problem}")

@@ -19,6 +19,8 @@ from .core.system import Completed, System
 
 COMMAND_SECONDS = 30.0
 _PAUSE_SECONDS = 0.5
+#: An error that lasts this long after the restart is not one of the start.
+_ERROR_SECONDS = 5.0
 _LOG_LINES = 12
 
 
@@ -59,7 +61,10 @@ class Unit:
         return ""
 
     def restart_until(self, problem: Callable[[], str]) -> str:
-        """Restart the unit and wait until nothing is wrong by ``problem``; returns what is wrong, or ""."""
+        """Restart the unit and wait until nothing is wrong by ``problem``; returns what is wrong, or "".
+
+        An AcceleratorError of ``problem`` ends the wait only if it lasts.
+        """
         self.system.run(["systemctl", "reset-failed", self.service], COMMAND_SECONDS)
         deadline = time.monotonic() + self.timeout
         try:
@@ -68,9 +73,17 @@ class Unit:
             return str(error)
         if done.returncode:
             return f"{last_words(done)} {self.journal()}".strip()
+        errors_since: float | None = None
         while True:
-            wrong = f"{self.service} is not active." if not self.process()[0] else problem()
-            if not wrong or time.monotonic() >= deadline:
+            try:
+                wrong = f"{self.service} is not active." if not self.process()[0] else problem()
+                errors_since = None
+            except AcceleratorError as error:
+                # A start that writes the files anew can leave them empty or old for a moment.
+                wrong = str(error)
+                errors_since = time.monotonic() if errors_since is None else errors_since
+            now = time.monotonic()
+            if not wrong or now >= deadline or (errors_since is not None and now - errors_since >= _ERROR_SECONDS):
                 return f"{wrong} {self.journal()}".strip() if wrong else ""
             time.sleep(_PAUSE_SECONDS)
 

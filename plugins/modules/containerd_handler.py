@@ -232,7 +232,8 @@ def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> l
 
 
 def write(system: System, path: str, text: str | None) -> None:
-    """Write a file as a whole, with the mode that it has, or remove it."""
+    """Write a file as a whole, with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
+    path = system.real_path(path)
     if text is None:
         system.remove(path)
         return

@@ -179,7 +179,8 @@ class Docker:
             return None
 
     def write(self, path: str, text: str | None, mode: int) -> None:
-        """Write a file as a whole with the mode that it has, or remove it."""
+        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
+        path = self.system.real_path(path)
         if text is None:
             self.system.remove(path)
             return
@@ -231,11 +232,15 @@ class Docker:
             )
         until = time.monotonic() + self.params["timeout"]
         while True:
-            found = self.knows()
-            if found == wanted:
-                return ""
-            if time.monotonic() >= until:
-                return f"it knows {found or 'no such runtime'}, expected {wanted or 'none'}"
+            try:
+                found = self.knows()
+                problem = (
+                    "" if found == wanted else f"it knows {found or 'no such runtime'}, expected {wanted or 'none'}"
+                )
+            except DockerError as error:
+                problem = str(error)
+            if not problem or time.monotonic() >= until:
+                return problem
             time.sleep(PAUSE_SECONDS)
 
 

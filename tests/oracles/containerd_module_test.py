@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-MODULE = "ansible_collections.dra.accelerators.plugins.modules.containerd_config"
+MODULES = "ansible_collections.dra.accelerators.plugins.modules"
 PROGRAM = f"""
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 with patch_module_args(json.load(sys.stdin)):
-    importlib.import_module("{MODULE}").main()
+    importlib.import_module("{MODULES}." + sys.argv[1]).main()
 """
 TABLE = '[plugins."io.containerd.grpc.v1.cri"]'
 MANAGER = Path(__file__).with_name("service_manager.py")
@@ -76,21 +76,28 @@ class Machine:
         self.systemctl("restart", "containerd.service")
 
     def module(self, *, check: bool = False, **options: Any) -> Result:
-        """Run the module."""
+        """Run the module containerd_config."""
         given = {
             "runtime": "auto",
+            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
+            "record": str(self.folder / "record/containerd.json"),
+            "_ansible_check_mode": check,
+            **options,
+        }
+        return self.run("containerd_config", given)
+
+    def run(self, name: str, options: dict[str, Any]) -> Result:
+        """Run a module of containerd."""
+        given = {
             "command": str(self.containerd),
             "config": str(self.main),
             "drop_ins": str(self.main.parent / "conf.d"),
-            "cdi_folders": [str(self.folder / "cdi/etc"), str(self.folder / "cdi/run")],
-            "record": str(self.folder / "record/containerd.json"),
             "timeout": 30,
-            "_ansible_check_mode": check,
             "_ansible_diff": True,
             **options,
         }
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, name],
             input=json.dumps(given),
             env=self.environment(),
             capture_output=True,
@@ -273,6 +280,64 @@ def test_a_linked_main_file_stays_a_link(machine: Machine) -> None:
     assert machine.main.is_symlink() and "enable_cdi = true" in target.read_text()
     assert machine.module(state="absent")["changed"]
     assert machine.main.is_symlink() and target.read_text() == before
+
+
+def test_handler_in_linked_main_file_keeps_the_link(machine: Machine) -> None:
+    machine.start_with("")
+    target = machine.folder / "dotfiles.toml"
+    target.write_text(machine.main.read_text().replace("imports", "# imports"))
+    machine.main.unlink()
+    machine.main.symlink_to(target)
+    machine.systemctl("restart", "containerd.service")
+    before = target.read_text()
+    handler = {"name": "site", "options": {"BinaryName": "/usr/bin/true"}}
+    assert machine.run("containerd_handler", handler)["changed"]
+    assert machine.main.is_symlink() and "BinaryName" in target.read_text()
+    assert machine.run("containerd_handler", {**handler, "state": "absent"})["changed"]
+    assert machine.main.is_symlink() and target.read_text() == before
+
+
+@pytest.mark.parametrize("more", ["# by an administrator\n  ", "max_concurrent_downloads = 5\n  "])
+def test_main_file_edited_between_two_changes_keeps_the_edit(machine: Machine, more: str) -> None:
+    machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
+    assert machine.module()["changed"]
+    machine.main.write_text(machine.main.read_text().replace("sandbox_image", f"{more}sandbox_image"))
+    machine.systemctl("restart", "containerd.service")
+    expected = f"{TABLE}\n  {more}sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n"
+    folders = [str(machine.folder / f"cdi/{name}") for name in ("etc", "run", "more")]
+    assert machine.module(cdi_folders=folders)["changed"]
+    done = machine.module(cdi_folders=folders, state="absent")
+    assert done.get("changed"), done
+    assert machine.main.read_text().endswith(expected)
+    assert not list(machine.main.parent.glob("*before*")) and not machine.knows()
+
+
+def test_read_only_file_system_is_rejected_by_check_mode_too(machine: Machine) -> None:
+    machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
+    before, folder = machine.files(), str(machine.main.parent)
+    subprocess.run(["mount", "--bind", "--options", "ro", folder, folder], check=True)
+    try:
+        results = [machine.module(check=True), machine.module()]
+        after = machine.files()
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert [each.get("error_code") for each in results] == ["read-only", "read-only"], results
+    assert after == before
+
+
+def test_main_file_that_cannot_be_replaced_leaves_nothing_behind(machine: Machine) -> None:
+    machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
+    before, pid = machine.files(), machine.pid()
+    # A file that is a mount point cannot be replaced, nor can one with the immutable attribute.
+    other = machine.folder / "other.toml"
+    other.write_text(machine.main.read_text())
+    subprocess.run(["mount", "--bind", other, machine.main], check=True)
+    try:
+        failed = machine.module()
+    finally:
+        subprocess.run(["umount", machine.main], check=True)
+    assert failed.get("error_code") == "os-error" and f"{machine.main} cannot be replaced" in failed["msg"], failed
+    assert machine.files() == before and machine.pid() == pid
 
 
 @pytest.mark.prove

@@ -44,6 +44,8 @@ def stop() -> None:
 def start() -> int:
     """Start the daemon and wait until it answers on its socket, as Type=notify does."""
     command, address = (FOLDER / "command").read_text().splitlines()
+    # The kernel can still be ending the former process: nobody is to meet its socket.
+    Path(address).unlink(missing_ok=True)
     with LOG.open("ab") as log:
         process = subprocess.Popen(command, shell=True, stdout=log, stderr=log, start_new_session=True)
     PID.write_text(str(process.pid))

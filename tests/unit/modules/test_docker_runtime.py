@@ -135,6 +135,30 @@ def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None
     assert docker.run()["error_code"] == "invalid-json"
 
 
+def test_linked_file_stays_a_link(docker: Docker) -> None:
+    target = docker.folder / "dotfiles.json"
+    target.write_text(SITE)
+    docker.config.symlink_to(target)
+    assert docker.run()["changed"] and docker.config.is_symlink() and PROGRAM in target.read_text()
+    assert docker.run(state="absent")["changed"] and docker.config.is_symlink() and target.read_text() == SITE
+
+
+def test_docker_without_an_answer_after_the_reload_is_asked_again(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    program = docker.folder / "bin/docker"
+    text = program.read_text().replace(
+        "import json\n",
+        f"import json, os\nif os.path.exists('{docker.folder}/busy'): os.unlink('{docker.folder}/busy'); exit(1)\n",
+    )
+    program.write_text(text)
+    systemctl = docker.folder / "bin/systemctl"
+    systemctl.write_text(systemctl.read_text().replace("reload)", f"reload) touch {docker.folder}/busy;"))
+    done = docker.run()
+    assert done.get("changed"), done
+    assert docker.known()["ascend"] == {"path": PROGRAM}
+    assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
+
+
 def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
     docker.run()
     (docker.folder / "known").write_text("{}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
-from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import program_words
+from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import Unit, program_words
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -38,6 +40,30 @@ def test_the_target_of_a_link_is_written_and_restored(tmp_path: Path, was_there:
     files.undo([change], files.record())
     assert link.is_symlink()
     assert target.exists() is was_there and (not was_there or target.read_text() == before)
+
+
+def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the start of MicroK8s does: the main file is empty for a moment after the unit counts as active."""
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho ActiveState=active\necho MainPID=1\n")
+    (tmp_path / "journalctl").write_text("#!/bin/sh\n")
+    for name in ("systemctl", "journalctl"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    main = tmp_path / "containerd.toml"
+    main.write_text("")
+    threading.Timer(1.0, main.write_text, ["version = 2\n"]).start()
+
+    def problem() -> str:
+        if not main.read_text():
+            raise AcceleratorError("The main file is empty", code="rewritten")
+        return ""
+
+    unit = Unit(System(), service="snap.microk8s.daemon-containerd.service", timeout=30)
+    assert unit.restart_until(problem) == ""
+    main.write_text("")
+    begun = time.monotonic()
+    assert "The main file is empty" in unit.restart_until(problem)
+    assert time.monotonic() - begun < 10
 
 
 def test_a_containerd_that_the_main_process_starts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
