@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE
 from playing import play
 
 SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
@@ -204,6 +205,41 @@ def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
     played = play(tmp_path, tasks, hosts)
     assert not played.failed, played.output
     assert played.output.count(text) == 1
+
+
+def test_npu_modes_that_forbid_slices_are_named_where_the_layout_asks_for_slices(tmp_path: Path) -> None:
+    """With the node, the NPUs, the mode, and the remedy."""
+
+    def npus(*reasons: str) -> dict[str, Any]:
+        return {
+            "devices": [
+                {"vendor": "ascend", "index": index, "partitioning": {"blocked": reason}}
+                for index, reason in enumerate(reasons)
+            ]
+        }
+
+    machine = node(**NPUS, **WELL, **NO_GPU)
+    dynamic = [{"match": {}, "mode": "dynamic"}]
+    static = [{"match": {"vendor": "ascend"}, "mode": "static", "partitions": {"vir01": 1}}]
+    for_gpus = [{"match": {"vendor": "nvidia"}, "mode": "dynamic"}]
+    hosts = {
+        name: {**host(layout, **FLEET), "preflight_node_info": machine, "preflight_accelerator_info": found}
+        for name, layout, found in (
+            ("dynamic", dynamic, npus(DIES_AS_ONE, "", DIES_AS_ONE)),
+            ("static", static, npus("SMP mode")),
+            ("for-gpus", for_gpus, npus("not for GPUs")),
+            ("whole", [{"match": {}, "mode": "whole"}], npus("not for whole NPUs")),
+            ("possible", dynamic, npus("", "")),
+        )
+    }
+    hosts["read-by-the-role"] = {**host(dynamic, **FLEET), "preflight_node_info": machine}
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    played = play(tmp_path, tasks, hosts)
+    assert not played.failed, played.output
+    assert played.output.count("NPU modes: the layout of n asks for vNPU slices") == 2
+    assert f"NPU 0, 2: {DIES_AS_ONE}" in played.output and "multi-die-policy -d 1" in played.output
+    assert "NPU 0: SMP mode" in played.output
+    assert "not for" not in played.output
 
 
 def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
