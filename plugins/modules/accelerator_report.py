@@ -326,13 +326,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.backend impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
-from ansible_collections.dra.accelerators.plugins.module_utils.core.extended_claims import (
-    describe_duplicate,
-    duplicates,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import attention, fleet_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import (
+    duplicate_class_notes,
+    fleet_report,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
@@ -511,10 +510,7 @@ def duplicate_classes(api: Api) -> list[dict[str, Any]]:
         if error.status in (403, 404):
             return []
         raise
-    return [
-        {"node": "", **attention("duplicate-extended-resource", describe_duplicate(*each))}
-        for each in duplicates(classes).items()
-    ]
+    return duplicate_class_notes(classes)
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def fleet() -> Fleet:
 
 def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
     made = fleet()
-    found = report_of(made.slices, made.claims, made.pending, made.rules, "2026-11-24T10:00:00Z")
+    found = report_of(made.slices, made.claims, made.pending, made.rules, [], "2026-11-24T10:00:00Z")
     jsonschema.validate(found, SCHEMA)
     assert found["asked"] == {"nodes": False, "cluster": True} and found["totals"]["silent"] == 0
     (node,) = found["nodes"]
@@ -56,12 +56,12 @@ def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
 def test_the_report_has_what_drivers_say_of_their_layout() -> None:
     made = fleet()
     drawn = next(
-        each["uuid"] for each in report_of(made.slices, [], [], [], "2026-11-24T10:00:00Z")["nodes"][0]["devices"]
+        each["uuid"] for each in report_of(made.slices, [], [], [], [], "2026-11-24T10:00:00Z")["nodes"][0]["devices"]
     )
     differs = {"index": 0, "wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "error": ""}
     said = {drawn: differs, "GPU-unpublished": {**differs, "index": 7}}
     made.slices[0]["metadata"]["annotations"] = {ANNOTATION: json.dumps(said)}
-    found = report_of(made.slices, made.claims, made.pending, made.rules, "2026-11-24T10:00:00Z")
+    found = report_of(made.slices, made.claims, made.pending, made.rules, [], "2026-11-24T10:00:00Z")
     jsonschema.validate(found, SCHEMA)
     drifts = [each["drift"] for each in found["nodes"][0]["devices"]]
     assert drifts == [{"wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "held_by": [], "error": ""}, None]
@@ -79,6 +79,7 @@ class Cluster:
             f"{base}/v1/resourceslices": made.slices,
             f"{base}/v1/resourceclaims": made.claims,
             f"{base}/v1beta2/devicetaintrules": made.rules,
+            f"{base}/v1/deviceclasses": [],
             "/api/v1/pods": made.pending,
         }
         self.about: Json = {
@@ -177,6 +178,23 @@ def test_who_may_read_gets_it(tmp_path: Path) -> None:
         assert found["totals"]["devices"] == 2 and found["totals"]["waiting"] == 1
         assert found["nodes"][0]["devices"][1]["taints"][0]["rule"] == "r"
         assert scene.counted("served")
+
+    run(tmp_path, scenario)
+
+
+def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert json.loads((await scene.get())[1])["attention"] == []
+        scene.cluster.lists["/apis/resource.k8s.io/v1/deviceclasses"] = [
+            {"metadata": {"name": name}, "spec": {"extendedResourceName": resource}}
+            for name, resource in (("b", "nvidia.com/gpu"), ("a", "nvidia.com/gpu"), ("c", "example.com/other"))
+        ]
+        scene.now += KEPT_SECONDS
+        found = json.loads((await scene.get())[1])
+        jsonschema.validate(found, SCHEMA)
+        (note,) = found["attention"]
+        assert (note["code"], note["node"]) == ("duplicate-extended-resource", "")
+        assert "nvidia.com/gpu is served by several DeviceClasses: a, b." in note["message"]
 
     run(tmp_path, scenario)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..extended_claims import describe_duplicate, duplicates
+
 Json = dict[str, Any]
 #: Who owns a partition that was made by hand in a form that no profile has.
 FOREIGN = "foreign"
@@ -15,6 +17,14 @@ FOREIGN = "foreign"
 def attention(code: str, message: str, remedy: str = "", device: str = "") -> dict[str, str]:
     """Return one thing that somebody has to look at."""
     return {"code": code, "device": device, "message": message, "remedy": remedy}
+
+
+def duplicate_class_notes(classes: Iterable[Json]) -> list[dict[str, str]]:
+    """Return a note of the cluster for each extended resource that several DeviceClasses serve."""
+    return [
+        {"node": "", **attention("duplicate-extended-resource", describe_duplicate(resource, names))}
+        for resource, names in duplicates(classes).items()
+    ]
 
 
 def fleet_report(nodes: Mapping[str, Json], published: Sequence[Json] | None, claims: Sequence[Json]) -> Json:

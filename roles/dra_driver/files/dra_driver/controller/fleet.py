@@ -20,7 +20,7 @@ from ..api.resources import GROUP, ResourceApi, slice_from_version
 from ..core.cluster.claims import facts_by
 from ..core.cluster.inventory import devices
 from ..core.layout_differences import told_by_slices
-from ..core.picture.answers import fleet_report
+from ..core.picture.answers import duplicate_class_notes, fleet_report
 from ..core.picture.fleet import picture
 from ..core.times import text_of
 
@@ -30,12 +30,20 @@ KEPT_SECONDS = 10.0
 SLICE_PAGE, PAGE = 100, 500
 
 
-def report_of(slices: list[Json], claims: list[Json], pending: list[Json], rules: list[Json], generated: str) -> Json:
-    """Return the picture of what the cluster has. Pure; ``slices`` in the form of v1, ``generated`` when all was asked, RFC 3339."""
+def report_of(
+    slices: list[Json],
+    claims: list[Json],
+    pending: list[Json],
+    rules: list[Json],
+    classes: list[Json],
+    generated: str,
+) -> Json:
+    """Return the report of the cluster's objects: ``slices`` in the form of v1, ``generated`` the time of the requests, RFC 3339."""
     published = devices(slices, claims)
     report = fleet_report({}, published, facts_by(claims, published, {}))
     # No node was asked, so none is unknown to who asked.
     report["attention"] = [each for each in report["attention"] if each["code"] != "node-unknown"]
+    report["attention"] += duplicate_class_notes(classes)
     return picture(
         report, published, pending=pending, rules=rules, generated=generated, differing=told_by_slices(slices)
     )
@@ -71,7 +79,7 @@ class FleetReport:
                 self.last = Made(await asyncio.to_thread(_made, found), self._clock())
             return self.last
 
-    async def _ask(self) -> tuple[list[Json], list[Json], list[Json], list[Json], str]:
+    async def _ask(self) -> tuple[list[Json], list[Json], list[Json], list[Json], list[Json], str]:
         self._resources.forget()  # the cluster may have been upgraded
         version = await self._resources.version()
         generated = text_of(time.time())
@@ -86,7 +94,8 @@ class FleetReport:
         claims = await self._list(f"{base}/resourceclaims", PAGE)
         pending = await self._list("/api/v1/pods", PAGE, {"fieldSelector": "status.phase=Pending"})
         rules = await self._resources.rules_path()
-        return slices, claims, pending, await self._list(rules, PAGE) if rules else [], generated
+        taints = await self._list(rules, PAGE) if rules else []
+        return slices, claims, pending, taints, await self._list(f"{base}/deviceclasses", PAGE), generated
 
     async def _list(self, path: str, page: int, params: Json | None = None) -> list[Json]:
         found = await self._client.list_all(path, params, page=page)
@@ -96,5 +105,5 @@ class FleetReport:
         return found
 
 
-def _made(found: tuple[list[Json], list[Json], list[Json], list[Json], str]) -> bytes:
+def _made(found: tuple[list[Json], list[Json], list[Json], list[Json], list[Json], str]) -> bytes:
     return json.dumps(report_of(*found), separators=(",", ":")).encode() + b"\n"
