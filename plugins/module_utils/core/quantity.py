@@ -54,12 +54,6 @@ def equal(left: str | int, right: str | int) -> bool:
     return parse(left) == parse(right)
 
 
-def compare(left: str | int, right: str | int) -> int:
-    """Return -1, 0 or 1 as the left quantity is smaller, equal or larger."""
-    first, second = parse(left), parse(right)
-    return (first > second) - (first < second)
-
-
 def format_bytes(value: int) -> str:
     """Write a number of bytes with the largest binary suffix that divides it, as the API server does."""
     power = 0
