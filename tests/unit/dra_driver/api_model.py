@@ -38,6 +38,8 @@ class ApiModel:
         self.claims: dict[str, Json] = {}
         self.pods: dict[str, Json] = {}
         self.pods_forbidden = False
+        #: How long the answer about a pod takes, in seconds.
+        self.pod_seconds = 0.0
         self.events: list[Json] = []
         self.log: list[tuple[str, str]] = []
         self.moments: list[float] = []
@@ -151,6 +153,7 @@ class ApiModel:
             answer = {"items": items, "metadata": {"resourceVersion": str(self.revision)}}
             return web.Response(body=dumps(answer), content_type="application/json")
         if "/pods/" in path:
+            await asyncio.sleep(self.pod_seconds)
             pod = self.pods.get(path.rsplit("/", 1)[1])
             if pod is None:
                 return self._error(*((403, "pods is forbidden") if self.pods_forbidden else (404, "pod not found")))

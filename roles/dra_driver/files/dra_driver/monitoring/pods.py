@@ -17,12 +17,18 @@ from ..kubelet.attribution import PodRequests, requests_of_pod
 READ_SECONDS = 2.0
 # The list of the kubelet has no pod UIDs. A new pod of a StatefulSet has the name of the previous one, and can share its claim.
 CACHE_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 Pod = tuple[str, str]
 
 
-async def read_requests(api: ResourceApi, pods: Collection[Pod]) -> dict[Pod, PodRequests]:
-    """Return the requests of pods by namespace and name, without those that do not exist. Raises ApiError or ApiUnreachable."""
-    found: dict[Pod, PodRequests] = {}
+async def read_requests(
+    api: ResourceApi, pods: Collection[Pod], found: dict[Pod, PodRequests] | None = None
+) -> dict[Pod, PodRequests]:
+    """Return the requests of pods by namespace and name, without those that do not exist. Raises ApiError or ApiUnreachable.
+
+    They are added to ``found`` one after the other, so that a caller has some of them if the time is over.
+    """
+    found = {} if found is None else found
     for namespace, name in sorted(pods):
         try:
             found[namespace, name] = requests_of_pod(await api.pod(namespace, name))
@@ -42,9 +48,15 @@ class PodReader:
         self._api = api
         self._clock = clock
         self._cache: dict[Pod, tuple[frozenset[str], float, PodRequests]] = {}
+        self._failure: AcceleratorError | None = None
+        self._retry_at = float("-inf")
 
     def refresh(self, claims: Mapping[Pod, Collection[str]]) -> None:
-        """Read these pods, by the UIDs of their claims, unless they are cached. Forget all others. Raises AcceleratorError."""
+        """Read these pods, by the UIDs of their claims, unless they are cached. Forget all others.
+
+        Raises AcceleratorError. What was read before the error is cached. After an error with nothing read, the API server is left
+        alone for RETRY_SECONDS, or for as long as it asks: all nodes are scraped every few seconds.
+        """
         now = self._clock()
         self._cache = {
             pod: kept
@@ -54,15 +66,32 @@ class PodReader:
         missing = set(claims) - set(self._cache)
         if not missing:
             return
-        reading = asyncio.run_coroutine_threadsafe(read_requests(self._api, missing), self._loop)
+        if self._failure is not None and now < self._retry_at:
+            raise self._failure
+        self._failure = None
+        found: dict[Pod, PodRequests] = {}
+        reading = asyncio.run_coroutine_threadsafe(read_requests(self._api, missing, found), self._loop)
         try:
-            found = reading.result(READ_SECONDS)
+            reading.result(READ_SECONDS)
         except concurrent.futures.TimeoutError:
             reading.cancel()
-            raise AcceleratorError(
-                f"The API server did not return {len(missing)} pods within {READ_SECONDS:g} s", code="no-answer"
+            raise self._failed(
+                AcceleratorError(
+                    f"The API server returned {len(found)} of {len(missing)} pods within {READ_SECONDS:g} s",
+                    code="no-answer",
+                ),
+                found,
             ) from None
-        self._cache.update({pod: (frozenset(claims[pod]), now, requests) for pod, requests in found.items()})
+        except AcceleratorError as error:
+            raise self._failed(error, found) from None
+        finally:
+            self._cache.update({pod: (frozenset(claims[pod]), now, kept) for pod, kept in dict(found).items()})
+
+    def _failed(self, error: AcceleratorError, found: Collection[Pod]) -> AcceleratorError:
+        asked = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
+        if asked or not found:
+            self._failure, self._retry_at = error, self._clock() + max(asked, RETRY_SECONDS)
+        return error
 
     def known(self, pods: Collection[Pod]) -> dict[Pod, PodRequests]:
         """Return the cached requests of these pods."""
