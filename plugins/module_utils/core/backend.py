@@ -219,6 +219,12 @@ class Backend(Protocol):
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
 
+    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
+        """Set the function that returns the partitions of the fabric that claims use, for a fabric manager that has to be told after its restart.
+
+        It is called on any thread.
+        """
+
     def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
         """Return which partition of the machine's fabric these whole devices are, all of it, and whether it is active.
 

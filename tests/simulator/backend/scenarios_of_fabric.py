@@ -14,25 +14,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.core.errors import BackendUnavailable, FabricRejected, InUse
+from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
+from dra_driver.core.system import System
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.simulator.backend.stage import Stage, on, refused
 
 
-def configure(stage: Stage, mode: int) -> Path:
+def configure(stage: Stage, mode: int, *more: str) -> Path:
     """Write fabricmanager.cfg with a socket in the machine's directory; return the socket."""
     path = stage.root / "fm.socket"
     configuration = stage.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
     configuration.parent.mkdir(parents=True, exist_ok=True)
-    configuration.write_text(f"# comment\nFABRIC_MODE={mode}\nFM_CMD_UNIX_SOCKET_PATH={path}\n")
+    configuration.write_text(
+        f"# comment\nFABRIC_MODE={mode}\nFM_CMD_UNIX_SOCKET_PATH={path}\n" + "".join(f"{each}\n" for each in more)
+    )
     return path
 
 
 @contextlib.contextmanager
-def fabric_manager(stage: Stage, mode: int = 1) -> Iterator[None]:
+def fabric_manager(stage: Stage, mode: int = 1, *more: str) -> Iterator[None]:
     """A fabric manager that runs for a while."""
-    path = configure(stage, mode)
+    path = configure(stage, mode, *more)
     program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", program, "--root", str(stage.root), "fabric-manager"]
     process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(SIMULATOR)})
@@ -103,6 +107,39 @@ def ask(stage: Stage, request: str) -> list[str]:
         connection.sendall(f"{request}\n".encode())
         connection.shutdown(socket.SHUT_WR)
         return answer.read().splitlines()
+
+
+@on("8xH100")
+def restarted_fabric_manager_gets_the_list_of_active_partitions(stage: Stage) -> None:
+    more = ("FABRIC_MODE_RESTART=1", f"STATE_FILE_NAME={stage.root}/fm.state")
+    backend = stage.backend
+    with fabric_manager(stage, 1, *more):
+        backend.open()
+        gpus = stage.gpus()
+        backend.set_claimed_fabric_partitions(lambda: {5})
+        ask(stage, "activate 3")  # an administrator's partition, without a claim
+        backend.activate_fabric_partition(4)
+    with fabric_manager(stage, 1, *more):
+        assert ask(stage, "list") == ["-8"]
+        stage.gpus()
+        assert backend.active_fabric_partitions == {3, 4}
+        backend.deactivate_fabric_partition(3)
+    with fabric_manager(stage, 1, *more):
+        backend.deactivate_fabric_partition(4)
+        stage.gpus()
+        assert backend.active_fabric_partitions == frozenset()
+        backend.activate_fabric_partition(6)
+    backend.close()
+    backend.open()
+    with fabric_manager(stage, 1, *more):
+        stage.gpus()
+        assert backend.active_fabric_partitions == {5}, "a process that has read no list sends the partitions of claims"
+    module = NvidiaBackend(System(str(stage.root)))
+    module.open()
+    with fabric_manager(stage, 1, *more):
+        assert "still starting" in str(refused(BackendUnavailable, module.fabric_partition, gpus[:2]))
+        assert ask(stage, "list") == ["-8"], "a program without claims sends no list"
+    module.close()
 
 
 @on("8xH100")

@@ -53,6 +53,7 @@ def test_structure_sizes_equal_the_header() -> None:
     gpu = 4 + 80 + 32 + 4 + 4 + 4
     assert ctypes.sizeof(fabric_manager.GpuInfo) == gpu
     assert ctypes.sizeof(fabric_manager.PartitionList) == 12 + 64 * (12 + 16 * gpu)
+    assert ctypes.sizeof(fabric_manager.ActivatedList) == 8 + 64 * 4
     assert version_of(fabric_manager.ConnectParameters) == 0x0100010C
 
 
@@ -65,6 +66,8 @@ def test_structure_sizes_equal_the_header() -> None:
         ("# FABRIC_MODE=1\n", Options(False, "127.0.0.1:6666", False)),
         ("FABRIC_MODE = 1 # shared\nFM_CMD_PORT_NUMBER=16000\n", Options(True, "127.0.0.1:16000", False)),
         ("FABRIC_MODE=1\nFM_CMD_UNIX_SOCKET_PATH=/run/fm/socket\n", Options(True, "/run/fm/socket", True)),
+        ("FABRIC_MODE=1\nFABRIC_MODE_RESTART = 1 # keep\n", Options(True, "127.0.0.1:6666", False, resumes=True)),
+        ("FABRIC_MODE=1\nFABRIC_MODE_RESTART=0\n", Options(True, "127.0.0.1:6666", False)),
         (
             "FABRIC_MODE=1\nFM_CMD_UNIX_SOCKET_PATH=\nFM_CMD_BIND_INTERFACE=127.0.0.2",
             Options(True, "127.0.0.2:6666", False),

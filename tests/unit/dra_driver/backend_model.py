@@ -293,6 +293,9 @@ class ModelBackend:
     def has_fabric_partitions(self) -> bool:
         return bool(self.fabric)
 
+    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
+        self.claimed_fabric_partitions = claimed
+
     def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
         self._call("fabric_partition", tuple(device.index for device in devices))
         wanted = {device.index for device in devices}

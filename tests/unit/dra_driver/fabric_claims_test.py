@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from backend_model import ModelGpus
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.fabric import to_deactivate
+from dra_driver.claims.debts import FabricDebt
+from dra_driver.claims.fabric import claimed, to_deactivate
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, FabricRejected
@@ -432,6 +433,18 @@ def test_last_claim_deactivates_partitions_of_the_driver(ours: bool, other: int 
     assert to_deactivate(mine, [mine, *others]) == expected
     # Whatever the other claim's record says of the fabric: it has the same device.
     assert to_deactivate(mine, [mine, record("other", None, ours=False)]) is None
+
+
+def test_claimed_partitions_are_those_of_this_boot_and_owed_ones() -> None:
+    records = [
+        record("ours", 4, ours=True),
+        record("administrators", 5, ours=False),
+        record("none", None, ours=False),
+        replace(record("preparing", 6, ours=True), state="preparing"),
+        replace(record("former", 7, ours=True), boot_id="boot-0"),
+    ]
+    owed, void = FabricDebt(8, frozenset({"GPU-0"})), FabricDebt(9, frozenset({"GPU-1"}))
+    assert claimed(records, {**owed.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
 
 
 def test_record_with_a_partition_is_read_back_and_is_unknown_to_older_releases() -> None:

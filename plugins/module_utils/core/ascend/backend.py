@@ -338,6 +338,9 @@ class AscendBackend:
 
     deactivate_fabric_partition = activate_fabric_partition
 
+    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
+        """Do nothing: the links between NPUs have no partitions."""
+
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the node of the chip."""
         return (f"/dev/davinci{device.minor}",)

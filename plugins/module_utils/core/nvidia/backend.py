@@ -434,6 +434,10 @@ class NvidiaBackend:
         """Whether the fabric manager is configured for shared-NVSwitch mode."""
         return self._fabric.is_used
 
+    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
+        """Set the function that returns the partitions of the NVSwitch fabric that claims use. See FabricManager."""
+        self._fabric.claimed = claimed
+
     def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
         """Return which partition of the NVSwitch fabric these GPUs are, and whether it is active."""
         return self._of_library(

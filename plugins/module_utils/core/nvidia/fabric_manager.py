@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from ..errors import AcceleratorError, BackendUnavailable, FabricRejected, InUse
 from ..model import Device
 from ..system import System
 from ..texts import join_problems
+
+LOG = logging.getLogger(__name__)
 
 CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 LIBRARY = "libnvfm.so.1"
@@ -93,6 +96,16 @@ class PartitionInfo(ctypes.Structure):
     )
 
 
+class ActivatedList(ctypes.Structure):
+    """fmActivatedFabricPartitionList_v1."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("numPartitions", ctypes.c_uint),
+        ("partitionIds", ctypes.c_uint * MOST_PARTITIONS),
+    )
+
+
 class PartitionList(ctypes.Structure):
     """fmFabricPartitionList_v2."""
 
@@ -105,7 +118,7 @@ class PartitionList(ctypes.Structure):
 
 
 def version_of(structure: type[ctypes.Structure]) -> int:
-    """Return what the first field of a structure has to say: MAKE_FM_PARAM_VERSION, with number 1 for both structures used here."""
+    """Return what the first field of a structure has to say: MAKE_FM_PARAM_VERSION, with number 1 for all structures used here."""
     return ctypes.sizeof(structure) | 1 << 24
 
 
@@ -139,11 +152,12 @@ class NoFabricPartition(AcceleratorError):
 
 @dataclass(frozen=True)
 class Options:
-    """The mode and the address in the fabric manager's configuration."""
+    """The mode and the address in the fabric manager's configuration. ``resumes`` is FABRIC_MODE_RESTART: see ``FabricManager``."""
 
     is_shared: bool
     address: str
     is_socket: bool
+    resumes: bool = False
 
 
 def read_options(text: str) -> Options:
@@ -152,7 +166,8 @@ def read_options(text: str) -> Options:
     values = {key.strip(): value.strip() for key, equals, value in pairs if equals}
     path = values.get("FM_CMD_UNIX_SOCKET_PATH", "")
     host, port = values.get("FM_CMD_BIND_INTERFACE", "127.0.0.1"), values.get("FM_CMD_PORT_NUMBER", "6666")
-    return Options(values.get("FABRIC_MODE") == SHARED_NVSWITCH, path or f"{host}:{port}", bool(path))
+    shared, resumes = values.get("FABRIC_MODE") == SHARED_NVSWITCH, values.get("FABRIC_MODE_RESTART") == "1"
+    return Options(shared, path or f"{host}:{port}", bool(path), resumes)
 
 
 def options_of(system: System) -> Options:
@@ -239,7 +254,12 @@ def reject_overlap(wanted: FabricPartition, partitions: Iterable[FabricPartition
 
 
 class FabricManager:
-    """The connection to the fabric manager. Methods that call the library block: call them on a thread with a deadline. Calls are serialized."""
+    """The connection to the fabric manager. Methods that call the library block: call them on a thread with a deadline. Calls are serialized.
+
+    With FABRIC_MODE_RESTART=1 a fabric manager that was restarted keeps the routes of the switches, rejects all calls, and waits up to 60 s for
+    the list of active partitions (User Guide, "Resiliency"). It gets the partitions that were active at the last call of this process. A process
+    that has not read them yet sends those that ``claimed`` returns, and nothing if that is not set.
+    """
 
     def __init__(
         self,
@@ -255,6 +275,8 @@ class FabricManager:
         self._handle: ctypes.c_void_p | None = None
         self._known: tuple[float, tuple[FabricPartition, ...]] = (0.0, ())
         self._active: frozenset[int] | None = None
+        self._remembered: set[int] | None = None
+        self.claimed: Callable[[], Collection[int]] | None = None
         self._is_used = False
         self.refresh_mode()
 
@@ -302,7 +324,9 @@ class FabricManager:
         self._call(
             "fmGetSupportedFabricPartitions", "Listing the partitions of the NVSwitch fabric", ctypes.byref(answer)
         )
-        return tuple(_partition(each) for each in answer.partitionInfo[: min(answer.numPartitions, MOST_PARTITIONS)])
+        found = tuple(_partition(each) for each in answer.partitionInfo[: min(answer.numPartitions, MOST_PARTITIONS)])
+        self._remembered = {each.number for each in found if each.is_active}
+        return found
 
     def find(self, devices: Sequence[Device]) -> tuple[int, bool]:
         """Return which partition these GPUs are, and whether it is active. Raises NoFabricPartition, BackendUnavailable."""
@@ -319,6 +343,7 @@ class FabricManager:
             reject_overlap(wanted, partitions)
             doing = f"Activating partition {number} of the NVSwitch fabric"
             self._call("fmActivateFabricPartition", doing, number, REJECTIONS)
+            self._remember(number, is_active=True)
 
     def deactivate(self, number: int) -> None:
         """Deactivate a partition if it exists and is active. Raises BackendUnavailable, FabricRejected.
@@ -337,11 +362,17 @@ class FabricManager:
         if any(each.number == number and each.is_active for each in partitions):
             doing = f"Deactivating partition {number} of the NVSwitch fabric"
             self._call("fmDeactivateFabricPartition", doing, number, REJECTIONS | {IN_USE})
+            self._remember(number, is_active=False)
+
+    def _remember(self, number: int, *, is_active: bool) -> None:
+        """Note that a partition was activated or deactivated just now."""
+        self._remembered = {*(self._remembered or ()), number} if is_active else (self._remembered or set()) - {number}
 
     def close(self) -> None:
-        """End the connection. The next call opens another one."""
+        """End the connection. The next call opens another one. Another process can change partitions in between."""
         with self._lock:
             self._disconnect()
+            self._remembered = None
 
     def _call(self, function: str, doing: str, argument: Any, rejections: Collection[int] = ()) -> None:
         """Call the library. If the connection has ended, for example after a restart of the fabric manager, reconnect and repeat the call once.
@@ -353,6 +384,8 @@ class FabricManager:
             if value in (CONNECTION_NOT_VALID, UNINITIALIZED):
                 self._disconnect()
                 value = self._once(function, doing, argument)
+            if value == NOT_CONFIGURED and self._resume():
+                value = self._once(function, doing, argument)
         if value in rejections:
             raise FabricRejected(f"{doing}: the fabric manager rejects it: {_WORDS[value]} (error {value})", hint=_HINT)
         if value == IN_USE:
@@ -363,6 +396,20 @@ class FabricManager:
     def _once(self, function: str, doing: str, argument: Any) -> int:
         self._connect(doing)
         return int(getattr(self._library, function)(self._handle, argument))
+
+    def _resume(self) -> bool:
+        """Send the list of active partitions to a fabric manager that waits for it; return whether it accepts the list."""
+        with contextlib.suppress(OSError):
+            if self.claimed is None or not options_of(self._system).resumes:
+                return False
+            numbers = sorted(self.claimed() if self._remembered is None else self._remembered)[:MOST_PARTITIONS]
+            active = ActivatedList(version=version_of(ActivatedList), numPartitions=len(numbers))
+            active.partitionIds[: len(numbers)] = numbers
+            value = int(self._library.fmSetActivatedFabricPartitions(self._handle, ctypes.byref(active)))
+            outcome = "accepts" if value == SUCCESS else f"rejects (error {value})"
+            LOG.warning("the fabric manager was restarted, and %s the list of active partitions: %s", outcome, numbers)
+            return value == SUCCESS
+        return False
 
     def _connect(self, doing: str) -> None:
         if self._handle is not None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from .api.resources import ResourceApi
+from .claims import fabric
 from .claims.companions import ServiceManager
 from .claims.container_files import ContainerFiles
 from .claims.execute import Hands
@@ -180,6 +181,9 @@ class Serving:
             directory,
             writes=True,
             is_referred=bool(store.claims) or any(rule.match.index is not None for rule in configuration.layout),
+        )
+        self._backend.set_claimed_fabric_partitions(
+            lambda: fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
         )
         self._backend.remember(device for record in store.claims.values() for device in record.away)
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)

@@ -6,6 +6,8 @@ Facts, from NVIDIA's Fabric Manager User Guide: the configuration's keys FABRIC_
 FM_CMD_PORT_NUMBER and FM_CMD_UNIX_SOCKET_PATH; the return values; that a GPU's physical id equals its module id on H100 and later, and that
 UUID and PCI address are left out there. The ids of the partitions are those of NVIDIA's DRA driver's guide "Fabric Manager partitioning": of
 eight GPUs 1 has all, 2 and 3 have four each, 4 to 7 two each, 8 to 15 one each. A restart forgets which partitions are active.
+"Resiliency": with FABRIC_MODE_RESTART=1 a fabric manager that finds the state file of the one before (STATE_FILE_NAME) rejects all calls until it
+gets the list of active partitions, and exits if it gets none within 60 s. The guide does not name the return value: it is NOT_CONFIGURED here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from .errors import SimulatorError
 CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 SHARED_NVSWITCH = "1"
 # Return values of the library.
-SUCCESS, BADPARAM, NOT_SUPPORTED, UNINITIALIZED, IN_USE = 0, -1, -3, -4, -7
+SUCCESS, BADPARAM, NOT_SUPPORTED, UNINITIALIZED, IN_USE, NOT_CONFIGURED = 0, -1, -3, -4, -7, -8
+STATE_FILE = "/tmp/fabricmanager.state"  # noqa: S108  NVIDIA's default
+RESUME_SECONDS = 60.0
 NO_ADDRESS = "00000000:00:00.0"
 LINKS, LINK_RATE = 18, 26562
 
@@ -60,11 +64,12 @@ def partitions_of(members: Sequence[Member]) -> dict[int, tuple[Member, ...]]:
 class FabricManager:
     """Which partitions are active. Safe for threads."""
 
-    def __init__(self, members: Sequence[Member], *, is_shared: bool) -> None:
+    def __init__(self, members: Sequence[Member], *, is_shared: bool, waits: bool = False) -> None:
         self._partitions = partitions_of(members)
         self._is_shared = is_shared
         self._active: set[int] = set()
         self._failures: dict[str, int] = {}
+        self.waits = waits  # for the list of active partitions
         self._lock = threading.Lock()
 
     def answer(self, request: str) -> Iterator[str]:
@@ -82,6 +87,10 @@ class FabricManager:
                 yield str(NOT_SUPPORTED)
             elif self._failures.get(word):
                 yield str(self._failures[word])
+            elif word == "set":
+                yield str(self._set(argument.split()))
+            elif self.waits:
+                yield str(NOT_CONFIGURED)
             elif word == "list":
                 yield str(SUCCESS)
                 for number, members in sorted(self._partitions.items()):
@@ -92,6 +101,15 @@ class FabricManager:
                 yield str(self._change(int(argument), activate=word == "activate"))
             else:
                 yield str(BADPARAM)
+
+    def _set(self, numbers: Sequence[str]) -> int:
+        if not self.waits:
+            return NOT_SUPPORTED
+        wanted = {int(number) for number in numbers if number.isdigit()}
+        if not wanted <= self._partitions.keys() or len(wanted) != len(numbers):
+            return BADPARAM
+        self._active, self.waits = wanted, False
+        return SUCCESS
 
     def _change(self, number: int, *, activate: bool) -> int:
         if number not in self._partitions:
@@ -108,9 +126,21 @@ class FabricManager:
         return SUCCESS
 
 
+def resumes(options: Mapping[str, str]) -> bool:
+    """Whether the fabric manager goes on with the state of the one before. The first one leaves its state behind."""
+    if options.get("FABRIC_MODE_RESTART") != "1":
+        return False
+    state = Path(options.get("STATE_FILE_NAME", STATE_FILE))
+    found = state.exists()
+    state.touch()
+    return found
+
+
 def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
     """Answer requests at the address that the configuration names, until the process is ended."""
-    manager = FabricManager(members, is_shared=options.get("FABRIC_MODE", "0") == SHARED_NVSWITCH)
+    manager = FabricManager(
+        members, is_shared=options.get("FABRIC_MODE", "0") == SHARED_NVSWITCH, waits=resumes(options)
+    )
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -131,5 +161,9 @@ def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
             server = socketserver.ThreadingTCPServer((options.get("FM_CMD_BIND_INTERFACE", "127.0.0.1"), port), Handler)
     except (OSError, ValueError) as error:
         raise SimulatorError(f"the fabric manager cannot listen at {path or 'its port'}: {error}") from error
+    timer = threading.Timer(RESUME_SECONDS, lambda: manager.waits and server.shutdown())
+    timer.daemon = True
+    timer.start()
     with server:
         server.serve_forever()
+    raise SimulatorError(f"the fabric manager got no list of active partitions within {RESUME_SECONDS:.0f} s")

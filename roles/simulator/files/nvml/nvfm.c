@@ -5,7 +5,7 @@
 //
 // Facts: names, structures, return values and their meaning are of NVIDIA's Fabric Manager User Guide ("Fabric Manager SDK"). The
 // protocol between the library and the fabric manager is not public; the one here is the simulator's own:
-//   request   "list\n", "activate <id>\n", "deactivate <id>\n"
+//   request   "list\n", "activate <id>\n", "deactivate <id>\n", "set <id> <id>...\n"
 //   answer    "<return value>\n"; after 0 for "list" one line for each partition, "partition <id> <active> <GPUs>", each followed by its
 //             GPUs, "gpu <physical id> <uuid or -> <PCI address> <available links> <most links> <MB/s>", and at the end "end\n"
 #include <arpa/inet.h>
@@ -214,4 +214,18 @@ EXPORT int fmActivateFabricPartition(fmHandle_t handle, fmFabricPartitionId_t pa
 EXPORT int fmDeactivateFabricPartition(fmHandle_t handle, fmFabricPartitionId_t partition)
 {
     return change(handle, "deactivate", partition);
+}
+
+EXPORT int fmSetActivatedFabricPartitions(fmHandle_t handle, fmActivatedFabricPartitionList_t *list)
+{
+    if (list == NULL || list->numPartitions > FM_MAX_FABRIC_PARTITIONS)
+        return FM_ST_BADPARAM;
+    if (list->version != fmActivatedFabricPartitionList_version)
+        return FM_ST_VERSION_MISMATCH;
+    char request[16 * (FM_MAX_FABRIC_PARTITIONS + 1)] = "set";
+    size_t length = strlen(request);
+    for (unsigned i = 0; i < list->numPartitions; i++)
+        length += (size_t)snprintf(request + length, sizeof(request) - length, " %u", list->partitionIds[i]);
+    snprintf(request + length, sizeof(request) - length, "\n");
+    return ask(handle, request);
 }

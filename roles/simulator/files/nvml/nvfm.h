@@ -60,4 +60,11 @@ typedef struct {
 } fmFabricPartitionList_t;
 #define fmFabricPartitionList_version MAKE_FM_PARAM_VERSION(fmFabricPartitionList_t, 1)
 
+typedef struct {
+    unsigned version;
+    unsigned numPartitions;
+    fmFabricPartitionId_t partitionIds[FM_MAX_FABRIC_PARTITIONS];
+} fmActivatedFabricPartitionList_t;
+#define fmActivatedFabricPartitionList_version MAKE_FM_PARAM_VERSION(fmActivatedFabricPartitionList_t, 1)
+
 #endif

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.errors import AcceleratorError
 from ..core.model import DEVICE, PASSTHROUGH, Device
 from ..core.settings import PERSISTENCE
-from .debts import FabricDebt
+from .debts import FabricDebt, fabric_debts_in
 from .plan import PreparePlan
 from .records import ClaimRecord, DeviceRecord
 
@@ -71,6 +71,13 @@ def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iter
         for held in plan.record.devices
     )
     return replace(plan, record=replace(plan.record, devices=devices))
+
+
+def claimed(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> frozenset[int]:
+    """Return the partitions that are active for prepared claims of this boot, and those whose deactivation is owed."""
+    held = {partition_of(record) for record in records if record.prepared and record.boot_id == boot_id}
+    owed = {debt.number for debt in fabric_debts_in(meta, boot_id)}
+    return frozenset(number for number in held | owed if number is not None)
 
 
 def to_activate(record: ClaimRecord) -> int | None:
