@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from dra_driver.core.errors import InUse
+from dra_driver.core.errors import AcceleratorError, InUse
 from dra_driver.core.nvidia import discover, partition
 from dra_driver.core.nvidia.backend import NvidiaBackend
 from dra_driver.core.nvidia.board_facts import DriverFacts
@@ -88,3 +88,22 @@ def test_reset_leaves_nvidia_drm_without_mode_setting_alone(node: Path) -> None:
         partition.reset(System(str(node)), ["GPU-1"])
     assert "End the processes" in caught.value.hint
     assert "rmmod" not in (node / "log").read_text()
+
+
+@pytest.mark.parametrize("modprobe", ["echo 'Key was rejected by service' >&2; exit 1", "sleep 30"])
+@pytest.mark.parametrize("resets", [True, False])
+def test_reset_reports_nvidia_drm_that_cannot_be_loaded_again(
+    node: Path, monkeypatch: pytest.MonkeyPatch, modprobe: str, resets: bool
+) -> None:
+    """The reset itself counts: the driver has to know that it was made."""
+    monkeypatch.setattr(partition, "MODULE_TIMEOUT", 1.0)
+    (node / "bin/modprobe").write_text(f"#!/bin/sh\n{modprobe}\n")
+    if not resets:
+        (node / "bin/nvidia-smi").write_text(f"#!/bin/sh\n{REFUSES}\n")
+    noted: list[str] = []
+    monkeypatch.setattr(partition, "note_resets", noted.extend)
+    expected = "cannot be loaded again: (Key was rejected|modprobe nvidia_drm did not end)"
+    with pytest.raises(AcceleratorError, match=expected) as caught:
+        partition.reset(System(str(node)), ["GPU-1"])
+    assert noted == (["GPU-1"] if resets else [])
+    assert caught.value.code == ("module-not-loaded" if resets else "in-use")

@@ -107,9 +107,14 @@ class Numbering:
             return _number(self._machines, address, itertools.chain([place], itertools.count(places)))
 
     def learn(self, address: str, index: int, number: int | None) -> int:
-        """Adopt the numbers of a GPU from a claim's record. Returns its index."""
+        """Adopt the numbers of a GPU from a claim's record. Returns its index.
+
+        The pod knows the GPU by its number for virtual machines. Another GPU with this number, from an old file, gets a new one.
+        """
         with self._lock:
             if number is not None:
+                for other in [each for each, taken in self._machines.items() if taken == number and each != address]:
+                    del self._machines[other]
                 self._machines[address] = number
             return _number(self._indices, address, itertools.chain([index], itertools.count()))
 

@@ -77,18 +77,26 @@ def reset(system: System, uuids: Sequence[str]) -> None:
     doing = f"Resetting {', '.join(uuids)}"
     command = ["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)]
     done = system.run(command, timeout=RESET_TIMEOUT)
-    kept_open = ""
+    kept_open, not_loaded = "", ""
     if done.returncode and _says_in_use(done) and _has_mode_setting(system):
-        kept_open = _unload(system, _DRM)
+        kept_open = _run_module_tool(system, "rmmod", _DRM)
         if not kept_open:
             try:
                 done = system.run(command, timeout=RESET_TIMEOUT)
             finally:
-                system.run(["modprobe", _DRM], timeout=MODULE_TIMEOUT)
+                not_loaded = _run_module_tool(system, "modprobe", _DRM)
     if done.returncode == 0:
         note_resets(uuids)
+        if not_loaded:
+            raise AcceleratorError(
+                f"{doing}: done, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {not_loaded}",
+                hint=f"Run `modprobe {_DRM}`: without it the GPUs have no device nodes below /dev/dri.",
+                code="module-not-loaded",
+            )
         return
     said = " ".join((done.stdout + " " + done.stderr).split())
+    if not_loaded:
+        said += f"; and the kernel module {_DRM} cannot be loaded again: {not_loaded}"
     if "permission" in said.lower():
         raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
     if _says_in_use(done):
@@ -114,17 +122,14 @@ def _has_mode_setting(system: System) -> bool:
         return False
 
 
-def _unload(system: System, module: str) -> str:
-    """Unload a kernel module that nothing uses; return why that is not possible, or an empty string."""
+def _run_module_tool(system: System, tool: str, module: str) -> str:
+    """Load (modprobe) or unload (rmmod) a kernel module; return why that failed, or an empty string."""
     try:
-        done = system.run(["rmmod", module], timeout=MODULE_TIMEOUT)
+        done = system.run([tool, module], timeout=MODULE_TIMEOUT)
     except AcceleratorError as error:
         return error.message
-    return (
-        ""
-        if done.returncode == 0
-        else " ".join((done.stderr or done.stdout).split()) or f"rmmod ended with {done.returncode}"
-    )
+    said = " ".join((done.stderr or done.stdout).split())
+    return "" if done.returncode == 0 else said or f"{tool} ended with {done.returncode}"
 
 
 def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement: Placement) -> Partition:
