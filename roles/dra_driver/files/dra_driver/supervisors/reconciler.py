@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -31,6 +32,11 @@ RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
 # After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
 MOST_UNREACHABLE = 2
+
+
+def visit_pause() -> float:
+    """Return the seconds until the next visit of all claims. Nodes that started together spread their reads more with each visit."""
+    return RECONCILE_SECONDS * random.uniform(1.0, 1.2)  # noqa: S311  no secret is made of it
 
 
 def _is_of_server(error: Exception) -> bool:
@@ -83,7 +89,7 @@ class Reconciler:
                 continue
             if self._clock() >= next_visit:
                 left = await self.visit()
-                delay, next_visit = shared.RETRY_FIRST, self._clock() + RECONCILE_SECONDS
+                delay, next_visit = shared.RETRY_FIRST, self._clock() + visit_pause()
             elif left:
                 delay = min(delay * 2, RETRY_LIMIT)
                 left = await self._visit_claims(left)
