@@ -136,7 +136,7 @@ def test_the_command_tells_while_the_driver_is_stopped_and_the_bundle_has_no_sec
 
 
 @pytest.mark.prove
-def test_an_unallocated_claim_is_explained_by_the_node(clean: Cluster) -> None:
+def test_explain_unallocated_claim_refers_selectors_to_why(clean: Cluster) -> None:
     node = clean.nodes()[0]
     clean.apply(
         claim(
@@ -146,10 +146,14 @@ def test_an_unallocated_claim_is_explained_by_the_node(clean: Cluster) -> None:
     )
     (told,) = dra_driver(clean, node, "explain", "huge", check=False)
     assert told["verdict"] == "not prepared: the scheduler has not allocated it"
-    why = told["why no device of this node"]
-    assert why["device"]["nothing here rules out"] == "none"
-    assert any(reason.startswith("selector device.attributes") for reason in why["device"]["ruled out"])
-    assert "may not read DeviceClasses" in why["classes"]
+    request = told["why no device of this node"]["device"]
+    assert "not evaluated on the node" in request["selectors of the request and its class"]
+    assert "ansible-playbook dra.accelerators.why" in request["selectors of the request and its class"]
+    assert not any("selector" in reason for reason in request["ruled out"])
+    # A person reads the same.
+    assert "not evaluated on the node; run the why playbook" in clean.run(
+        node, "dra-driver", "explain", "huge", check=False
+    )
 
 
 @pytest.mark.prove
