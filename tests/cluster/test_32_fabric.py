@@ -22,9 +22,8 @@ SOCKET = "/run/nvidia-fabricmanager/socket"
 CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 START = "systemd-run --unit=nvidia-fabricmanager --collect accelerator-simulator fabric-manager"
 LIST = f"""python3 -c 'import socket; each = socket.socket(socket.AF_UNIX); each.connect("{SOCKET}"); each.sendall(b"list\\n")
-text = b""
-while not text.endswith(b"end\\n"): text += each.recv(65536)
-print(text.decode())'"""
+each.shutdown(socket.SHUT_WR)
+print(each.makefile().read())'"""
 
 
 def active(cluster: Cluster, node: str) -> list[int]:
@@ -126,6 +125,45 @@ def test_two_claims_have_separate_partitions(clean: Cluster, fabric: str) -> Non
     assert len(active(clean, fabric)) == 1
     clean.delete(*reversed(documents[1]))
     clean.wait("no partition is left", lambda: active(clean, fabric) == [])
+
+
+def inactive_partitions(cluster: Cluster) -> int:
+    """Return how many Events report an inactive partition."""
+    return cluster.kubectl("get", "events", "-A", "-o", "yaml").count("of the fabric is not active any more")
+
+
+def test_restart_of_fabric_manager_is_reported_and_partition_activated_again(clean: Cluster, fabric: str) -> None:
+    documents = on_node("fabric-partition.yaml", fabric)
+    clean.apply(*documents)
+    clean.wait_running("fabric-partition")
+    connected, reported = active(clean, fabric), inactive_partitions(clean)
+    clean.shell(fabric, "systemctl restart nvidia-fabricmanager")
+    clean.wait("the restart is reported", lambda: inactive_partitions(clean) > reported)
+    clean.wait("the partition is active again", lambda: active(clean, fabric) == connected)
+    clean.delete(*reversed(documents))
+    clean.wait("the partition is deactivated", lambda: active(clean, fabric) == [])
+
+
+def test_restarted_fabric_manager_that_waits_gets_the_active_partitions(clean: Cluster, fabric: str) -> None:
+    clean.shell(fabric, f"echo FABRIC_MODE_RESTART=1 >> {CONFIGURATION} && systemctl restart nvidia-fabricmanager")
+    try:
+        clean.wait("it has started", lambda: "partition" in clean.shell(fabric, LIST, check=False))
+        documents = on_node("fabric-partition.yaml", fabric)
+        clean.apply(*documents)
+        clean.wait_running("fabric-partition")
+        connected, reported = active(clean, fabric), inactive_partitions(clean)
+        assert len(connected) == 1
+        clean.shell(fabric, "systemctl restart nvidia-fabricmanager")
+        clean.wait("it has the list", lambda: "partition" in clean.shell(fabric, LIST, check=False))
+        assert active(clean, fabric) == connected and inactive_partitions(clean) == reported
+        clean.delete(*reversed(documents))
+        clean.wait("the partition is deactivated", lambda: active(clean, fabric) == [])
+    finally:
+        clean.shell(
+            fabric,
+            f"sed -i /FABRIC_MODE_RESTART/d {CONFIGURATION}; rm -f /tmp/fabricmanager.state; systemctl restart nvidia-fabricmanager",
+        )
+        clean.wait("it has started", lambda: "partition" in clean.shell(fabric, LIST, check=False))
 
 
 @pytest.mark.prove

@@ -19,7 +19,7 @@ from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.statuses import prepared_entries
 from dra_driver.core.cdi import remove_spec
 from dra_driver.core.companions import CLAIM, Companion, claim_told
-from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable
 from machine_model import Claims, Node
 
 API = "resource.nvidia.com/v1beta1"
@@ -99,6 +99,98 @@ def play(
             node.close()
 
     asyncio.run(main())
+
+
+PAIR = {1: (0, 1), 2: (0,), 3: (1,)}
+
+
+def play_fabric(
+    folder: Path,
+    scenario: Callable[[Node, Claims, ClaimReference], Awaitable[None]],
+    *,
+    is_administrators: bool = False,
+    keeps_store: bool = False,
+) -> None:
+    """Prepare a claim that is a fabric partition, lose everything that is written of it, and start the driver; then play the scenario."""
+
+    async def main() -> None:
+        claims = Claims()
+        node = Node(folder, claims)
+        node.backend.fabric = PAIR
+        node.backend.active = {1} if is_administrators else set()
+        await node.start()
+        claim = claims.allocate("a", "gpu-0", "gpu-1")
+        assert await prepare(node, claim) == "" and node.backend.active == {1}
+        tell(node, claims, claim)
+        if keeps_store:  # unprepared, and an administrator activates the same partition afterwards
+            assert await unprepare(node, claim) == ""
+            node.close()
+        else:
+            lose(node, claim)
+        node = Node(folder, claims)
+        node.backend.fabric, node.backend.active = PAIR, {1}
+        try:
+            await node.start()
+            assert node.store.claims == {}
+            await scenario(node, claims, claim)
+        finally:
+            node.close()
+
+    asyncio.run(main())
+
+
+def persistence(node: Node) -> list[bool]:
+    with node.gpus.state() as state:
+        return [entry["knobs"]["persistence"] for entry in state.values()]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_lost_fabric_partition_is_deactivated_with_its_claim(tmp_path: Path, ends: bool) -> None:
+    async def scenario(node: Node, claims: Claims, claim: ClaimReference) -> None:
+        if not ends:
+            assert await prepare(node, claim) == "" and node.backend.active == {1}
+            (record,) = node.store.claims.values()
+            assert [dict(held.fabric) for held in record.devices] == [{"partition": 1, "activated": True}] * 2
+        assert await unprepare(node, claim) == ""
+        assert (node.backend.active, node.store.claims, node.cdi_files()) == (set(), {}, ())
+        assert persistence(node) == [True, True] and node.owing() == frozenset()
+
+    play_fabric(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("keeps_store", [False, True])
+def test_active_fabric_partition_of_an_administrator_is_not_taken_for_a_lost_one(
+    tmp_path: Path, ends: bool, keeps_store: bool
+) -> None:
+    async def scenario(node: Node, claims: Claims, claim: ClaimReference) -> None:
+        if not ends:
+            assert await prepare(node, claim) == ""
+        assert await unprepare(node, claim) == ""
+        assert node.backend.active == {1}
+
+    play_fabric(tmp_path, scenario, is_administrators=not keeps_store, keeps_store=keeps_store)
+
+
+def test_lost_fabric_partition_stays_active_while_api_server_or_fabric_manager_is_away(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims, claim: ClaimReference) -> None:
+        claims.failures = [ApiUnreachable("the API server is away")]
+        assert "fabric partition" in await unprepare(node, claim)
+        node.backend.failures["fabric_partition"] = [BackendUnavailable("The fabric manager is away")]
+        assert "is away" in await unprepare(node, claim)
+        assert node.backend.active == {1}
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    play_fabric(tmp_path, scenario)
+
+
+def test_inactive_fabric_partition_of_a_lost_claim_is_activated_anew(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims, claim: ClaimReference) -> None:
+        node.backend.active = set()
+        assert await prepare(node, claim) == "" and node.backend.active == {1}
+        assert await unprepare(node, claim) == "" and node.backend.active == set()
+
+    play_fabric(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("kind", CLAIMS)

@@ -167,6 +167,24 @@ def test_partition_of_an_administrator_is_reported_until_it_exists_again(short: 
     run(short, scenario)
 
 
+def test_fabric_partition_is_known_from_cdi_files_after_loss_of_database(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.backend.fabric = {1: (0, 1), 2: (0,), 3: (1,)}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)
+        assert await scene.prepare("a", "gpu-0", "gpu-1") == "" and scene.backend.active == {1}
+        await scene.stop()
+        for file in (short / "kubelet" / "plugins" / DRIVER).glob("state.db*"):
+            file.unlink()
+        scene.api.claims["a"]["status"].pop("devices", None)
+        await scene.start()
+        await scene.eventually(lambda: scene.unprepare("a"))
+        assert scene.backend.active == set() and scene.cdi() == []
+
+    run(short, scenario)
+
+
 @pytest.mark.parametrize("is_administrators", [False, True])
 def test_fabric_partition_lost_by_restart_of_fabric_manager_is_reported_and_activated_again(
     short: Path, is_administrators: bool

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.client import ApiError
 from ..core.errors import AcceleratorError, InUse
+from ..core.model import Device
 from ..deadlines import within
 from ..logs import fields
 from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
-from .lost import has_unknown_partitions, is_found_again, noted_with
+from .fabric import found_again, whole_devices
+from .lost import has_unknown_partitions, is_found_again, noted_with, unknown_fabric_partitions
 from .plan import Inventory, offers_of
 from .records import ClaimRecord, ClaimReference
 from .settings import fit_settings, wanted_of
@@ -41,13 +43,16 @@ class Adopting:
         self._inventory = inventory
         self._boot_id = boot_id
 
-    async def adopt(self, record: ClaimRecord, allocation: Allocation) -> ClaimRecord | None:
+    async def adopt(
+        self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
+    ) -> ClaimRecord | None:
         """Write the record of a claim that was prepared and of which the store knows nothing; None where nothing of it is there.
 
-        ``record`` is what it would be prepared as, by its ``allocation``. The locks of its devices are held. It is written as prepared,
+        ``record`` is what it would be prepared as, by its ``allocation`` and the ``facts`` of its devices, whose locks are held. It is written as prepared,
         and suspect: whoever asks for it has it made complete. Raises AcceleratorError.
         """
         service = self._service
+        record = await self._with_lost_fabric(record, allocation, facts)
         knobs = await service.thread(service.hands.knobs, record) if wanted_of(record) else {}
         record = fit_settings(record, knobs)
         companions: frozenset[str] = frozenset()
@@ -70,6 +75,25 @@ class Adopting:
         )
         return record
 
+    async def _with_lost_fabric(
+        self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
+    ) -> ClaimRecord:
+        """Return the record with the active partition of the fabric that the driver activated for the claim, as the status of a lost store says.
+
+        The record is returned as it is if the partition is not active, and if other claims can share it: they may be lost as well.
+        Raises BackendUnavailable.
+        """
+        hands, number = self._service.hands, allocation.told_fabric_partition
+        if (
+            number is None
+            or allocation.is_told_by(self._service.store.identity)
+            or any(held.share_id for held in record.devices)
+            or not hands.needs_fabric_partition(record)
+        ):
+            return record
+        found = await self._service.thread(hands.backend.fabric_partition, whole_devices(record, facts))
+        return found_again(record, number) if found == (number, True) else record
+
     async def adopt_ending(self, reference: ClaimReference) -> ClaimRecord | None:
         """Find a claim again that is to be unprepared; None where nothing of it is there.
 
@@ -80,9 +104,16 @@ class Adopting:
         try:
             claim = await self._read(reference)
         except AcceleratorError as error:
-            if has_unknown_partitions(self._inventory()):
+            active = service.hands.backend.active_fabric_partitions
+            fabric = unknown_fabric_partitions(active, service.store.claims.values())
+            if has_unknown_partitions(self._inventory()) or fabric:
+                what = (
+                    f"fabric partitions {sorted(fabric)} of no known claim are"
+                    if fabric
+                    else "a partition of no known claim is"
+                )
                 raise AcceleratorError(
-                    f"Nothing is known of claim {reference.describe()}, a partition of no known claim is there, and the API server "
+                    f"Nothing is known of claim {reference.describe()}, {what} there, and the API server "
                     f"does not say whether it was made for the claim: {error.message}",
                     hint="It is asked again when the kubelet calls again.",
                     code=error.code,
@@ -97,7 +128,7 @@ class Adopting:
             uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
             async with service.holding(uuids):
                 facts = await service.facts(reference, uuids)
-                return await self.adopt(service.plan(allocation, facts).record, allocation)
+                return await self.adopt(service.plan(allocation, facts).record, allocation, facts)
         except (ClaimError, InUse) as error:
             # Another claim of that name; none of this node's; or another claim has what it had, so that it was given back before.
             LOG.debug("nothing is left of claim %s: %s", reference.uid, error)

@@ -24,6 +24,8 @@ FROM_CLAIM = "FromClaim"
 READY = "Ready"
 MADE = "madeForClaim"
 STORE = "driverStore"
+#: The partition of the fabric that the driver activated for the claim.
+ACTIVATED = "activatedFabricPartition"
 
 
 class ClaimError(AcceleratorError):
@@ -53,11 +55,12 @@ class Told:
     """What a claim's status tells of a device that was prepared.
 
     ``made`` is the UUID of the partition that was made for it, or "", and ``store`` the identity of the store that knew of it, "" where a
-    release before this one has written it.
+    release before this one has written it. ``fabric_partition`` is the partition of the fabric that the driver activated for the claim.
     """
 
     made: str = ""
     store: str = ""
+    fabric_partition: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ class Allocation:
     def was_prepared(self) -> bool:
         """Whether the claim's status says that all of this was prepared, now or in an earlier time of the same allocation."""
         return bool(self.devices) and all(device.told is not None for device in self.devices)
+
+    @property
+    def told_fabric_partition(self) -> int | None:
+        """The partition of the fabric that the driver activated for the claim, as the claim's status says; None if there is none."""
+        told = (each.told.fabric_partition for each in self.devices if each.told is not None)
+        return next((number for number in told if number is not None), None)
 
     def is_told_by(self, store: str) -> bool:
         """Whether all of that was written while a store of that identity knew of it."""
@@ -168,7 +177,12 @@ def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str
             data = entry.get("data")
             data = data if isinstance(data, dict) else {}
             made, store = data.get("uuid") if data.get(MADE) is True else "", data.get(STORE)
-            found[_place(entry)] = Told(made if isinstance(made, str) else "", store if isinstance(store, str) else "")
+            number = data.get(ACTIVATED)
+            found[_place(entry)] = Told(
+                made if isinstance(made, str) else "",
+                store if isinstance(store, str) else "",
+                number if type(number) is int else None,
+            )
     return found
 
 

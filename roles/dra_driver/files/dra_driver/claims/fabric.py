@@ -61,6 +61,15 @@ def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iter
         or is_ours(plan.record)
         or any(is_ours(other) for other in others if partition_of(other) == number)
     )
+    return replace(plan, record=_with_number(plan.record, number, ours))
+
+
+def found_again(record: ClaimRecord, number: int) -> ClaimRecord:
+    """Return the record of a claim that was lost, with the active partition that the driver activated for it."""
+    return _with_number(record, number, ours=True)
+
+
+def _with_number(record: ClaimRecord, number: int, ours: bool) -> ClaimRecord:
     devices = tuple(
         held.but(
             fabric={NUMBER: number, OURS: ours},
@@ -68,9 +77,9 @@ def with_partition(plan: PreparePlan, number: int, is_active: bool, others: Iter
         )
         if _is_whole(held)
         else held
-        for held in plan.record.devices
+        for held in record.devices
     )
-    return replace(plan, record=replace(plan.record, devices=devices))
+    return replace(record, devices=devices)
 
 
 def claimed(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> frozenset[int]:

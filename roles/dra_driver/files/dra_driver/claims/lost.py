@@ -8,10 +8,11 @@ with the claim, by its name, when the kubelet asks for it: nobody has to list th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..core.model import PARTITION
 from ..core.settings import Knob
+from .fabric import is_ours, partition_of
 from .plan import PARTITIONING_KEY, Inventory
 from .records import ClaimRecord
 from .settings import forgotten, wanted_of
@@ -22,13 +23,14 @@ def is_found_again(
 ) -> bool:
     """Whether there is something of a claim of which the status says that it was prepared, and the store knows nothing.
 
-    ``record`` is what it would be prepared as, ``knobs`` are those that it turns. One that was prepared and given back since, with the
+    ``record`` is what it would be prepared as, with an active partition of the fabric of which the status of a lost store says that the
+    driver activated it. ``knobs`` are those that it turns. One that was prepared and given back since, with the
     same devices, has left neither partition nor companions. Settings tell nobody whose they are: the same may be the device's default, or
     an administrator's choice. So they count only where the status is not ``is_of_this_store``: that has lost nothing, and who is not in
     it was given back. Settings that cannot be read are taken for the claim's own then: what was there before is the device's default
     either way.
     """
-    if any(held.created and held.partition_uuid for held in record.devices):
+    if any(held.created and held.partition_uuid for held in record.devices) or is_ours(record):
         return True
     if record.shared and has_companions:
         return True
@@ -56,3 +58,8 @@ def has_unknown_partitions(inventory: Inventory) -> bool:
         offer.kind == PARTITION and not offer.dynamic and offer.device_uuid in inventory.dynamic
         for offer in inventory.offers.values()
     )
+
+
+def unknown_fabric_partitions(active: Iterable[int] | None, records: Iterable[ClaimRecord]) -> frozenset[int]:
+    """Return the active partitions of the fabric that no known claim has: an administrator's, or those of a lost claim."""
+    return frozenset(active or ()) - {partition_of(record) for record in records}

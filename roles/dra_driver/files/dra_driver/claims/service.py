@@ -248,7 +248,7 @@ class ClaimService:
         with watch.stage("facts"):
             facts = await self.facts(allocation.claim, uuids)
         plan = self.plan(allocation, facts)
-        lost = await self._adopting.adopt(plan.record, allocation) if may_be_lost else None
+        lost = await self._adopting.adopt(plan.record, allocation, facts) if may_be_lost else None
         if lost is not None:
             self.asked.add(lost.uid)
             self._look_soon()

@@ -15,7 +15,8 @@ from typing import Any
 from ..core.model import AttributeValue, Offer, Version
 from ..core.published_form import FAILED_CONDITION, PREPARED_CONDITION
 from ..core.times import text_of
-from .allocation import MADE, READY, STORE
+from .allocation import ACTIVATED, MADE, READY, STORE
+from .fabric import NUMBER, OURS
 from .missing import MissingDevice
 from .records import ClaimRecord, ClaimReference, DeviceRecord
 
@@ -138,6 +139,7 @@ def _prepared_entry(
         **({MADE: True} if device.created and device.partition_uuid else {}),
         # And one that has its store still knows by this that a claim without a record was given back.
         STORE: store,
+        **({ACTIVATED: device.fabric[NUMBER]} if device.fabric.get(OURS) else {}),
         **({"settings": dict(device.settings)} if device.settings else {}),
         **({"sharing": dict(device.sharing)} if device.sharing else {}),
         **({"consumed": dict(device.consumed)} if device.consumed else {}),
