@@ -16,6 +16,7 @@ from ._driver_install import InTheWay, in_the_way, is_running, last_words
 from ._nvidia_driver import branch_of
 from ._package_group import Group, Part, Unit
 from ._package_port import PackageProblem, upstream
+from .core.nvidia.fabric import state_of
 from .core.nvidia.nvml import Nvml
 from .core.nvidia.switches import NO_SUMMARY, NOT_SUPPORTED, Joining, Switches, faults_of, not_joined, read_query
 from .core.system import System
@@ -163,7 +164,7 @@ def _joining(nvml: Nvml, handle: Any) -> Joining:
         told = nvml.filled(function, structure, handle)
         if told is not None:
             mask, summary = getattr(told, "healthMask", 0), getattr(told, "healthSummary", NO_SUMMARY)
-            return Joining(int(told.state), int(told.status), int(summary), faults_of(int(mask)))
+            return Joining(state_of(told), int(told.status), int(summary), faults_of(int(mask)))
     return Joining(NOT_SUPPORTED)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pynvml
 import pytest
 from dra_driver.core import nvidia
-from dra_driver.core.nvidia.nvml import Nvml
+from dra_driver.core.nvidia.fabric import COMPLETED, has_joined, state_of
+from dra_driver.core.nvidia.nvml import DEPRECATED, Nvml
 
 
 def test_threads_read_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +32,36 @@ def test_threads_read_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None
     nvml._binding = pynvml
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(lambda handle: nvml.number("nvmlDeviceGetModuleId", handle), [3, 5])) == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("function", "structure", "place"),
+    [
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t", 24),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", 28),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t", 28),
+    ],
+)
+def test_fabric_state_is_one_byte_as_in_the_header(
+    monkeypatch: pytest.MonkeyPatch, function: str, structure: str, place: int
+) -> None:
+    def library(_handle: int, reference: Any) -> int:
+        padded = bytes([COMPLETED, 0xA5, 0xA5, 0xA5])
+        ctypes.memmove(ctypes.addressof(reference._obj) + place, padded, len(padded))
+        return 0
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda _name: library)
+    nvml = Nvml()
+    nvml._binding = pynvml
+    found = nvml.filled(function, structure, 0)
+    assert state_of(found) == COMPLETED and has_joined(state_of(found), int(found.status))
+
+
+def test_deprecated_function_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", lambda _name: lambda *_arguments: DEPRECATED)
+    nvml = Nvml()
+    nvml._binding = pynvml
+    assert nvml.optional("nvmlDeviceGetTemperature", 0, 0) is None
 
 
 def test_no_function_is_called_with_an_object_that_threads_share() -> None:

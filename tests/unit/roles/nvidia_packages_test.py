@@ -434,8 +434,9 @@ def test_a_reboot_over_a_local_connection_is_rejected(tmp_path: Path) -> None:
     told = {"machine_restart_variable": "nvidia_driver_reboot"}
     hosts = {name: told | {"machine_restart_consent": name == "yes"} for name in ("yes", "no")}
     hosts["empty"] = told | {"machine_restart_consent": ""}
+    hosts["full-name"] = hosts["yes"] | {"ansible_connection": "ansible.builtin.local"}
     played = play(tmp_path, tasks, hosts)
-    assert set(played.failed) == {"yes"}, played.output
+    assert set(played.failed) == {"yes", "full-name"}, played.output
     assert "nvidia_driver_reboot is true" in played.failed["yes"]["msg"]
 
 

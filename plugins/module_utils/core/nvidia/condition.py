@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..model import Health
 from ..signs import Severity, Sign
 from .board_facts import BoardFacts
-from .fabric import IN_PROGRESS, NOT_STARTED, clique_of, has_joined
+from .fabric import IN_PROGRESS, NOT_STARTED, clique_of, has_joined, state_of
 from .nvml import Nvml
 
 # Of the header, NVML_FI_DEV_…
@@ -80,11 +80,11 @@ def read(nvml: Nvml, board: BoardFacts) -> Health:
     signs = [*_of_fields(fields)]
     if "fabric" not in board.unanswered:
         fabric = nvml.filled("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t", board.handle, doing=doing)
-        if fabric is None or not int(fabric.state):
+        if fabric is None or not state_of(fabric):
             board.unanswered.add("fabric")
             board.clique = None
         else:
-            state, status = int(fabric.state), int(fabric.status)
+            state, status = state_of(fabric), int(fabric.status)
             signs.extend(_of_fabric(state, status, int(fabric.healthMask)))
             board.clique = clique_of(state, status, bytes(fabric.clusterUuid), int(fabric.cliqueId))
             board.switched = board.clique is None and has_joined(state, status)

@@ -47,6 +47,14 @@ def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | 
     return Clique(str(UUID(bytes=cluster[:16].ljust(16, b"\0"))), number)
 
 
+def state_of(info: Any) -> int:
+    """Return the state in a structure of nvmlDeviceGetGpuFabricInfo….
+
+    NVML's header (nvmlGpuFabricState_t) has one byte for it, the binding four: the other three are padding, which no source says is zero.
+    """
+    return int(info.state) & 0xFF
+
+
 def has_joined(state: int, status: int) -> bool:
     """Whether a GPU has joined its fabric; one that ends with the machine has no name. Pure."""
     return state == COMPLETED and not status

@@ -47,6 +47,7 @@ LIB_RM_VERSION_MISMATCH = 18
 IN_USE = 19
 INSUFFICIENT_RESOURCES = 23
 ARGUMENT_VERSION_MISMATCH = 25
+DEPRECATED = 26
 GPU_NOT_FOUND = 28
 INVALID_STATE = 29
 UNKNOWN = 999
@@ -105,6 +106,7 @@ _ERRORS: Mapping[int, tuple[type[AcceleratorError], str, str]] = MappingProxyTyp
         IN_USE: (InUse, "the object is in use", ""),
         INSUFFICIENT_RESOURCES: (DoesNotFit, "there is no room", ""),
         ARGUMENT_VERSION_MISMATCH: (Unsupported, "the driver does not know this version of the call", ""),
+        DEPRECATED: (Unsupported, "the driver's NVML does not support this function any more", ""),
         GPU_NOT_FOUND: (NotFound, "there is no such GPU", ""),
         INVALID_STATE: (AcceleratorError, "the device is in a state that does not allow this", ""),
         UNKNOWN: (

@@ -283,7 +283,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabri
     REQUIRE(fabric_answerable(&call) == SUCCESS, NOT_SUPPORTED);
     const struct board *board = &call.gpu->board;
     const struct fabric fabric = fabric_of(call.gpu);
-    *info = (nvmlGpuFabricInfo_t){ .status = fabric.status, .cliqueId = board->fabric_clique, .state = fabric.state };
+    *info = (nvmlGpuFabricInfo_t){ .status = fabric.status, .cliqueId = board->fabric_clique, .state = (unsigned char)fabric.state };
     memcpy(info->clusterUuid, board->fabric_cluster, sizeof info->clusterUuid);
     return SUCCESS;
 }
@@ -299,7 +299,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabr
     const struct fabric fabric = fabric_of(call.gpu);
     info->status = fabric.status;
     info->cliqueId = board->fabric_clique;
-    info->state = fabric.state;
+    info->state = (unsigned char)fabric.state;
     info->healthMask = fabric.mask;
     memcpy(info->clusterUuid, board->fabric_cluster, sizeof info->clusterUuid);
     if (third)

@@ -138,18 +138,22 @@ typedef struct {
     nvmlValue_t value;
 } nvmlFieldValue_t;
 
-typedef struct { unsigned char clusterUuid[16]; nvmlReturn_t status; unsigned cliqueId, state; } nvmlGpuFabricInfo_t;
+typedef struct { unsigned char clusterUuid[16]; nvmlReturn_t status; unsigned cliqueId; unsigned char state; } nvmlGpuFabricInfo_t;
 typedef struct {
     unsigned version;
     unsigned char clusterUuid[16];
     nvmlReturn_t status;
-    unsigned cliqueId, state, healthMask;
+    unsigned cliqueId;
+    unsigned char state;
+    unsigned healthMask;
 } nvmlGpuFabricInfo_v2_t;
 typedef struct {
     unsigned version;
     unsigned char clusterUuid[16];
     nvmlReturn_t status;
-    unsigned cliqueId, state, healthMask;
+    unsigned cliqueId;
+    unsigned char state;
+    unsigned healthMask;
     unsigned char healthSummary;
 } nvmlGpuFabricInfo_v3_t;
 typedef struct { unsigned char type; unsigned id; } nvmlGpuFabricClique_t;
