@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 
 from . import pci
-from .errors import NotPermitted
+from .errors import AcceleratorError, NotPermitted
 from .system import System
 
 VFIO_PCI = "vfio-pci"
@@ -28,7 +28,7 @@ def is_vfio(driver: str) -> bool:
 
 
 def best_driver(system: System, address: str) -> str:
-    """Return the name of the VFIO driver for a device. Raises NotPermitted where the kernel's list cannot be read."""
+    """Return the name of the VFIO driver for a device. Raises AcceleratorError, such as NotPermitted, if the kernel's list cannot be read."""
     alias = pci.modalias_of(system, address)
     if not alias.startswith("pci:"):
         return VFIO_PCI
@@ -54,8 +54,14 @@ def _alias_text(system: System, address: str) -> str:
             f"Device {address} cannot be passed through: the kernel's list of VFIO drivers cannot be read ({error.filename})",
             hint="Give the driver CAP_SYS_PTRACE: the role dra_driver does so where the layout has passthrough.",
         ) from error
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
+    except OSError as error:  # vfio-pci in place of the board's own driver would hide memory from the virtual machine
+        raise AcceleratorError(
+            f"Device {address} cannot be passed through: the kernel's list of VFIO drivers cannot be read: {error}",
+            hint="Check the file system of the node. The kubelet asks again.",
+            code="vfio-drivers-unreadable",
+        ) from error
     return ""  # a kernel without modules has no variant drivers to load
 
 

@@ -105,6 +105,15 @@ def test_variant_driver_is_found_by_a_service_that_does_not_see_the_modules(syst
     assert best_driver(system, ADDRESS) == GRACE
 
 
+def test_list_of_variant_drivers_with_an_io_error_rejects_the_device(system: PciSystem) -> None:
+    system.add_variant(ADDRESS, GRACE, *ALIASES)
+    path = system.path("/lib/modules/6.17.0/modules.alias")
+    path.unlink()
+    path.mkdir()  # reading it fails, as with an error of the disk
+    with pytest.raises(AcceleratorError, match="list of VFIO drivers cannot be read"):
+        passthrough.refuse(system, ADDRESS)
+
+
 def test_unreadable_list_of_variant_drivers_rejects_the_device(
     system: PciSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

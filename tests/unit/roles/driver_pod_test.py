@@ -41,6 +41,11 @@ REFUSED = {
     "no-image": (host(dra_driver_image=""), "dra_driver_image names no image"),
     "ahead": (host(dra_driver_layout=AHEAD), "dra_driver_pod_lists_claims"),
     "machines": (host(dra_driver_layout=MACHINES), "dra_driver_pod_passthrough"),
+    # Without the node's processes the driver would unbind a device that a process has open.
+    "machines-without-processes": (
+        host(dra_driver_layout=MACHINES, dra_driver_pod_passthrough=True, dra_driver_pod_host_pid=False),
+        "without dra_driver_pod_host_pid",
+    ),
 }
 
 
