@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: is an error as well.
 EXPLAINED = {
     "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to make nodes",
-    "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "who may open a capability node for reading has what it stands for",
+    "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "read access to a capability node grants the capability",
     "fileMode of /dev/nvidia#: 0o666, ours none": "its control group decides what it may open",
     "fileMode of /dev/nvidia-caps/nvidia-cap#: 0o444, ours none": "its control group decides what it may open",
     "type of /dev/nvidia#: none, ours c": "without a type the runtime asks the node on the host",
