@@ -417,9 +417,11 @@ def list_invalid_specs(system: System, directory: str, kind: str) -> tuple[str, 
 def repair_hooks(system: System, directory: str, kind: str) -> tuple[str, ...]:
     """Give HOOK_ENVIRONMENT to the hooks without an environment in the files of this kind. Return the claim UIDs of the changed files.
 
-    This needs neither the hardware nor the store, so that a claim that cannot be restored now has no such hook either. Raises OSError.
+    This needs neither the hardware nor the store, so that a claim that cannot be restored now has no such hook either. Raises OSError,
+    after it has tried all files.
     """
     changed = []
+    failed: OSError | None = None
     for uid in list_invalid_specs(system, directory, kind):
         path = spec_path(directory, kind, uid)
         try:
@@ -430,9 +432,18 @@ def repair_hooks(system: System, directory: str, kind: str) -> tuple[str, ...]:
             validate_spec(spec)
         except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             continue  # gone since, or invalid in another way: the driver restores the claim
+        except OSError as error:
+            failed = error
+            continue
         if hooks:
-            write_spec(system, path, spec)
-            changed.append(uid)
+            try:
+                write_spec(system, path, spec)
+            except OSError as error:
+                failed = error
+            else:
+                changed.append(uid)
+    if failed is not None:
+        raise failed
     return tuple(changed)
 
 

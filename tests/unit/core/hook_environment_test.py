@@ -15,13 +15,14 @@ from dra_driver.core.cdi import (
     Hook,
     build_spec,
     list_invalid_specs,
+    repair_hooks,
     spec_path,
     validate_spec,
     write_spec,
 )
 from dra_driver.core.nvidia import container_toolkit
 from dra_driver.core.nvidia.driver_files import HOOK_PROGRAMS, driver_edits
-from dra_driver.core.system import Completed
+from dra_driver.core.system import Completed, System
 from hypothesis import given
 from hypothesis import strategies as st
 from node_model import FOLDER, VERSION, Node
@@ -138,3 +139,19 @@ def test_list_invalid_specs_names_files_of_earlier_releases(tmp_path: Path) -> N
     system.file(spec_path("/cdi", KIND, "truncated"), '{"cdiVersion": "0.3')
     system.file(spec_path("/cdi", KIND, "list"), "[]")
     assert set(list_invalid_specs(system, "/cdi", KIND)) == {"without-environment", "truncated", "list"}
+
+
+def test_file_that_cannot_be_repaired_leaves_no_other_hook_without_environment(tmp_path: Path) -> None:
+    system = System(str(tmp_path))
+    hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}
+    spec = {"cdiVersion": "0.5.0", "kind": KIND, "devices": [{"name": "d", "containerEdits": {"hooks": [hook]}}]}
+    for uid in ("a", "b", "c"):
+        write_spec(system, spec_path("/cdi", KIND, uid), spec)
+    for uid in ("a", "b"):
+        broken = system.path(spec_path("/cdi", KIND, uid))
+        broken.unlink()
+        broken.mkdir()  # reading it fails, as with an error of the disk
+    with pytest.raises(OSError, match="Is a directory"):
+        repair_hooks(system, "/cdi", KIND)
+    (repaired,) = hooks_of(json.loads(system.read_text(spec_path("/cdi", KIND, "c"))))
+    assert repaired["env"] == list(HOOK_ENVIRONMENT)
