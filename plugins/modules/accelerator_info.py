@@ -20,6 +20,7 @@ extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
   - dra.accelerators._attributes.info_module
+  - dra.accelerators._node_driver
   - dra.accelerators._nvml
 attributes:
   platform:
@@ -328,6 +329,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     find_binding,
     run,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    check_one_vendor,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core import health
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
@@ -346,6 +352,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.system impor
 def argument_spec() -> dict[str, Any]:
     return {
         **INTERPRETER_OPTION,
+        **STATE_DIRECTORY_OPTIONS,
         "vendor": {"type": "list", "elements": "str"},
         "match": {"type": "dict"},
         "offers": {"type": "bool", "default": False},
@@ -372,6 +379,7 @@ def facts(backend: Backend, finding: Finding, device: Device, params: dict[str, 
 def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return what is to be said of one vendor's driver, and the facts of its devices that match."""
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
+    backend.number_by(state_directory_of(params, backend.driver_name))
     backend.open()
     try:
         findings = backend.discover()
@@ -410,6 +418,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             hint=f"The vendors known are {', '.join(sorted(BACKENDS))}.",
             code="unknown-vendor",
         )
+    check_one_vendor(module.params, asked)
     if "nvidia" in vendors:
         # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
         find_binding("pynvml", module.params["interpreter"])

@@ -25,6 +25,7 @@ author:
 extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._node_driver
 attributes:
   check_mode:
     support: full
@@ -186,6 +187,11 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils import _cdi_specs as cdi_specs
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
+from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    check_one_vendor,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
@@ -198,6 +204,7 @@ SETTLE_SECONDS = 30.0
 def argument_spec() -> dict[str, Any]:
     return {
         **INTERPRETER_OPTION,
+        **STATE_DIRECTORY_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
         "vendor": {"type": "list", "elements": "str", "choices": ["ascend", "nvidia"]},
         "kind": {"type": "str"},
@@ -236,6 +243,7 @@ def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dic
     """Write or remove a vendor's file. Returns what is said of it, its diff, and warnings. Raises AcceleratorError, OSError."""
     params = module.params
     backend = BACKENDS[vendor](system)
+    backend.number_by(state_directory_of(params, backend.driver_name))
     kind = params["kind"] or cdi_specs.kind_of(backend.driver_name)
     path = cdi_specs.file_of(params["directory"], kind)
     unanswered: list[str] = []
@@ -285,6 +293,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             hint="Name one vendor beside it.",
             code="invalid-kind",
         )
+    check_one_vendor(module.params, vendors)
     if "nvidia" in vendors and module.params["state"] == "present":
         find_binding("pynvml", module.params["interpreter"])
     specs, diffs = [], []

@@ -26,6 +26,7 @@ author:
 extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._node_driver
   - dra.accelerators._nvml
 attributes:
   check_mode:
@@ -94,10 +95,6 @@ options:
     type: list
     elements: str
     choices: [ascend, nvidia]
-  kubelet_root:
-    description: The kubelet's folder, below which the node driver has its state.
-    type: path
-    default: /var/lib/kubelet
   driver:
     description: The name of the driver that publishes the devices. Needed for O(state=present) and O(state=absent).
     type: str
@@ -419,6 +416,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     run,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition import Vendor, difference, node_plan
+from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    check_one_vendor,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_steps as steps
 from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
@@ -469,7 +471,7 @@ def argument_spec() -> dict[str, Any]:
         "settings": {**rules, "default": []},
         "settings_reset": {"type": "str", "choices": ["never", "when_needed"]},
         "vendor": {"type": "list", "elements": "str", "choices": sorted(BACKENDS)},
-        "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
+        **STATE_DIRECTORY_OPTIONS,
         "driver": {"type": "str"},
         "operation": {"type": "str"},
         "devices": {"type": "list", "elements": "str"},
@@ -509,6 +511,7 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
     rules = parse_rules(params["layout"])
     documents = former_documents(system, params["former_layout"])
     vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
+    check_one_vendor(params, vendors)
     if "nvidia" in vendors:
         # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
         find_binding("pynvml", params["interpreter"])
@@ -516,7 +519,7 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
     settings = parse_settings(params["settings"])
     for word in vendors:
         backend = BACKENDS[word](system)
-        directory = f"{params['kubelet_root']}/plugins/{backend.driver_name}"
+        directory = state_directory_of(params, backend.driver_name)
         record = records.read(system, directory)
         backend.open()
         try:
@@ -680,7 +683,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     params, system = module.params, System()
     if params["state"] == PLANNED:
         return planned(module, system)
-    directory = f"{params['kubelet_root']}/plugins/{params['driver']}"
+    directory = state_directory_of(params, params["driver"])
     return (present if params["state"] == PRESENT else absent)(module, system, directory)
 
 

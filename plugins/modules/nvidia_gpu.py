@@ -32,6 +32,7 @@ author:
 extends_documentation_fragment:
   - dra.accelerators._attributes
   - dra.accelerators._attributes.actiongroup
+  - dra.accelerators._node_driver
   - dra.accelerators._nvml
 attributes:
   check_mode:
@@ -158,9 +159,10 @@ options:
     default: /var/lib/dra-accelerators/settings-nvidia.json
   state_path:
     description:
-      - The file in which the node driver keeps the claims that it has prepared. It is only read. A missing file means that there are none.
+      - The node driver's store of prepared claims. The module only reads it. A missing file means that no claims are prepared.
+      - The default is C(state.db) in O(state_directory). If this option is set, the module uses the directory of this file as the state
+        directory.
     type: path
-    default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
 seealso:
   - module: dra.accelerators.nvidia_mig
   - module: dra.accelerators.accelerator_info
@@ -391,6 +393,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     find_binding,
     run,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidSettings
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Match
 from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import (
@@ -413,12 +419,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.node_setting
     undisturbed,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.backend import NvidiaBackend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.vendor import FACTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import pod_names
 from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims, wake_driver
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 RECORD = "/var/lib/dra-accelerators/settings-nvidia.json"
-STATE_PATH = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
 PENDING = "_pending"
 
 
@@ -431,7 +437,8 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "exclusive": {"type": "bool", "default": False},
         "reset": {"type": "str", "choices": ["never", "when_needed"]},
         "record": {"type": "path", "default": RECORD},
-        "state_path": {"type": "path", "default": STATE_PATH},
+        "state_path": {"type": "path"},
+        **STATE_DIRECTORY_OPTIONS,
     }
 
 
@@ -445,7 +452,7 @@ def what_is_asked(params: Mapping[str, Any]) -> Asked:
     rules = (SettingsRule(Match(), {}),) if absent and given is None else parse_settings(given)
     return Asked(
         rules,
-        state=params["state_path"],
+        state=params["state_path"] or f"{state_directory_of(params, FACTS.driver_name)}/state.db",
         record=params["record"],
         reset=params["reset"],
         restore=params["exclusive"] or absent,
@@ -580,6 +587,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             code="binding-missing",
         )
     backend = NvidiaBackend(System(), record=asked.record)
+    backend.number_by(str(Path(asked.state).parent))
     backend.open()
     try:
         return set_up(module, backend, asked)
