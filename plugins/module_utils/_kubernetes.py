@@ -10,6 +10,7 @@ Objects stay the dictionaries that the server sent: its generated classes would 
 from __future__ import annotations
 
 import json
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,10 @@ else:
     KUBERNETES_IMPORT_ERROR = ""
 
 TIMEOUT_SECONDS = 30
+#: How long a GET is repeated while the API server is overloaded, restarts, or cannot be reached any more; the pauses double.
+RETRY_SECONDS = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+_OVERLOADED = (429, 502, 503, 504)
 
 
 def _option(environment: str, **more: Any) -> dict[str, Any]:
@@ -105,6 +110,7 @@ class Api:
         self._warn = warn
         self._configuration = client.configuration
         self._pool = client.rest_client.pool_manager
+        self._has_answered = False
 
     def request(
         self,
@@ -115,7 +121,10 @@ class Api:
         body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success."""
+        """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success.
+
+        A GET is repeated while the API server is overloaded, or after a lost connection if the server has answered before.
+        """
         if path.endswith("/"):
             # The API server would answer with the list of all objects.
             raise ApiError(
@@ -133,18 +142,29 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
             data = json.dumps(body).encode("utf-8")
-        try:
-            response = self._pool.request(
-                method, url, body=data, headers=headers, timeout=TIMEOUT_SECONDS, retries=False
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise ApiError(
-                f"The API server at {self._configuration.host} cannot be reached: {error}",
-                status=0,
-                hint="See that the address, the certificates and the network are right.",
-                code="api-unreachable",
-            ) from error
-        return self._read(method, path, response.status, response.data)
+        deadline = time.monotonic() + (RETRY_SECONDS if method == "GET" else 0.0)
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                response = self._pool.request(
+                    method, url, body=data, headers=headers, timeout=TIMEOUT_SECONDS, retries=False
+                )
+            except urllib3.exceptions.HTTPError as error:
+                if not self._has_answered or time.monotonic() + pause > deadline:
+                    raise ApiError(
+                        f"The API server at {self._configuration.host} cannot be reached: {error}",
+                        status=0,
+                        hint="See that the address, the certificates and the network are right.",
+                        code="api-unreachable",
+                    ) from error
+                wait = pause
+            else:
+                self._has_answered = True
+                wait = max(_retry_after(response.headers), pause)
+                if response.status not in _OVERLOADED or time.monotonic() + wait > deadline:
+                    return self._read(method, path, response.status, response.data)
+            time.sleep(wait)
+            pause = min(pause * 2, LONGEST_PAUSE)
 
     def _read(self, method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         try:
@@ -187,6 +207,12 @@ class Api:
             if not token:
                 return items
             page["continue"] = token
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds in the header Retry-After; 0 without one."""
+    text = headers.get("Retry-After") or ""
+    return float(text) if text.isdecimal() else 0.0
 
 
 def _apply_options(configuration: Any, params: Mapping[str, Any]) -> None:

@@ -1,0 +1,97 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Requests of the modules to an API server that is overloaded or restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _kubernetes
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import Api, ApiError, connection
+
+from tests.unit.json_server import JsonHandler, JsonServer
+
+PATH = "/api/v1/nodes"
+
+
+class Server(JsonHandler):
+    """Answers with the next of ``statuses``, then with success; 0 is a connection that ends without an answer."""
+
+    statuses: ClassVar[list[int]] = []
+    seen: ClassVar[list[str]] = []
+    delay = ""
+
+    def do_GET(self) -> None:
+        self.seen.append(self.command)
+        status = self.statuses.pop(0) if self.statuses else 200
+        if status:
+            self.answer(status, {"items": []} if status == 200 else {"message": "busy"})
+        else:
+            self.close_connection = True
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def end_headers(self) -> None:
+        if self.delay:
+            self.send_header("Retry-After", self.delay)
+        super().end_headers()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setattr(Server, "statuses", [])
+    monkeypatch.setattr(Server, "seen", [])
+    monkeypatch.setattr(_kubernetes, "FIRST_PAUSE", 0.05)
+    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    with JsonServer(Server) as server:
+        yield connection({**options, "host": server.url, "api_key": "t"})
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504, 0])
+def test_get_is_repeated_until_the_api_server_answers(api: Api, status: int) -> None:
+    assert api.list_all(PATH, {}) == []
+    Server.statuses += [status, status]
+    assert api.list_all(PATH, {}) == []
+    assert Server.seen == ["GET"] * 4
+
+
+def test_get_waits_for_the_time_that_the_api_server_asks_for(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "delay", "1")
+    Server.statuses.append(429)
+    begun = time.monotonic()
+    assert api.list_all(PATH, {}) == []
+    assert time.monotonic() - begun >= 1
+
+
+def test_get_fails_when_the_time_is_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_kubernetes, "RETRY_SECONDS", 0.3)
+    Server.statuses += [503] * 20
+    with pytest.raises(ApiError, match="503"):
+        api.list_all(PATH, {})
+    assert 2 <= len(Server.seen) < 20
+
+
+def test_write_is_not_repeated(api: Api) -> None:
+    assert api.list_all(PATH, {}) == []
+    for status in (503, 0):
+        Server.statuses.append(status)
+        with pytest.raises(ApiError):
+            api.request("POST", PATH, body={})
+    assert Server.seen == ["GET", "POST", "POST"]
+
+
+def test_other_refusals_and_a_first_connection_are_not_repeated(api: Api) -> None:
+    Server.statuses.append(0)
+    with pytest.raises(ApiError) as failed:
+        api.list_all(PATH, {})
+    assert failed.value.code == "api-unreachable"
+    for status in (403, 404, 500):
+        Server.statuses.append(status)
+        with pytest.raises(ApiError):
+            api.list_all(PATH, {})
+    assert Server.seen == ["GET"] * 4
