@@ -141,6 +141,8 @@ class ApiModel:
             if not self.versions:
                 return self._error(404, "not found")
             return web.json_response({"versions": [{"version": version} for version in self.versions]})
+        if path.startswith("/apis/resource.k8s.io/") and path.split("/")[3] not in self.versions:
+            return web.Response(status=404, text="404 page not found\n")
         if path.startswith("/api/v1/nodes/"):
             node = self.nodes.get(path.rsplit("/", 1)[1])
             return web.json_response(node) if node else self._error(404, "node not found")

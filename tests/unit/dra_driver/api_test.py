@@ -18,6 +18,7 @@ from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
 from dra_driver.api.events import EventRecorder, Subject
 from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
 from dra_driver.api.resources import ResourceApi, ResourceApiMissing, slice_from_version, slice_to_version
+from dra_driver.claims.records import ClaimReference
 from dra_driver.core.api_connection import INSECURE_EXTENSION
 
 
@@ -157,6 +158,40 @@ def test_cluster_without_dynamic_resource_allocation(tmp_path: Path) -> None:
                 await resources.version()
         api.versions = ("v1beta2", "v1beta1")
         assert await resources.version() == "v1beta2"
+
+    run(tmp_path, scenario)
+
+
+def test_requests_reach_a_server_of_another_release(tmp_path: Path) -> None:
+    """During an upgrade of the control plane, a watch can lead to one API server and requests to another."""
+
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        resources = ResourceApi(client)
+        allocation = {"devices": {"results": [{"driver": "d", "pool": "p", "device": "x"}]}}
+        api.claims["a"] = {"metadata": {"name": "a", "uid": "u"}, "status": {"allocation": allocation}}
+        claim = ClaimReference("default", "a", "u")
+        slice_ = {"metadata": {"generateName": "s-"}, "spec": {"devices": [{"name": "x", "attributes": {}}]}}
+        for served in (("v1", "v1beta1"), ("v1beta1",), ("v1beta2", "v1beta1"), ("v1",)):
+            api.versions = ("v1",)
+            resources.forget()
+            assert await resources.version() == "v1"
+            api.versions = served
+            assert (await resources.claim("default", "a"))["metadata"]["uid"] == "u"
+            made = await resources.create_slice(slice_)
+            for request in (
+                lambda: resources.apply_claim_devices(claim, "d", []),
+                lambda: resources.list_slices(api.driver, "node-1"),
+                lambda made=made: resources.update_slice(made["metadata"]["name"], made),
+                lambda made=made: resources.delete_slice(made["metadata"]["name"]),
+            ):
+                resources._version = "v1"
+                await request()
+            assert not api.slices
+        resources._version = "v1"
+        api.versions = ()
+        for rejected in (lambda: resources.claim("default", "a"), lambda: resources.delete_slice("s")):
+            with pytest.raises(ResourceApiMissing):
+                await rejected()
 
     run(tmp_path, scenario)
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from ..claims.records import ClaimReference
 from ..core.errors import AcceleratorError
 from .client import ApiClient, ApiError, Json, WatchEvent
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -72,11 +73,16 @@ class ResourceApi:
 
     async def claim(self, namespace: str, name: str) -> Json:
         """Return one ResourceClaim. Only its metadata and status are used, which are the same in all versions."""
-        version = await self.version()
-        path = f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}"
-        claim = await self.client.get(path)
+
+        async def get(version: str) -> Json:
+            return await self.client.get(f"/apis/{GROUP}/{version}/namespaces/{namespace}/resourceclaims/{name}")
+
+        claim = await self._in_served_version(get)
         if not (claim.get("metadata") or {}).get("uid"):
-            raise ApiError(f"The answer for {path} is not a ResourceClaim: it has no metadata.uid", status=502)
+            raise ApiError(
+                f"The API server's answer for claim {namespace}/{name} is not a ResourceClaim: it has no metadata.uid",
+                status=502,
+            )
         return claim
 
     async def pod(self, namespace: str, name: str) -> Json:
@@ -89,56 +95,72 @@ class ResourceApi:
 
     async def apply_claim_devices(self, claim: ClaimReference, driver: str, entries: list[Json]) -> None:
         """Make these the driver's entries of a claim's ``status.devices``, whatever others have there; the claim's UID has to be right."""
-        version = await self.version()
-        path = f"/apis/{GROUP}/{version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
-        body = {
-            "apiVersion": f"{GROUP}/{version}",
-            "kind": "ResourceClaim",
-            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-            "status": {"devices": entries},
-        }
         params = {"fieldManager": driver, "force": "true"}
-        await self.client.request("PATCH", path, params=params, body=body, content_type=APPLY)
+
+        async def apply(version: str) -> Json:
+            path = f"/apis/{GROUP}/{version}/namespaces/{claim.namespace}/resourceclaims/{claim.name}/status"
+            body = {
+                "apiVersion": f"{GROUP}/{version}",
+                "kind": "ResourceClaim",
+                "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+                "status": {"devices": entries},
+            }
+            return await self.client.request("PATCH", path, params=params, body=body, content_type=APPLY)
+
+        await self._in_served_version(apply)
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Json], str]:
         """Return a node's slices of one driver, in v1 form, and the resource version to watch from."""
-        answer = await self.client.get(await self._slices_path(), params=_selector(driver, node_name))
-        items = [slice_from_version(item, await self.version()) for item in answer.get("items") or ()]
-        return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
+
+        async def read(version: str) -> tuple[list[Json], str]:
+            answer = await self.client.get(_slices_path(version), params=_selector(driver, node_name))
+            items = [slice_from_version(item, version) for item in answer.get("items") or ()]
+            return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
+
+        return await self._in_served_version(read)
 
     async def watch_slices(self, driver: str, node_name: str, resource_version: str) -> AsyncIterator[WatchEvent]:
         """Yield changes of a node's slices of one driver, in v1 form."""
         version = await self.version()
-        path = await self._slices_path()
         async for event in self.client.watch(
-            path, resource_version=resource_version, params=_selector(driver, node_name)
+            _slices_path(version), resource_version=resource_version, params=_selector(driver, node_name)
         ):
             yield WatchEvent(type=event.type, object=slice_from_version(event.object, version))
 
     async def create_slice(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Json:
         """Create a slice given in v1 form and return what the server made of it; a dry run stores nothing."""
-        version = await self.version()
         params = {"dryRun": "All"} if dry_run else None
-        path = await self._slices_path()
-        answer = await self.client.request("POST", path, params=params, body=slice_to_version(body, version))
-        return slice_from_version(answer, version)
+
+        async def create(version: str) -> Json:
+            sent = slice_to_version(body, version)
+            answer = await self.client.request("POST", _slices_path(version), params=params, body=sent)
+            return slice_from_version(answer, version)
+
+        return await self._in_served_version(create)
 
     async def update_slice(self, name: str, body: Mapping[str, Any]) -> Json:
         """Replace a slice given in v1 form, resource version included, and return what the server made of it."""
-        version = await self.version()
-        path = f"{await self._slices_path()}/{name}"
-        answer = await self.client.request("PUT", path, body=slice_to_version(body, version))
-        return slice_from_version(answer, version)
+
+        async def update(version: str) -> Json:
+            sent = slice_to_version(body, version)
+            answer = await self.client.request("PUT", f"{_slices_path(version)}/{name}", body=sent)
+            return slice_from_version(answer, version)
+
+        return await self._in_served_version(update)
 
     async def delete_slice(self, name: str, preconditions: Mapping[str, str] | None = None) -> None:
         """Delete a slice; one that is not there is deleted already."""
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
             body["preconditions"] = dict(preconditions)
+
+        async def delete(version: str) -> Json:
+            return await self.client.request("DELETE", f"{_slices_path(version)}/{name}", body=body)
+
         try:
-            await self.client.request("DELETE", f"{await self._slices_path()}/{name}", body=body)
+            await self._in_served_version(delete)
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
 
     async def rules_path(self) -> str | None:
@@ -154,8 +176,28 @@ class ResourceApi:
                 return f"/apis/{GROUP}/{version}/{RULES}"
         return None
 
-    async def _slices_path(self) -> str:
-        return f"/apis/{GROUP}/{await self.version()}/resourceslices"
+    async def _in_served_version(self, send: Callable[[str], Awaitable[T]]) -> T:
+        """Send a request in the version of the group; if the server does not serve that, once more in one that it serves.
+
+        During an upgrade of the control plane, connections can lead to API servers of two releases. Only a watch that ends makes the
+        publisher ask for the version again.
+        """
+        version = await self.version()
+        try:
+            return await send(version)
+        except ApiError as error:
+            if error.status != 404 or error.is_not_found:
+                raise
+            if self._version == version:
+                self.forget()
+            served = await self.version()
+            if served == version:
+                raise
+            return await send(served)
+
+
+def _slices_path(version: str) -> str:
+    return f"/apis/{GROUP}/{version}/resourceslices"
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:
