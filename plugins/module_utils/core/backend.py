@@ -13,6 +13,7 @@ from .cdi import ContainerEdits
 from .companions import Companion, SharedDevice
 from .composed import Grouping
 from .configuration import ConfigKind
+from .fabric import FabricPartitions
 from .labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from .lanes import Call
 from .model import (
@@ -69,12 +70,8 @@ class Backend(Protocol):
     device_types: Mapping[tuple[str, str], str]
 
     @property
-    def active_fabric_partitions(self) -> frozenset[int] | None:
-        """The partitions of the machine's fabric that were active at the last ``discover``; None if there are none, or their state is unknown."""
-
-    @property
-    def has_fabric_partitions(self) -> bool:
-        """Whether the machine's fabric has partitions at present, of which each claim's whole devices have to be one."""
+    def fabric_partitions(self) -> FabricPartitions | None:
+        """The partitions of the machine's fabric; None if no fabric of the vendor has partitions."""
 
     def is_there(self) -> bool:
         """Whether the machine shows a device of the vendor, with a driver for it or without. Asks no library."""
@@ -218,30 +215,6 @@ class Backend(Protocol):
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
-
-    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
-        """Set the function that returns the partitions of the fabric that claims use, for a fabric manager that has to be told after its restart.
-
-        It is called on any thread.
-        """
-
-    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
-        """Return which partition of the machine's fabric these whole devices are, all of it, and whether it is active.
-
-        Raises AcceleratorError with the existing partitions if the devices are no partition, BackendUnavailable if the manager does not answer.
-        """
-
-    def activate_fabric_partition(self, number: int) -> None:
-        """Connect the devices of a partition of the fabric with each other; where they are nothing is done.
-
-        Raises InUse where another active partition has one of them, FabricRejected, BackendUnavailable, AcceleratorError.
-        """
-
-    def deactivate_fabric_partition(self, number: int) -> None:
-        """Disconnect the devices of a partition of the fabric, unless they are not connected.
-
-        Raises FabricRejected if the fabric manager answers and refuses, BackendUnavailable if it does not answer.
-        """
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the device nodes by which programs use a whole device. Pure."""

@@ -56,26 +56,26 @@ def fabric_manager(stage: Stage, mode: int = 1, *more: str) -> Iterator[None]:
 def fabric_partitions_are_published_and_activated(stage: Stage) -> None:
     backend = stage.backend
     backend.open()
-    assert not backend.has_fabric_partitions and dict(stage.first().whole_attributes) == {}
+    assert not backend.fabric_partitions.is_used and dict(stage.first().whole_attributes) == {}
     with fabric_manager(stage):
         gpus = stage.gpus()
-        assert backend.has_fabric_partitions
+        assert backend.fabric_partitions.is_used
         assert [gpu.module for gpu in gpus] == [1, 2, 3, 4, 5, 6, 7, 8]
         told = {"gpuModuleID": 2, "partition1": 9, "partition2": 4, "partition4": 2, "partition8": 1}
         assert dict(gpus[1].whole_attributes) == told
         (whole,) = backend.offers(gpus[1], dynamic=False)
         assert told.items() <= whole.attributes.items()
         assert told.items() <= backend.device_attributes(backend.device(gpus[1].uuid), None).items()
-        assert backend.fabric_partition(gpus[:2]) == (4, False)
-        backend.activate_fabric_partition(4)
-        backend.activate_fabric_partition(4)
-        assert backend.fabric_partition(gpus[:2]) == (4, True)
-        assert "partition 4, which is active" in str(refused(InUse, backend.activate_fabric_partition, 2))
-        assert "4 has modules 1, 2" in str(refused(NoFabricPartition, backend.fabric_partition, gpus[1:3]))
-        assert "no partition 99" in str(refused(NoFabricPartition, backend.activate_fabric_partition, 99))
-        backend.deactivate_fabric_partition(4)
-        backend.deactivate_fabric_partition(4)
-        assert backend.fabric_partition(gpus[:2]) == (4, False)
+        assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
+        backend.fabric_partitions.activate(4)
+        backend.fabric_partitions.activate(4)
+        assert backend.fabric_partitions.find(gpus[:2]) == (4, True)
+        assert "partition 4, which is active" in str(refused(InUse, backend.fabric_partitions.activate, 2))
+        assert "4 has modules 1, 2" in str(refused(NoFabricPartition, backend.fabric_partitions.find, gpus[1:3]))
+        assert "no partition 99" in str(refused(NoFabricPartition, backend.fabric_partitions.activate, 99))
+        backend.fabric_partitions.deactivate(4)
+        backend.fabric_partitions.deactivate(4)
+        assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
 
 
 @on("8xH100")
@@ -84,19 +84,19 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
     with fabric_manager(stage):
         backend.open()
         gpus = stage.gpus()
-        backend.activate_fabric_partition(4)
+        backend.fabric_partitions.activate(4)
         stage.gpus()
-        assert backend.active_fabric_partitions == {4}
-    assert "cannot be reached" in str(refused(BackendUnavailable, backend.fabric_partition, gpus[:2]))
+        assert backend.fabric_partitions.active == {4}
+    assert "cannot be reached" in str(refused(BackendUnavailable, backend.fabric_partitions.find, gpus[:2]))
     assert dict(stage.first().whole_attributes), (
         "the partitions depend on the baseboard: they stay published for a while"
     )
-    assert backend.active_fabric_partitions is None
+    assert backend.fabric_partitions.active is None
     with fabric_manager(stage):
         stage.gpus()
-        assert backend.active_fabric_partitions == frozenset()
-        assert backend.fabric_partition(gpus[:2]) == (4, False), "a restart forgets which partitions are active"
-        backend.activate_fabric_partition(4)
+        assert backend.fabric_partitions.active == frozenset()
+        assert backend.fabric_partitions.find(gpus[:2]) == (4, False), "a restart forgets which partitions are active"
+        backend.fabric_partitions.activate(4)
     backend.close()
 
 
@@ -116,28 +116,28 @@ def restarted_fabric_manager_gets_the_list_of_active_partitions(stage: Stage) ->
     with fabric_manager(stage, 1, *more):
         backend.open()
         gpus = stage.gpus()
-        backend.set_claimed_fabric_partitions(lambda: {5})
+        backend.fabric_partitions.set_claimed(lambda: {5})
         ask(stage, "activate 3")  # an administrator's partition, without a claim
-        backend.activate_fabric_partition(4)
+        backend.fabric_partitions.activate(4)
     with fabric_manager(stage, 1, *more):
         assert ask(stage, "list") == ["-8"]
         stage.gpus()
-        assert backend.active_fabric_partitions == {3, 4}
-        backend.deactivate_fabric_partition(3)
+        assert backend.fabric_partitions.active == {3, 4}
+        backend.fabric_partitions.deactivate(3)
     with fabric_manager(stage, 1, *more):
-        backend.deactivate_fabric_partition(4)
+        backend.fabric_partitions.deactivate(4)
         stage.gpus()
-        assert backend.active_fabric_partitions == frozenset()
-        backend.activate_fabric_partition(6)
+        assert backend.fabric_partitions.active == frozenset()
+        backend.fabric_partitions.activate(6)
     backend.close()
     backend.open()
     with fabric_manager(stage, 1, *more):
         stage.gpus()
-        assert backend.active_fabric_partitions == {5}, "a process that has read no list sends the partitions of claims"
+        assert backend.fabric_partitions.active == {5}, "a process that has read no list sends the partitions of claims"
     module = NvidiaBackend(System(str(stage.root)))
     module.open()
     with fabric_manager(stage, 1, *more):
-        assert "still starting" in str(refused(BackendUnavailable, module.fabric_partition, gpus[:2]))
+        assert "still starting" in str(refused(BackendUnavailable, module.fabric_partitions.find, gpus[:2]))
         assert ask(stage, "list") == ["-8"], "a program without claims sends no list"
     module.close()
 
@@ -150,28 +150,28 @@ def rejected_change_differs_from_missing_answer(stage: Stage) -> None:
         gpus = stage.gpus()
         for value in (-1, -2, -5, -10):
             ask(stage, f"fail activate {value}")
-            assert f"(error {value})" in str(refused(FabricRejected, backend.activate_fabric_partition, 4))
+            assert f"(error {value})" in str(refused(FabricRejected, backend.fabric_partitions.activate, 4))
         ask(stage, "fail activate 0")
-        backend.activate_fabric_partition(4)
+        backend.fabric_partitions.activate(4)
         for value in (-1, -2, -5, -7, -10):
             ask(stage, f"fail deactivate {value}")
-            assert f"(error {value})" in str(refused(FabricRejected, backend.deactivate_fabric_partition, 4))
+            assert f"(error {value})" in str(refused(FabricRejected, backend.fabric_partitions.deactivate, 4))
         for value in (-6, -8, -9):
             ask(stage, f"fail deactivate {value}")
-            refused(BackendUnavailable, backend.deactivate_fabric_partition, 4)
+            refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
         ask(stage, "fail deactivate 0")
         ask(stage, "fail list -2")
-        refused(BackendUnavailable, backend.deactivate_fabric_partition, 4)
+        refused(BackendUnavailable, backend.fabric_partitions.deactivate, 4)
         ask(stage, "fail list 0")
-        backend.deactivate_fabric_partition(4)
-        assert backend.fabric_partition(gpus[:2]) == (4, False)
+        backend.fabric_partitions.deactivate(4)
+        assert backend.fabric_partitions.find(gpus[:2]) == (4, False)
 
 
 @on("8xH100")
 def other_modes_of_the_fabric_manager_have_no_partitions(stage: Stage) -> None:
     with fabric_manager(stage, mode=0):
         stage.backend.open()
-        assert dict(stage.first().whole_attributes) == {} and not stage.backend.has_fabric_partitions
+        assert dict(stage.first().whole_attributes) == {} and not stage.backend.fabric_partitions.is_used
 
 
 @on("8xA100-40")
@@ -180,7 +180,7 @@ def fabric_partitions_are_found_by_identity_where_it_is_told(stage: Stage) -> No
         stage.backend.open()
         gpus = stage.gpus()
         assert all(gpu.whole_attributes["partition8"] == 1 for gpu in gpus)
-        number, is_active = stage.backend.fabric_partition(gpus)
+        number, is_active = stage.backend.fabric_partitions.find(gpus)
         assert (number, is_active) == (1, False)
 
 
@@ -189,10 +189,10 @@ def partition_is_deactivated_by_the_running_fabric_manager_whatever_the_file_say
     with fabric_manager(stage):
         stage.backend.open()
         gpus = stage.gpus()
-        stage.backend.activate_fabric_partition(4)
+        stage.backend.fabric_partitions.activate(4)
         configure(stage, 0)
-        stage.backend.deactivate_fabric_partition(4)
+        stage.backend.fabric_partitions.deactivate(4)
         configure(stage, 1)
-        assert stage.backend.fabric_partition(gpus[:2]) == (4, False)
+        assert stage.backend.fabric_partitions.find(gpus[:2]) == (4, False)
     configure(stage, 0)
-    stage.backend.deactivate_fabric_partition(4)
+    stage.backend.fabric_partitions.deactivate(4)

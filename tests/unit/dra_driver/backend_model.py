@@ -141,6 +141,44 @@ class ModelGpus:
 Answer = TypeVar("Answer")
 
 
+class ModelFabric:
+    """The fabric of a model: ``fabric`` and ``active`` of its backend, which counts the calls and has the failures."""
+
+    def __init__(self, backend: ModelBackend) -> None:
+        self._backend = backend
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._backend.fabric)
+
+    @property
+    def active(self) -> frozenset[int] | None:
+        return frozenset(self._backend.active) if self.is_used and self._backend.fabric_answers else None
+
+    def set_claimed(self, claimed: Callable[[], Collection[int]]) -> None:
+        self._backend.claimed_fabric_partitions = claimed
+
+    def find(self, devices: Sequence[Device]) -> tuple[int, bool]:
+        self._backend._call("fabric_partition", tuple(device.index for device in devices))
+        wanted = {device.index for device in devices}
+        for number, members in self._backend.fabric.items():
+            if set(members) == wanted:
+                return number, number in self._backend.active
+        raise NoFabricPartition(f"No partition of the fabric has exactly {wanted}; there are {self._backend.fabric}")
+
+    def activate(self, number: int) -> None:
+        fabric, active = self._backend.fabric, self._backend.active
+        self._backend._call("activate_fabric_partition", number)
+        for other in active - {number}:
+            if set(fabric[other]) & set(fabric[number]):
+                raise InUse(f"Partition {other} has GPUs of partition {number}")
+        active.add(number)
+
+    def deactivate(self, number: int) -> None:
+        self._backend._call("deactivate_fabric_partition", number)
+        self._backend.active.discard(number)
+
+
 class ModelBackend:
     """Implements the core's Backend on ModelGpus. ``failures`` holds errors to raise, by method name."""
 
@@ -172,6 +210,7 @@ class ModelBackend:
         self.fabric: dict[int, tuple[int, ...]] = {}
         self.active: set[int] = set()
         self.fabric_answers = True
+        self.claimed_fabric_partitions: Callable[[], Collection[int]] = frozenset
         self._lock = threading.Lock()
         self._lanes = Lanes("model")
 
@@ -286,34 +325,8 @@ class ModelBackend:
         self.away.update({device.uuid: device for device in devices})
 
     @property
-    def active_fabric_partitions(self) -> frozenset[int] | None:
-        return frozenset(self.active) if self.fabric and self.fabric_answers else None
-
-    @property
-    def has_fabric_partitions(self) -> bool:
-        return bool(self.fabric)
-
-    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
-        self.claimed_fabric_partitions = claimed
-
-    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
-        self._call("fabric_partition", tuple(device.index for device in devices))
-        wanted = {device.index for device in devices}
-        for number, members in self.fabric.items():
-            if set(members) == wanted:
-                return number, number in self.active
-        raise NoFabricPartition(f"No partition of the fabric has exactly {wanted}; there are {self.fabric}")
-
-    def activate_fabric_partition(self, number: int) -> None:
-        self._call("activate_fabric_partition", number)
-        for other in self.active - {number}:
-            if set(self.fabric[other]) & set(self.fabric[number]):
-                raise InUse(f"Partition {other} has GPUs of partition {number}")
-        self.active.add(number)
-
-    def deactivate_fabric_partition(self, number: int) -> None:
-        self._call("deactivate_fabric_partition", number)
-        self.active.discard(number)
+    def fabric_partitions(self) -> ModelFabric:
+        return ModelFabric(self)
 
     def resource_name(self, device: Device, profile: str | None) -> str:
         return vendor.resource_name(device, profile)

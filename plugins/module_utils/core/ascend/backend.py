@@ -19,6 +19,7 @@ from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
 from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, InUse, Unsupported, unexpected
+from ..fabric import FabricPartitions
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import findings, gather
@@ -92,8 +93,7 @@ class AscendBackend:
     device_types = DEVICE_TYPES
     partitions_outlive_boot = True
     grouping: Grouping | None = groups
-    has_fabric_partitions = False
-    active_fabric_partitions: frozenset[int] | None = None
+    fabric_partitions: FabricPartitions | None = None
     has_companions = False
     arranged: Arranged | None = staticmethod(occupancy.arranged)
 
@@ -327,19 +327,6 @@ class AscendBackend:
 
     def remember(self, devices: Iterable[Device]) -> None:
         """Learn nothing: no NPU is ever away."""
-
-    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
-        """Raise Unsupported: links between NPUs have no partitions."""
-        raise Unsupported("The links between NPUs have no partitions")
-
-    def activate_fabric_partition(self, number: int) -> None:
-        """Raise Unsupported, as ``fabric_partition`` does."""
-        raise Unsupported(f"The links between NPUs have no partition {number}")
-
-    deactivate_fabric_partition = activate_fabric_partition
-
-    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
-        """Do nothing: the links between NPUs have no partitions."""
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the node of the chip."""

@@ -17,7 +17,7 @@ from .. import pci
 from ..cdi import ContainerEdits
 from ..companions import Companion, SharedDevice
 from ..composed import Grouping
-from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, FabricRejected, InUse, NotFound
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, NotFound
 from ..labels import NO_PARTITIONS, UNKNOWN_MACHINE, MachineFacts
 from ..lanes import VISIT_SECONDS, Call, Lanes
 from ..looking import Looked, findings, gather
@@ -46,7 +46,7 @@ from .board_facts import BoardFacts
 from .boards import Boards
 from .common_edits import CommonEdits
 from .configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES
-from .fabric_manager import FabricManager, NoFabricPartition
+from .fabric_calls import FabricCalls
 from .knobs import Knobs
 from .nvml import Nvml
 from .vendor import FACTS, labels, resource_name
@@ -55,7 +55,7 @@ from .watch import Watch
 Answer = TypeVar("Answer")
 LOG = logging.getLogger(__name__)
 
-LIBRARY, FABRIC = "library", "fabric"  # the lanes of calls about no GPU; no UUID is spelled so
+LIBRARY = "library"  # the lane of calls about no GPU; no UUID is spelled so
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ class NvidiaBackend:
         self._ill: frozenset[str] = frozenset()
         self._surroundings = Surroundings((), frozenset())
         self._common_edits = CommonEdits(self._system)
-        self._fabric = FabricManager(self._system)
-        self._fabric_said = ""
+        self._fabric = FabricCalls(self._system, self._lanes, self._deadlines.fabric)
 
     def is_there(self) -> bool:
         """Whether there is a GPU on the PCI bus, or in the driver's files."""
@@ -124,8 +123,7 @@ class NvidiaBackend:
         self._watch.close()
         self._lanes.rest(self._deadlines.change)
         self._of_library(self._close, "Closing NVML")
-        with contextlib.suppress(AcceleratorError):  # one that hangs keeps nothing else from being closed
-            self._of_library(self._fabric.close, "Ending the connection to the fabric manager", FABRIC)
+        self._fabric.close()
         self._lanes.close()
 
     @property
@@ -138,9 +136,9 @@ class NvidiaBackend:
 
         With ``patience`` a GPU that was never read, and is not back after so many seconds, is found as awaited.
         """
-        self._look_at_fabric()
+        self._fabric.look(self._deadlines.look)
         with self._steady:
-            found = tuple(self._with_partitions(finding) for finding in self._discover(full, patience))
+            found = tuple(self._fabric.with_attributes(finding) for finding in self._discover(full, patience))
             self._boards.numbering.write()
             return found
 
@@ -174,27 +172,6 @@ class NvidiaBackend:
         for uuid in former - self._ill:
             self._watch.forget(uuid)  # it may have refused to be listened to
         return tuple(self._on_the_bus(finding) if finding.uuid in away else finding for finding in found)
-
-    def _look_at_fabric(self) -> None:
-        self._fabric.forget_active()
-        self._fabric.refresh_mode()
-        if self._fabric.is_used:
-            said = ""
-            try:
-                doing = "Listing the partitions of the NVSwitch fabric"
-                self._of_library(self._fabric.look, doing, FABRIC, self._deadlines.look)
-            except AcceleratorError as error:
-                said = str(error)  # GPUs are published without the attributes, and claims fail with this error
-            if said and said != self._fabric_said:
-                LOG.warning("%s", said)
-            self._fabric_said = said
-
-    def _with_partitions(self, finding: Finding) -> Finding:
-        device = finding.device
-        told = self._fabric.attributes(device) if device is not None else {}
-        return (
-            replace(finding, device=replace(device, whole_attributes=told)) if device is not None and told else finding
-        )
 
     def _on_the_bus(self, finding: Finding) -> Finding:
         """Return what is found of a GPU that another driver has: what NVML told before, unless it is gone."""
@@ -425,34 +402,9 @@ class NvidiaBackend:
             self._watch.begin()
 
     @property
-    def active_fabric_partitions(self) -> frozenset[int] | None:
-        """The active partitions of the NVSwitch fabric at the last scan; None in other modes, and if the fabric manager did not answer."""
-        return self._fabric.active
-
-    @property
-    def has_fabric_partitions(self) -> bool:
-        """Whether the fabric manager is configured for shared-NVSwitch mode."""
-        return self._fabric.is_used
-
-    def set_claimed_fabric_partitions(self, claimed: Callable[[], Collection[int]]) -> None:
-        """Set the function that returns the partitions of the NVSwitch fabric that claims use. See FabricManager."""
-        self._fabric.claimed = claimed
-
-    def fabric_partition(self, devices: Sequence[Device]) -> tuple[int, bool]:
-        """Return which partition of the NVSwitch fabric these GPUs are, and whether it is active."""
-        return self._of_library(
-            partial(self._fabric.find, devices), "Listing the partitions of the NVSwitch fabric", FABRIC
-        )
-
-    def activate_fabric_partition(self, number: int) -> None:
-        """Activate a partition of the NVSwitch fabric."""
-        doing = f"Activating partition {number} of the NVSwitch fabric"
-        self._of_library(partial(self._fabric.activate, number), doing, FABRIC)
-
-    def deactivate_fabric_partition(self, number: int) -> None:
-        """Deactivate a partition of the NVSwitch fabric."""
-        doing = f"Deactivating partition {number} of the NVSwitch fabric"
-        self._of_library(partial(self._fabric.deactivate, number), doing, FABRIC)
+    def fabric_partitions(self) -> FabricCalls:
+        """The partitions of the NVSwitch fabric."""
+        return self._fabric
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         """Return the node of the GPU."""
@@ -539,14 +491,11 @@ class NvidiaBackend:
             self._count = None
         self._nvml.close()
 
-    def _of_library(
-        self, function: Callable[[], Answer], doing: str, lane: str = LIBRARY, seconds: float | None = None
-    ) -> Answer:
-        """Make a call that concerns no single GPU. Its errors are those of the node, except for requests of claims to the fabric."""
-        deadline = seconds or (self._deadlines.library if lane == LIBRARY else self._deadlines.fabric)
+    def _of_library(self, function: Callable[[], Answer], doing: str) -> Answer:
+        """Make a call that concerns no single GPU. Its errors are those of the node."""
         try:
-            return self._lanes.run(lane, function, deadline, doing=doing)
-        except (BackendUnavailable, FabricRejected, NoFabricPartition, InUse):
+            return self._lanes.run(LIBRARY, function, self._deadlines.library, doing=doing)
+        except BackendUnavailable:
             raise
         except AcceleratorError as error:
             raise BackendUnavailable(error.message, hint=error.hint) from error

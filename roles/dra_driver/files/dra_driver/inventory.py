@@ -109,6 +109,7 @@ def survey(
     except Exception as error:  # noqa: BLE001  single devices are published without groups
         defects["all groups"] = str(unexpected(error, "Finding groups of devices"))
     composition = compose(offers, counter_sets, groups, alone)
+    fabric = backend.fabric_partitions
     return Survey(
         findings=tuple(judged),
         devices={device.uuid: device for device in devices},
@@ -117,7 +118,7 @@ def survey(
         dynamic=frozenset(dynamic),
         left_out={**composition.left_out, **defects},
         failed=frozenset(failed),
-        active_fabric_partitions=backend.active_fabric_partitions,
+        active_fabric_partitions=fabric.active if fabric is not None else None,
     )
 
 

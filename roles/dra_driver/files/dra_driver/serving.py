@@ -182,9 +182,10 @@ class Serving:
             writes=True,
             is_referred=bool(store.claims) or any(rule.match.index is not None for rule in configuration.layout),
         )
-        self._backend.set_claimed_fabric_partitions(
-            lambda: fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
-        )
+        if self._backend.fabric_partitions is not None:
+            self._backend.fabric_partitions.set_claimed(
+                lambda: fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
+            )
         self._backend.remember(device for record in store.claims.values() for device in record.away)
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
         locks = DeviceLocks(directory, f"the driver {self._driver}", keeps_open=True)

@@ -91,7 +91,7 @@ class Adopting:
             or not hands.needs_fabric_partition(record)
         ):
             return record
-        found = await self._service.thread(hands.backend.fabric_partition, whole_devices(record, facts))
+        found = await self._service.thread(hands.fabric.find, whole_devices(record, facts))
         return found_again(record, number) if found == (number, True) else record
 
     async def adopt_ending(self, reference: ClaimReference) -> ClaimRecord | None:
@@ -104,7 +104,8 @@ class Adopting:
         try:
             claim = await self._read(reference)
         except AcceleratorError as error:
-            active = service.hands.backend.active_fabric_partitions
+            partitions = service.hands.backend.fabric_partitions
+            active = partitions.active if partitions is not None else None
             fabric = unknown_fabric_partitions(active, service.store.claims.values())
             if has_unknown_partitions(self._inventory()) or fabric:
                 what = (

@@ -39,6 +39,7 @@ from ..core.errors import (
     NotPermitted,
     Unsupported,
 )
+from ..core.fabric import FabricPartitions
 from ..core.lanes import Call
 from ..core.lately import Lately
 from ..core.model import PARTITION, PASSTHROUGH, Device, Partition, Process
@@ -192,7 +193,16 @@ class Hands:
 
     def needs_fabric_partition(self, record: ClaimRecord) -> bool:
         """Whether a claim's whole devices have to be a partition of the machine's fabric."""
-        return self.backend.has_fabric_partitions and has_whole_devices(record)
+        fabric = self.backend.fabric_partitions
+        return fabric is not None and fabric.is_used and has_whole_devices(record)
+
+    @property
+    def fabric(self) -> FabricPartitions:
+        """The partitions of the machine's fabric. Raises Unsupported if no fabric of the vendor has partitions."""
+        fabric = self.backend.fabric_partitions
+        if fabric is None:
+            raise Unsupported(f"The devices of {self.driver} are in no fabric with partitions")
+        return fabric
 
     def with_fabric(
         self, plan: PreparePlan, facts: Mapping[str, Device], records: Iterable[ClaimRecord]
@@ -201,7 +211,7 @@ class Hands:
 
         ``records`` are the other claims. Raises AcceleratorError if the devices are no partition, BackendUnavailable.
         """
-        number, is_active = self.backend.fabric_partition(whole_devices(plan.record, facts))
+        number, is_active = self.fabric.find(whole_devices(plan.record, facts))
         return with_partition(plan, number, is_active, records)
 
     def others(self, record: ClaimRecord, devices: Mapping[str, Device]) -> Mapping[str, Device]:
@@ -227,8 +237,8 @@ class Hands:
                 self.backend.set_knobs(uuid, values)
                 self.reached("settings-applied")
             partition = to_activate(plan.record)
-            if partition is not None and self.backend.has_fabric_partitions:
-                self.backend.activate_fabric_partition(partition)
+            if partition is not None and self.fabric.is_used:
+                self.fabric.activate(partition)
                 self.reached("fabric-activated")
             for device in plan.record.devices:
                 if device.handover is not None:
@@ -327,7 +337,7 @@ class Hands:
         rejection = None
         if plan.fabric_partition is not None:
             try:
-                self.backend.deactivate_fabric_partition(plan.fabric_partition)
+                self.fabric.deactivate(plan.fabric_partition)
                 self.reached("fabric-deactivated")
             except FabricRejected as error:
                 rejection = error

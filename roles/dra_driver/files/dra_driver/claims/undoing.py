@@ -141,7 +141,7 @@ class Undoing:
             if debt.device_uuids.isdisjoint(uuids):
                 continue
             try:
-                await self.thread(self.hands.backend.deactivate_fabric_partition, debt.number)
+                await self.thread(self.hands.fabric.deactivate, debt.number)
             except FabricRejected as error:
                 hint = f"No other partition with its devices is activated before that. {error.hint}"
                 raise FabricRejected(f"The {debt.describe()} is pending: {error.message}", hint=hint) from error
