@@ -28,7 +28,7 @@ options:
       uris:
         description:
           - Addresses. None takes the mirror that the node has for the same suite.
-          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that root alone can read. All addresses
+          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that only root can read. All addresses
             need the same ones.
         type: list
         elements: str
@@ -52,7 +52,7 @@ options:
         description:
           - The pinned fingerprints of O(source.key), which is one block in ASCII armor with nothing around it. A key file with any other primary key
             is rejected.
-          - The installed key file has the pinned keys alone. A subkey is installed only if its fingerprint is listed too.
+          - The installed key file contains only the pinned keys. A subkey is installed only if its fingerprint is listed too.
         type: list
         elements: str
         default: []

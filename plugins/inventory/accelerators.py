@@ -67,7 +67,7 @@ options:
     default: false
   address:
     description:
-      - The type of a Node's address that becomes C(ansible_host). V(none) leaves that alone.
+      - The type of a Node's address that becomes C(ansible_host). V(none) does not set it.
       - A node's kubelet reports the addresses. One that is no IP address, or with V(Hostname) no DNS name, is not used, and a warning names the node.
     type: str
     default: none

@@ -60,7 +60,7 @@ class AptForm(abc.ABC):
         return Places(f"{SOURCES}/{own}.sources", f"{KEYS}/{own}.asc", f"{PREFERENCES}/{own}", f"{LOGINS}/{own}.conf")
 
     def login_text(self, source: Source | None) -> str:
-        """Return the text of a file for apt's auth.conf.d, which root alone can read (apt_auth.conf(5))."""
+        """Return the text of a file for apt's auth.conf.d, which only root can read (apt_auth.conf(5))."""
         if source is None or source.login is None:
             return ""
         login = source.login

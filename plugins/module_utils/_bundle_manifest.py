@@ -177,7 +177,7 @@ def _item(content: Mapping[str, Any], wheelhouses: Mapping[str, Any]) -> Item:
     if not isinstance(path, str) or not _PATHS[kind].fullmatch(path):
         raise ValueError(f"{path!r} is not a path for the kind {kind}, expected {_PATHS[kind].pattern}")
     if kind in (PACKAGE, INDEX) and places != (path.split("/")[1],):
-        raise ValueError(f"{path} is for {places!r}, expected the platform in its path alone")
+        raise ValueError(f"{path} is for {places!r}, expected only the platform in its path")
     if kind == WHEEL and not set(places) <= set(wheelhouses):
         raise ValueError(f"{path} is for {places!r}, expected keys of wheelhouses ({', '.join(wheelhouses)})")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < _MAX_SIZE:

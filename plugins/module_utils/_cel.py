@@ -188,7 +188,7 @@ class _Evaluator:
 
 
 def _named(expression: str) -> str:
-    """Return words for an expression that leave room for the reason in an error."""
+    """Return a short form of an expression, so that the error has space for the reason."""
     shown = expression[:119] + "…" if len(expression) > 120 else expression
     return f"selector {shown!r}"
 
@@ -207,7 +207,7 @@ def _evaluation(program: Any, expression: str, view: dict[str, Any]) -> _Answer:
         if NO_RE2 in text:
             return _Answer(not_judged=f"{_named(expression)} was not evaluated: {NO_RE2}")
         if re.search("No matching overload|No value with name", text) and _UNKNOWN_HERE.search(expression):
-            return _Answer(not_judged=f"selector {expression!r} uses what cannot be evaluated here ({said})")
+            return _Answer(not_judged=f"selector {expression!r} uses functions that cannot be evaluated here ({said})")
         return _Answer(failed=f"selector {expression!r}: {said}", hint=_hint(said), reason=said)
     try:
         return _Answer(found.plain_value())

@@ -96,7 +96,7 @@ def ready_daemon(system: System, place: Place, unit: str, wanted: Sequence[str],
 
 
 def state_of(place: Place, settings: Settings, wanted: Sequence[str]) -> str:
-    """Return a clause that says how CDI is set."""
+    """Return a clause with the CDI setting."""
     found = f"on, but not for {' and '.join(each for each in wanted if each not in settings.folders)}"
     return f"in {place.generated} CDI is {found if settings.enabled else 'off'}"
 

@@ -181,7 +181,7 @@ class Dnf(RpmTool):
     def trust(self, places: Places) -> None:
         """Import the repository's key into rpm only if packages are signed. Raises PackageProblem.
 
-        rpm accepts an imported key for packages of every repository. dnf verifies an index with a keyring of that repository alone.
+        rpm accepts an imported key for packages of every repository. dnf verifies an index with a keyring of only that repository.
         """
         text = self.system.read_text(places.source) if self.system.exists(places.source) else ""
         if _CHECKS_PACKAGES.search(text):

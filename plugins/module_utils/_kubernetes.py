@@ -121,7 +121,7 @@ class Api:
         body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send one request and return the answer; ``content_type`` says which kind of patch a body is. Raises ApiError for every answer other than success.
+        """Send one request and return the answer; ``content_type`` is the kind of patch of a body. Raises ApiError for every answer other than success.
 
         A GET is repeated while the API server is overloaded, or after a lost connection if the server has answered before.
         """

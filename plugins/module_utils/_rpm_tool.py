@@ -79,7 +79,7 @@ class RpmTool(abc.ABC):
         return Places(f"{self.repositories}/{OWN_FILES}{name}.repo", f"{self.keys}/{OWN_FILES}{name}.asc")
 
     def login_text(self, source: Source | None) -> str:  # noqa: ARG002 (the port has it)
-        """dnf has user name and password in the repository's own file, which then root alone can read."""
+        """For dnf the repository's file contains user name and password, and only root can read it."""
         return ""
 
     def pins(self, pattern: str, versions: Sequence[str]) -> str:  # noqa: ARG002 (the port has them)

@@ -79,7 +79,7 @@ class Unit:
                 wrong = f"{self.service} is not active." if not self.process()[0] else problem()
                 errors_since = None
             except AcceleratorError as error:
-                # A start that writes the files anew can leave them empty or old for a moment.
+                # A start that overwrites the files can leave them empty or outdated for a moment.
                 wrong = str(error)
                 errors_since = time.monotonic() if errors_since is None else errors_since
             now = time.monotonic()

@@ -174,7 +174,7 @@ class Zypper(RpmTool):
         return replace(super().places(name), login=f"{_LOGINS}/{OWN_FILES}{name}")
 
     def login_text(self, source: Source | None) -> str:
-        """Return the text of a file for zypper's credentials.d, which root alone can read."""
+        """Return the text of a file for zypper's credentials.d, which only root can read."""
         if source is None or source.login is None:
             return ""
         return f"username={source.login.username}\npassword={source.login.password}\n"

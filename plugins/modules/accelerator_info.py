@@ -200,7 +200,7 @@ devices:
     partitioning:
       description:
         - Whether the device can be partitioned, is, will be after its next reset, and whether it needs one.
-        - C(blocked) says why no partition can be made at present, and what to do; it is empty where one can.
+        - C(blocked) is the reason why no partition can be created now, with a remedy. It is empty if one can.
       type: dict
       returned: success
       sample: {"supported": true, "enabled": true, "pending": true, "needs_reset": false, "blocked": ""}

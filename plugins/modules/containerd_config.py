@@ -165,7 +165,7 @@ enabled:
   type: bool
   sample: true
 verified:
-  description: Whether the running containerd reported its CDI settings by C(crictl). A warning says so where it is false.
+  description: Whether the running containerd reported its CDI settings by C(crictl). A warning reports V(false).
   returned: with O(state=present), and in check mode if no restart is needed
   type: bool
   sample: true

@@ -245,7 +245,7 @@ def _check_types(edits: Any) -> None:
 
 
 def _check_type(where: str, name: Any, value: Any) -> None:
-    """Raise ValueError unless a field's value has its type; null stands for a field that is not set."""
+    """Raise ValueError unless a field's value has its type; null is the same as a field that is not set."""
     expected = _FIELD_TYPES.get(name, "a string")
     if expected == _STRINGS:
         valid = isinstance(value, list) and all(isinstance(each, str) for each in value)
@@ -431,7 +431,7 @@ def repair_hooks(system: System, directory: str, kind: str) -> tuple[str, ...]:
                 hook["env"] = list(HOOK_ENVIRONMENT)
             validate_spec(spec)
         except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            continue  # gone since, or invalid in another way: the driver restores the claim
+            continue  # deleted since, or invalid in another way: the driver restores the claim
         except OSError as error:
             failed = error
             continue

@@ -66,7 +66,7 @@ class Decoded:
 
 
 class _NotDecoded:
-    """Stands for a value that was not decoded."""
+    """Marks a value that was not decoded."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -154,7 +154,7 @@ def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decod
 
 
 def describe_skipped(skipped: Sequence[SkippedObject]) -> str:
-    """Return one sentence that names skipped objects and says what to do."""
+    """Return one sentence with the skipped objects and the remedy."""
     named = "; ".join(map(str, skipped[:MAX_NAMED]))
     more = f"; and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
     return f"Skipped API objects that cannot be decoded: {named}{more}. Delete them, or correct the named fields."

@@ -13,7 +13,7 @@ from .texts import LONGEST_MESSAGE, shorten
 
 
 class AcceleratorError(Exception):
-    """Base of all errors of the core. ``hint`` says what to do, ``code`` is a stable word for programs.
+    """Base of all errors of the core. ``hint`` is the remedy, ``code`` a stable identifier for programs.
 
     A message has at most LONGEST_MESSAGE characters, because it can contain texts of others.
     """

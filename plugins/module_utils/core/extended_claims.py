@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The claim that the scheduler makes for a pod that asks for devices by extended resources in its limits. Pure.
+"""The claim that the scheduler creates for a pod with devices by extended resources in its limits. Pure.
 
 Facts: KEP-5004 and k8s.io/kubernetes, pkg/scheduler/framework/plugins/dynamicresources (extended resources), 1.36: a resource means the
 DeviceClass whose ``extendedResourceName`` it is, the newest where several have it, and of those made in the same second the first by name;
@@ -61,7 +61,7 @@ def describe_duplicate(resource: str, names: Sequence[str]) -> str:
 
 
 def requests_of(spec: Json, classes: Iterable[Json]) -> list[dict[str, Any]]:
-    """Return the requests of the claim that the scheduler makes for a pod with this spec; none for a pod that asks for no devices."""
+    """Return the requests of the claim that the scheduler creates for a pod with this spec; empty for a pod without devices."""
     known = list(classes)
     found = []
     for place, container in enumerate((*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))):
@@ -89,7 +89,7 @@ def claim_name(pod: Json) -> str:
 
 
 def claim_for(namespace: str, name: str, spec: Json, classes: Iterable[Json]) -> dict[str, Any] | None:
-    """Return the claim that the scheduler is about to make for a pod; None for a pod that asks for no devices by resources."""
+    """Return the claim that the scheduler will create for a pod; None for a pod without devices by resources."""
     requests = requests_of(spec, classes)
     if not requests:
         return None

@@ -210,7 +210,7 @@ class Partitioning:
     """Whether a device can be partitioned, is, and will be after the next reset.
 
     Without ``has_mode`` there is nothing to be switched: the device is partitioned while it has partitions, which is what
-    ``enabled`` and ``pending`` say then. ``blocked`` says why no partition can be made at present, and what to do; "" where one can.
+    ``enabled`` and ``pending`` say then. ``blocked`` is the reason why no partition can be created now, with a remedy; "" if one can.
     """
 
     supported: bool

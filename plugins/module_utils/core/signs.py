@@ -48,7 +48,7 @@ class Sign:
     ``cause`` is the stable word for it, which taints carry in their key, ``value`` what tells it apart from others of the
     same cause (an error's number), which taints carry as their value. ``instance`` is the partition that it is about, where
     it is about one. ``is_mended_by_reset`` says that resetting the device while it is idle is what the vendor advises.
-    ``is_consequence`` marks an error that only follows another one of the same cause, and counts without that alone.
+    ``is_consequence`` marks an error that only follows another one of the same cause, and only counts without it.
     ``only_in_use`` marks an error that counts only while processes use the device.
     """
 

@@ -68,7 +68,7 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def _text(output: bytes) -> str:
-    """Return the output of a command as text with line feeds alone, as the standard library's text mode reads it."""
+    """Return the output of a command as text with line feeds only, as the standard library's text mode reads it."""
     return output.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 

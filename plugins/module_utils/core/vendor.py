@@ -43,8 +43,8 @@ class VendorFacts:
 
     ``domain`` is the domain of the vendor's extended resources and of its labels on a Node. ``labels`` are the names of the labels
     that this collection may write on a Node, and ``label_patterns`` are regular expressions for names that contain a partition
-    profile. No other label is written for the vendor, whatever a node reports. ``extended_resources`` are what pods ask for
-    without a claim, by the DeviceClass that serves it.
+    profile. No other label is written for the vendor, whatever a node reports. ``extended_resources`` are the resources of pods
+    without a claim, by the DeviceClass that serves them.
 
     ``device_plugins`` is how the sockets of the vendor's device plugins begin in the kubelet's folder, ``manager_units`` are
     units and ``manager_labels`` labels of a Node whose programs give devices out, or cut them up, without knowing of claims.

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The VFIO driver of a PCI device: vfio-pci, or a variant driver that the kernel has for this device.
 
-Some boards work in a virtual machine with their variant driver alone: it shows memory that vfio-pci does not. Facts: the
+Some boards work in a virtual machine only with their variant driver: it shows memory that vfio-pci does not. Facts: the
 kernel lists the devices of each variant driver in ``modules.alias`` with the prefix ``vfio_pci:``
 (include/linux/mod_devicetable.h, scripts/mod/file2alias.c). As libvirt does, the entry with the fewest wildcards is chosen.
 """

@@ -242,7 +242,7 @@ def read_device(
 
 
 def probe(nvml: Nvml, handle: Any, uuid: str) -> None:
-    """Make the GPU itself answer a call: the driver answers others, such as that for modes, from its own memory alone.
+    """Make the GPU itself answer a call: the driver answers others, such as that for modes, only from its own memory.
 
     GPUs that share the memory of the host do not report memory; they are asked for their temperature. Raises DeviceFaulty,
     AcceleratorError.

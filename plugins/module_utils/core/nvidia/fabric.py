@@ -50,7 +50,7 @@ def clique_of(state: int, status: int, cluster: bytes, number: int) -> Clique | 
 def state_of(info: Any) -> int:
     """Return the state in a structure of nvmlDeviceGetGpuFabricInfo….
 
-    NVML's header (nvmlGpuFabricState_t) has one byte for it, the binding four: the other three are padding, which no source says is zero.
+    NVML's header (nvmlGpuFabricState_t) has one byte for it, the binding four: the other three are padding, which is not documented as zero.
     """
     return int(info.state) & 0xFF
 

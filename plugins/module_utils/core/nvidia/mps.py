@@ -4,7 +4,7 @@
 
 Facts: the manual of nvidia-cuda-mps-control, seen with 535.261.03; CUDA's documentation of MPS. The daemon ignores a wrong value
 and keeps the previous one, so the daemon's unit reads the settings back (mps-settings.sh of the role dra_driver). The driver itself
-never opens the pipe directory, because containers write there. A process reaches one daemon, by its pipe folder,
+never opens the pipe directory, because containers write there. A process can use one daemon, by its pipe directory,
 and a MIG device has a daemon of its own. The daemon's memory limit was reported not to hold for clients on MIG devices; the
 variable of the client does, so they get both. Several users: -M, as NVIDIA's own DRA driver has it (mps-control-daemon.tmpl.yaml); a
 program that does not know it (535.261.03) takes itself for the user interface, finds no daemon and ends.

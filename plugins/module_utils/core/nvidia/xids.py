@@ -3,8 +3,8 @@
 """The meaning of GPU errors: NVIDIA's Xid numbers, and the other error events of NVML, as data.
 
 The immediate action of each number is that of NVIDIA's Xid catalog (Ampere and newer), and the short names are those of
-"Xid Errors". A GPU asks for recovery after some of them only (Xid 154), and after 109 and 143 only from a driver branch on
-(R570, R575). So the end of a fault that needs a reset does not depend on the recovery action alone, see ``signs.Ends``.
+"Xid Errors". A GPU requests recovery only after some of them (Xid 154), and after 109 and 143 only from a driver branch on
+(R570, R575). So the end of a fault that needs a reset does not depend only on the recovery action, see ``signs.Ends``.
 
 NVML reports a number without the registers of the kernel's log line. For 74 and 144 to 150, whose action depends on these
 registers, the GPU gets no new claims until it reports that it needs no recovery.

@@ -51,7 +51,7 @@ class Configuration:
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
     ``metrics_address`` is "host:port" or "" for no listener. ``metrics_certificate`` and ``metrics_key`` are PEM files for TLS, "" for
     none. With ``metrics_authorization`` callers need a token that the API server authorizes. With ``read_pods`` the driver reads pods to
-    find the containers of devices. In seconds are ``inventory_interval`` between looks at what
+    find the containers of devices. In seconds are ``inventory_interval`` between scans of what
     changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
     driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
     what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.

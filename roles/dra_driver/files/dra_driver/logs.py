@@ -69,7 +69,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 # A value of a text line that contains one of these is quoted.
 _QUOTED = re.compile(r'[ "=\\]|' + _CONTROL.pattern)
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-#: The most characters of a message or value. journald splits longer lines (LineMax, 48 KiB), and a part would look like a line.
+#: The maximum number of characters of a message or value. journald splits longer lines (LineMax, 48 KiB), and a part would look like a line.
 _LONGEST = 4096
 _LONGEST_EXCEPTION = 16384
 
@@ -88,7 +88,7 @@ def _shortened(text: str, longest: int = _LONGEST) -> str:
 
 
 def _dumped(value: Any) -> str:
-    """Return a value as JSON in one line, ASCII alone."""
+    """Return a value as JSON in one line, ASCII only."""
     return json.dumps(value, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 

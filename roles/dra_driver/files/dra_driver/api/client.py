@@ -80,7 +80,7 @@ class ApiError(AcceleratorError):
         """Return whether the API server says that the object does not exist.
 
         A server that does not serve the path, such as an older one during an upgrade of the control plane, or a load balancer, answers
-        with status 404 and no reason. That says nothing of the object. Facts: k8s.io/apiserver/pkg/server/mux/pathrecorder.go
+        with status 404 and no reason, which does not mean that the object is missing. Facts: k8s.io/apiserver/pkg/server/mux/pathrecorder.go
         (NotFoundHandler), k8s.io/apimachinery/pkg/api/errors (NewNotFound).
         """
         return self.status == 404 and self.reason == "NotFound"
@@ -132,7 +132,7 @@ class ApiClient:
         self._closing: set[asyncio.Task[None]] = set()
         self._skipped: dict[str, StateLog] = {}
         self._guard = WatchGuard(self._probe, self._retire)
-        #: Drivers whose opaque parameters are decoded in a claim that is read alone. Each driver adds its name.
+        #: Drivers whose opaque parameters are decoded in a claim that is read individually. Each driver adds its name.
         self.opaque_of: set[str] = set()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
@@ -191,7 +191,7 @@ class ApiClient:
         """Yield the changes after ``resource_version`` until the server ends the watch (some minutes).
 
         An expired resource version raises ApiError with status 410: list again, then watch from there. An object that cannot be
-        decoded is reported as DELETED, with its metadata alone: a list leaves it out as well.
+        decoded is reported as DELETED, with only its metadata: a list omits it as well.
         """
         connections, access = await self._connected()
         # Many nodes that start together should not come back together.
@@ -215,7 +215,7 @@ class ApiClient:
                 timeout=limit,
                 server_hostname=access.server_name or None,
             )
-            # The head of the answer comes at once, also where nothing changes for hours.
+            # The head of the answer is sent at once, even if nothing changes for hours.
             begun = await within(asking, HEAD_SECONDS)
             transport = begun.connection.transport if begun.connection is not None else None
             async with begun as response:

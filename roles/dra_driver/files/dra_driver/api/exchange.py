@@ -37,7 +37,7 @@ _TARGET = re.compile(r"/[!-~]*")
 _VALUE = re.compile(r"[ -~]*")
 # What zlib calls a stream of gzip's own form.
 _GZIP = 16 + zlib.MAX_WBITS
-#: The most bytes of an answer, as it comes and unpacked. A page of 500 objects of the usual size has 5 MiB.
+#: The maximum size of an answer in bytes, compressed and decompressed. A page of 500 objects of the usual size has 5 MiB.
 MOST_BYTES = 256 * 1024 * 1024
 
 

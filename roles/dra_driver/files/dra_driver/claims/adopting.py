@@ -78,7 +78,7 @@ class Adopting:
     async def _with_lost_fabric(
         self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
     ) -> ClaimRecord:
-        """Return the record with the active partition of the fabric that the driver activated for the claim, as the status of a lost store says.
+        """Return the record with the active partition of the fabric that the driver activated for the claim, from the status of a lost store.
 
         The record is returned as it is if the partition is not active, and if other claims can share it: they may be lost as well.
         Raises BackendUnavailable.

@@ -101,7 +101,7 @@ class Allocation:
 
     @property
     def told_fabric_partition(self) -> int | None:
-        """The partition of the fabric that the driver activated for the claim, as the claim's status says; None if there is none."""
+        """The partition of the fabric that the driver activated for the claim, from the claim's status, or None."""
         told = (each.told.fabric_partition for each in self.devices if each.told is not None)
         return next((number for number in told if number is not None), None)
 

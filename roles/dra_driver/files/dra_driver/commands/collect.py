@@ -161,7 +161,7 @@ def _events(node: Node) -> Any:
 
 
 def _said(node: Node, command: Iterable[str]) -> str:
-    # Of the node's own programs the journal alone is longer than the output of a tool may be.
+    # The journal of the node's programs alone exceeds the limit for the output of a tool.
     done = node.system.run(list(command), timeout=COMMAND_SECONDS, longest=LARGEST)
     return done.stdout + done.stderr
 

@@ -21,7 +21,7 @@ def report_repairs(config_path: str, devices: Sequence[str]) -> tuple[str, ...]:
     """Mark these devices as repaired, wake the driver, and return a line for each of them.
 
     The driver ends the faults that the devices have reported. Faults that its scans find stay until a scan no longer finds them. Raises
-    NotFound for a device without a reported fault: nothing is marked then.
+    NotFound for a device without a reported fault: then no device is marked.
     """
     configuration = config.load(config_path)
     chosen: dict[str, list[str]] = {}

@@ -34,7 +34,7 @@ def utc_now() -> datetime.datetime:
 
 
 class WebhookSecret:
-    """Reads the Secret that the webhook's certificate comes from.
+    """Reads the Secret with the webhook's certificate.
 
     The Secret of the module ``webhook_authority`` has CAs, and the controller issues its certificate below the active one. A Secret
     of type ``kubernetes.io/tls``, for example of cert-manager, has the certificate itself.

@@ -44,7 +44,7 @@ PAGE, SLICE_PAGE = 500, 100
 
 
 class WatchEnded(AcceleratorError):
-    """A watch that goes on until it is cancelled has ended: that is a fault of the controller."""
+    """A watch that must run until it is cancelled has ended, which is a fault of the controller."""
 
     default_code = "watch-ended"
 

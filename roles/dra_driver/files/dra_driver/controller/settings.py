@@ -63,7 +63,7 @@ def _is_address(value: str) -> bool:
 class WebhookSettings:
     """The admission webhook. ``address`` is "" for none; ``names`` are the host names and addresses in its certificate.
 
-    ``report`` says whether it gives the report of the fleet as well, to those who may read it. With ``metrics`` the metrics are
+    ``report`` is whether it also serves the fleet report to authorized readers. With ``metrics`` the metrics are
     served here, to those who may read them, and no longer at the address of the status.
     """
 

@@ -130,7 +130,7 @@ def _by_claim(
 
 
 def _is_exact(driver: str, record: ClaimRecord, listed: list[ContainerDevice]) -> bool:
-    """Return whether the kubelet's list says which container has which device.
+    """Return whether the kubelet's list attributes each device to a container.
 
     A claim with devices of another driver has a request that the record does not contain.
     """

@@ -44,7 +44,7 @@ SURROUNDINGS_SECONDS = 1.0
 
 
 class HardwareWatch:
-    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next look.
+    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next scan.
 
     ``take_marks`` is called before each scan, and while the library is closed, before it is opened.
     """

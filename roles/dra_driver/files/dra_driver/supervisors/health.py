@@ -227,7 +227,7 @@ class HealthKeeper:
             self._remove_marks(frozenset(self._applied))
 
     def _remove_marks(self, names: Collection[str]) -> None:
-        """Remove marks whose effect is on disk. An error concerns one mark alone, and is repeated at the next scan."""
+        """Remove marks whose effect is on disk. An error affects only its mark, which is retried at the next scan."""
         errors = []
         for name in sorted(names):
             try:

@@ -194,13 +194,13 @@ class Recovery:
     async def _orphans(self) -> tuple[str, ...]:
         try:
             return await self._service.upkeep.orphans()
-        except Exception as error:  # noqa: BLE001  the claims go on without the list of programs
+        except Exception as error:  # noqa: BLE001  recovery continues without the list of programs
             text = to_error(error, "Listing the programs that run for claims")
             LOG.warning("recovery: the programs that run for claims cannot be listed: %s", text)
             return ()
 
     async def _step(self, work: Awaitable[Any], what: str, subject: str) -> None:
-        """Do one step. No exception of it ends the recovery: it concerns this claim, or this device, alone."""
+        """Run one step. An exception affects only this claim or device, and does not end the recovery."""
         outcome = "failure"
         try:
             await work

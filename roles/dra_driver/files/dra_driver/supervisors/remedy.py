@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Resets devices that need it while nothing uses them, where the configuration says so."""
+"""Reset idle devices that need a reset, if the configuration enables it."""
 
 from __future__ import annotations
 
