@@ -341,7 +341,7 @@ def test_manifest_package_of_another_platform_is_rejected() -> None:
     content = json.loads(whole().to_text())
     (package_,) = (each for each in content["items"] if each["name"] == "python3-venv")
     package_["for"] = ["debian_12_x86_64"]
-    with pytest.raises(BundleError, match="expected the platform in its path alone"):
+    with pytest.raises(BundleError, match="expected only the platform in its path"):
         manifests.read(json.dumps(content), "/x")
 
 
