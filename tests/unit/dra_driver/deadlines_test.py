@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import socket
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from api_model import kubeconfig
+from dra_driver.api.client import ApiClient, ApiUnreachable
 from dra_driver.api.exchange import Exchange
 from dra_driver.claims.guard import DeviceGuard
 from dra_driver.core.device_locks import DeviceLocks
@@ -158,3 +164,49 @@ def test_within_work_that_ends_at_its_cancellation_returns_result() -> None:
         return ""
 
     assert asyncio.run(within(stubborn(), 0.001)) == "a result"
+
+
+def test_work_that_other_code_has_cancelled_does_not_cancel_the_caller() -> None:
+    async def main() -> None:
+        work = asyncio.ensure_future(asyncio.sleep(60))
+        asyncio.get_running_loop().call_later(0.05, work.cancel)
+        with pytest.raises(asyncio.TimeoutError):
+            await within(work, 30)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_watch_whose_lookup_of_the_server_is_cancelled_fails_and_is_not_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name servers do not answer, and the client opens new connections, for example because the token was renewed."""
+    monkeypatch.setattr("dra_driver.api.client.REQUEST_SECONDS", 0.1)
+    real, began = socket.getaddrinfo, threading.Event()
+
+    def look_up(host: Any, *arguments: Any, **options: Any) -> Any:
+        if host == "api.example":
+            began.set()
+            time.sleep(2)
+            host = "127.0.0.1"
+        return real(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(kubeconfig("http://api.example:1")))
+
+    async def main() -> None:
+        client = ApiClient(str(file))
+
+        async def watch() -> None:
+            async for _event in client.watch("/apis", resource_version="1"):
+                pass
+
+        watching = asyncio.ensure_future(watch())
+        await asyncio.to_thread(began.wait)
+        file.write_text(json.dumps(kubeconfig("http://api.example:2")))
+        assert await client.reload_if_changed()
+        with pytest.raises(ApiUnreachable):
+            await watching
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -17,13 +17,14 @@ T = TypeVar("T")
 async def within(work: Awaitable[T], seconds: float) -> T:
     """Return the result of ``work``.
 
-    Raises asyncio.TimeoutError if the work has not ended after ``seconds`` and ends when it is cancelled. If the caller is cancelled,
-    the work is cancelled too, and a result that it already has is dropped.
+    Raises asyncio.TimeoutError if the work has not ended after ``seconds`` and ends when it is cancelled, and if other code has cancelled
+    the work: aiohttp does so with lookups of host names when a session is closed, and the caller would end as if it was cancelled. If
+    the caller is cancelled, the work is cancelled too, and a result that it already has is dropped.
     """
     task = asyncio.ensure_future(work)
     try:
         done, _pending = await asyncio.wait((task,), timeout=max(seconds, 0.0))
-        if done:
+        if done and not task.cancelled():
             return task.result()
     finally:
         if not task.done():
