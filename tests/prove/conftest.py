@@ -10,9 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import bare, before, checked_run, clean, cluster, first_run, times, world
+from tests.cluster.conftest import (
+    ansible,
+    bare,
+    before,
+    checked_run,
+    clean,
+    cluster,
+    first_run,
+    inventory,
+    other_layout,
+    times,
+    world,
+)
 
-__all__ = ["bare", "before", "checked_run", "clean", "cluster", "first_run", "times", "world"]
+__all__ = [
+    "ansible",
+    "bare",
+    "before",
+    "checked_run",
+    "clean",
+    "cluster",
+    "first_run",
+    "inventory",
+    "other_layout",
+    "times",
+    "world",
+]
 
 HERE = Path(__file__).parent
 
