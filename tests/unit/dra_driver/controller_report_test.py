@@ -91,6 +91,8 @@ class Cluster:
         self.away = False
         self.reviews_fail_with = 0
         self.readers = {"reader"}
+        #: Reviews of tokens that begin so are answered once ``goes_on`` is set.
+        self.hanging, self.goes_on = "", asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
@@ -99,6 +101,8 @@ class Cluster:
         if request.method == "POST" and self.reviews_fail_with:
             return web.json_response({"message": "no reviews"}, status=self.reviews_fail_with)
         if request.method == "POST":
+            if self.hanging and (await request.json())["spec"].get("token", "").startswith(self.hanging):
+                await self.goes_on.wait()
             return web.json_response({"status": self.judged(request.path, (await request.json())["spec"])}, status=201)
         if request.path in self.about:
             return web.json_response(self.about[request.path])
@@ -303,6 +307,31 @@ def test_memory_for_refused_tokens_is_bounded(tmp_path: Path, monkeypatch: pytes
         assert len(scene.readers._refused) == 3
         assert (await scene.get(f"other5.{AUDIENCE}"))[0] == 403 and scene.cluster.reviews() == 6
         assert (await scene.get(f"other0.{AUDIENCE}"))[0] == 403 and scene.cluster.reviews() == 7
+
+    run(tmp_path, scenario)
+
+
+def test_flood_of_unknown_tokens_is_rejected_and_known_readers_are_served(tmp_path: Path) -> None:
+    """The API server does not answer reviews of unknown tokens."""
+
+    async def scenario(scene: Scene) -> None:
+        assert (await scene.get())[0] == 200
+        scene.cluster.hanging = "random"
+        most = readers.AT_ONCE + readers.MOST_WAITING
+        flood = [asyncio.ensure_future(scene.get(f"random-{number}.{AUDIENCE}")) for number in range(5 * most)]
+        while sum(each.done() for each in flood) < 4 * most:
+            await asyncio.sleep(0.01)
+        rejected = [each.result() for each in flood if each.done()]
+        assert {status for status, _text, _headers in rejected} == {429}
+        assert all(headers["Retry-After"] for _status, _text, headers in rejected)
+        scene.now += JUDGED_SECONDS
+        assert (await scene.get())[0] == 200, "the reader is reviewed again meanwhile"
+        assert scene.cluster.reviews() == 2 + readers.AT_ONCE
+        scene.cluster.hanging = ""
+        scene.cluster.goes_on.set()
+        left = [status for status, _text, _headers in await asyncio.gather(*flood)]
+        assert left.count(403) == most and left.count(429) == 4 * most
+        assert (await scene.get(f"random-new.{AUDIENCE}"))[0] == 403, "the queue is empty again"
 
     run(tmp_path, scenario)
 

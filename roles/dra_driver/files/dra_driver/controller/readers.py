@@ -27,8 +27,9 @@ KEPT_SECONDS, OUTAGE_SECONDS = 60.0, 600.0
 METRICS_KEPT_SECONDS = 300.0
 #: How long a refusal is kept, as kubelets keep one. A scraper with a wrong token asks every few seconds.
 REFUSED_SECONDS = 30.0
-#: Whoever reaches the port can have tokens judged: so many at a time, and so many readers are remembered. Headers end at 8 KiB anyway.
-AT_ONCE, MOST_READERS = 4, 1024
+#: Every client that reaches the port can send tokens. So many reviews run at once, so many tokens wait for a review, and so many readers
+#: are kept in memory. Headers end at 8 KiB.
+AT_ONCE, MOST_WAITING, MOST_READERS = 4, 16, 1024
 
 
 class Verdict(NamedTuple):
@@ -61,7 +62,9 @@ class Readers:
         self._audience = audience
         self._right = right
         self._kept = kept
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        #: The reviews of readers that were allowed before do not wait behind those of unknown tokens.
+        self._of_known, self._of_unknown = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
         #: By a token's hash, when it was allowed.
         self._allowed: dict[bytes, float] = {}
         #: By a token's hash, when and why it was refused; the oldest first.
@@ -82,8 +85,13 @@ class Readers:
         if refused is not None and now - refused[0] < REFUSED_SECONDS:
             return refused[1]
         try:
-            async with self._gate:
-                found = await self._ask(token)
+            if since is not None:
+                async with self._of_known:
+                    found = await self._ask(token)
+            elif self._waiting >= AT_ONCE + MOST_WAITING:
+                return Verdict(429, "Too many unknown tokens wait for the API server")
+            else:
+                found = await self._ask_about_unknown(token)
         except AcceleratorError as error:
             # No answer about this reader, whatever the status: 429 and 401 concern the requests of this program.
             if since is not None:
@@ -98,6 +106,14 @@ class Readers:
             while len(self._refused) > MOST_READERS:
                 del self._refused[next(iter(self._refused))]
         return found
+
+    async def _ask_about_unknown(self, token: str) -> Verdict:
+        self._waiting += 1
+        try:
+            async with self._of_unknown:
+                return await self._ask(token)
+        finally:
+            self._waiting -= 1
 
     async def _ask(self, token: str) -> Verdict:
         review = await self._create(

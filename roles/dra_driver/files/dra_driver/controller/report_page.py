@@ -49,5 +49,6 @@ def _json(body: bytes, more: dict[str, str]) -> web.Response:
 
 def refusal(status: int, why: str) -> web.Response:
     """Return the answer to a caller that may not read, or cannot be judged now."""
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": str(RETRY_SECONDS)}}.get(status, {})
+    retry = {"Retry-After": str(RETRY_SECONDS)}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: retry, 503: retry}.get(status, {})
     return web.Response(text=f"{why}\n", status=status, headers={"Cache-Control": "no-store", **headers})

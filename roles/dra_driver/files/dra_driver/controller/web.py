@@ -12,6 +12,8 @@ from typing import Callable
 from aiohttp import web
 
 from ..logs import StateLog
+from . import listening
+from .listening import ConnectionLimit, listen
 
 LOG = logging.getLogger(__name__)
 
@@ -23,16 +25,23 @@ FINISH_SECONDS = 5.0
 async def keep_serving(
     application: Callable[[], web.Application], address: str, what: str, context: ssl.SSLContext | None = None
 ) -> None:
-    """Serve at host:port until cancelled; while something else has the port, the rest of the controller goes on without."""
+    """Serve at host:port until cancelled. While another program uses the port, the controller runs without this server.
+
+    The connections are limited, and idle ones are closed (listening.py).
+    """
     host, _colon, port = address.rpartition(":")
     state = StateLog(LOG)
     while True:
-        runner = web.AppRunner(application(), access_log=None, shutdown_timeout=FINISH_SECONDS)
+        limit = ConnectionLimit()
+        runner = web.AppRunner(
+            application(), access_log=None, shutdown_timeout=FINISH_SECONDS, keepalive_timeout=listening.IDLE_SECONDS
+        )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context).start()
+            for listener in await listen(host.strip("[]"), int(port), limit):
+                await web.SockSite(runner, listener, ssl_context=context).start()
             state.report(f"{what} is served at {address}")
-            await asyncio.Event().wait()
+            await limit.close_idle()
         except OSError as error:
             text = f"{what} is not served at {address}: {error.strerror or error}; tried again until it is free"
             state.report(text, level=logging.WARNING)
