@@ -14,11 +14,11 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from ._containerd import Change, File, Settings, drop_in_folder, patterns, read_dump
-from ._service_unit import COMMAND_SECONDS, Unit, last_words, program_words
+from ._service_unit import COMMAND_SECONDS, Unit, last_words
 from ._toml import change
 from .core.errors import AcceleratorError
 from .core.system import Completed, System
@@ -37,11 +37,13 @@ class Daemon(Unit):
     main file at each start, so that a change of it would not last.
     """
 
+    options = MappingProxyType({"config": "config", "c": "config", "address": "address", "a": "address"})
+
     def __init__(
         self, system: System, *, command: str, config: str, service: str, timeout: float, advice: str = ""
     ) -> None:
         super().__init__(system, service=service, timeout=timeout)
-        self.command = command
+        self.command = self.program = command
         self.advice = advice
         self._default_config = config
 
@@ -50,21 +52,10 @@ class Daemon(Unit):
         """Whether another program rewrites the main file at each start."""
         return bool(self.advice)
 
-    @cached_property
-    def _flags(self) -> dict[str, str]:
-        """The options of the unit's containerd that choose its main file and its socket."""
-        if not self.system.finds("systemctl"):
-            return {}
-        words, directory = program_words(self.system, self.service, posixpath.basename(self.command))
-        flags = daemon_flags(words)
-        if "config" in flags:
-            flags["config"] = posixpath.join(directory, flags["config"])
-        return flags
-
     @property
     def config(self) -> str:
         """The main file: the one that the process was started with, else the configured one."""
-        return self._flags.get("config") or self._default_config
+        return self.flags.get("config") or self._default_config
 
     # What is on the disk, and what containerd makes of it
 
@@ -88,7 +79,7 @@ class Daemon(Unit):
             )
         settings = read_dump(done.stdout)
         # The dump has the value of the files. The option has priority.
-        return replace(settings, address=self._flags.get("address") or settings.address)
+        return replace(settings, address=self.flags.get("address") or settings.address)
 
     def imported(self) -> list[File]:
         """Return the files that the main file imports, in the order in which they are read."""
@@ -185,10 +176,7 @@ class Daemon(Unit):
 
     def restart(self, settings: Settings) -> str:
         """Restart the unit and wait until it serves the kubelet; returns what is wrong, or ""."""
-        try:
-            return self.restart_until(lambda: self._problem(settings))
-        finally:
-            self.__dict__.pop("_flags", None)
+        return self.restart_until(lambda: self._problem(settings))
 
     def _problem(self, expected: Settings) -> str:
         # The start can have rewritten the files.
@@ -226,18 +214,6 @@ class Daemon(Unit):
     def _search_path(self) -> str:
         found = shutil.which(self.command)
         return os.pathsep.join([*([posixpath.dirname(found)] if found else []), os.environ.get("PATH", os.defpath)])
-
-
-def daemon_flags(words: Sequence[str]) -> dict[str, str]:
-    """Return which ``config`` and ``address`` the command line of a containerd names."""
-    found: dict[str, str] = {}
-    rest = iter(words[1:])
-    for word in rest:
-        name, equals, value = word.lstrip("-").partition("=")
-        name = {"c": "config", "a": "address"}.get(name, name)
-        if word.startswith("-") and name in ("config", "address"):
-            found[name] = value if equals else next(rest, "")
-    return found
 
 
 def _with_file(texts: dict[str, str], path: str, text: str) -> dict[str, str]:

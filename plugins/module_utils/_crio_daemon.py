@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ._changed_texts import Record, back
 from ._containerd import Change, File, differences
@@ -27,17 +28,28 @@ _SHOWN_DIFFERENCES = 5
 
 
 class Crio(Unit):
-    """One CRI-O: its command, its main file, its folder of drop-ins and its unit."""
+    """One CRI-O: its command, its unit, and the main file and directory of drop-ins of a process without options for them."""
 
     name = "CRI-O"
+    options = MappingProxyType({"config": "config", "c": "config", "config-dir": "drop_ins", "d": "drop_ins"})
 
     def __init__(
         self, system: System, *, command: str, config: str, drop_ins: str, service: str, timeout: float
     ) -> None:
         super().__init__(system, service=service, timeout=timeout)
-        self.command = command
-        self.config = config
-        self.drop_ins = drop_ins.rstrip("/")
+        self.command = self.program = command
+        self._default_config = config
+        self._default_drop_ins = drop_ins
+
+    @property
+    def config(self) -> str:
+        """The main file: the one that the process was started with, else the configured one."""
+        return self.flags.get("config") or self._default_config
+
+    @property
+    def drop_ins(self) -> str:
+        """The directory of drop-ins: the one that the process was started with, else the configured one."""
+        return (self.flags.get("drop_ins") or self._default_drop_ins).rstrip("/")
 
     # What is on the disk, and what CRI-O makes of it
 

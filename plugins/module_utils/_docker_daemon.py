@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ._changed_texts import Record, back
 from ._containerd import Change
@@ -41,6 +42,7 @@ class Docker(Unit):
     """
 
     name = "Docker Engine"
+    options = MappingProxyType({"config-file": "config"})
 
     def __init__(
         self,
@@ -55,11 +57,16 @@ class Docker(Unit):
     ) -> None:
         super().__init__(system, service=service, timeout=timeout)
         self.command = command
-        self.daemon = daemon
-        self.config = config
+        self.daemon = self.program = daemon
+        self._default_config = config
         self.stop_containers = stop_containers
         #: Whether cri-dockerd served before this run restarted anything.
         self._cri_dockerd: bool | None = None
+
+    @property
+    def config(self) -> str:
+        """The configuration file: the one that the process was started with, else the configured one."""
+        return self.flags.get("config") or self._default_config
 
     def text(self) -> str | None:
         """Return the configuration file's text, or None where there is none."""
@@ -124,8 +131,8 @@ class Docker(Unit):
 
     def plan_back(self, record: Record) -> list[Change]:
         """Return the change that takes back what is ours. Raises DockerError."""
-        text = self.text()
-        return back(record, {} if text is None else {self.config: text}, self.without)
+        texts = {path: self.system.read_text(path) for path in record.files if self.system.exists(path)}
+        return back(record, texts, self.without)
 
     def without(self, text: str, before: str | None) -> str | None:
         """Return the file's text without our part."""

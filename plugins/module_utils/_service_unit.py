@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from ._secret_texts import mask_secrets
 from .core.errors import AcceleratorError
@@ -25,12 +28,28 @@ _LOG_LINES = 12
 
 
 class Unit:
-    """One unit that runs a daemon. ``timeout`` is how many seconds the daemon may take until it serves again."""
+    """One unit that runs a daemon. ``timeout`` is how many seconds the daemon may take until it serves again.
+
+    ``program`` is the daemon's command. ``options`` are the options of its command line that change its files and sockets: each spelling
+    without dashes, and the name under which ``flags`` has its value.
+    """
+
+    program = ""
+    options: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, system: System, *, service: str, timeout: float) -> None:
         self.system = system
         self.service = service
         self.timeout = timeout
+
+    @cached_property
+    def flags(self) -> dict[str, str]:
+        """The paths that the command line of the unit's daemon names, by the names in ``options``; they have priority over all others."""
+        if not self.system.finds("systemctl"):
+            return {}
+        words, directory = program_words(self.system, self.service, posixpath.basename(self.program))
+        found = flags_of(words, self.options)
+        return {name: posixpath.join(directory, value) for name, value in found.items() if value}
 
     def process(self) -> tuple[bool, float]:
         """Return whether the unit is active, and when its process began, in seconds since 1970 (0: not known)."""
@@ -73,6 +92,7 @@ class Unit:
             return str(error)
         if done.returncode:
             return f"{last_words(done)} {self.journal()}".strip()
+        self.__dict__.pop("flags", None)
         errors_since: float | None = None
         while True:
             try:
@@ -124,6 +144,17 @@ def program_words(system: System, service: str, program: str) -> tuple[list[str]
     started = re.search(r"argv\[\]=(.*?) ; ", values.get("ExecStart", ""))
     words = started[1].split() if started and not processes else []
     return (words, "/") if words and Path(words[0]).name == program else ([], "/")
+
+
+def flags_of(words: Sequence[str], options: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of options in a command line; ``options`` has the returned name of each spelling."""
+    found: dict[str, str] = {}
+    rest = iter(words[1:])
+    for word in rest:
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in options:
+            found[options[name]] = value if equals else next(rest, "")
+    return found
 
 
 def _children(system: System, parent: str) -> list[str]:

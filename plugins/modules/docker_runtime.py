@@ -137,6 +137,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
     text_before,
     text_with,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import Docker as DockerEngine
 from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import refuse_invalid
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -168,7 +169,8 @@ class Docker:
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
         self.system = System()
-        self.path: str = params["config"]
+        places = {name: params[name] for name in ("command", "daemon", "config", "service", "timeout")}
+        self.path = DockerEngine(self.system, **places).config
         self.record_path = f"{params['records']}/docker-{params['name']}.json"
 
     def text(self, path: str) -> str | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,20 @@ def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None
     assert docker.run()["error_code"] == "not-taken" and docker.config.read_text() == SITE
     docker.config.write_text("{")
     assert docker.run()["error_code"] == "invalid-json"
+
+
+def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    systemctl = docker.folder / "bin/systemctl"
+    command = ["/usr/bin/dockerd", "-c", "read line", f"--config-file={docker.config}"]
+    with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE) as process:
+        systemctl.write_text(
+            systemctl.read_text().replace("is-active)", f"show) echo MainPID={process.pid} ;;\nis-active)")
+        )
+        unused = docker.folder / "unused.json"
+        assert docker.run(config=str(unused))["file"] == str(docker.config)
+        assert docker.run(config=str(unused), state="absent")["changed"]
+    assert docker.config.read_text() == SITE and not unused.exists()
 
 
 def test_linked_file_stays_a_link(docker: Docker) -> None:

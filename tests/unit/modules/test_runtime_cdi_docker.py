@@ -145,6 +145,27 @@ def test_the_file_is_tried_with_what_the_process_was_started_with(docker: Docker
         assert tried[:2] == ["--validate", "--config-file"] and " ".join(tried[3:]) == told
 
 
+def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -> None:
+    docker.write(SITE)
+    unused = docker.folder / "etc/unused.json"
+    command = ["/usr/bin/dockerd", "-c", "read line", "--config-file", str(docker.config)]
+    with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE) as process:
+        (docker.folder / "pid").write_text(f"{process.pid}\n")
+        options = {"docker": {"config": str(unused), "timeout": 1}}
+        done = docker.run(**options)
+        assert (done.get("files"), done.get("enabled")) == ([str(docker.config)], True), done
+        assert docker.run(state="absent", **options)["files"] == [str(docker.config)]
+    assert docker.config.read_text() == SITE and not unused.exists()
+
+
+def test_a_file_of_the_record_is_restored_though_another_one_is_configured_now(docker: Docker) -> None:
+    docker.write(SITE)
+    assert docker.run()["changed"]
+    other = {"docker": {"config": str(docker.folder / "etc/other.json"), "timeout": 1}}
+    assert docker.run(state="absent", **other)["files"] == [str(docker.config)]
+    assert docker.config.read_text() == SITE
+
+
 def test_a_release_that_has_it_on_is_left_alone(docker: Docker) -> None:
     docker.engine("28.2.0", containers=3)
     docker.write('{"cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")

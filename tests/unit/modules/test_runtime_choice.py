@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils import _runtime_find
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, daemon_flags
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, Daemon
 from ansible_collections.dra.accelerators.plugins.module_utils._distribution import place_of, ready_daemon, refusal
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice import (
     UNITS,
@@ -20,6 +20,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice i
     endpoint_in,
     kubelet_options,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import flags_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
 
 RUNNING = "active"
@@ -212,4 +213,4 @@ def test_error_for_microk8s_names_its_template(tmp_path: Path) -> None:
     ],
 )
 def test_the_options_of_a_containerd_are_read(words: list[str], expected: dict[str, str]) -> None:
-    assert daemon_flags(words) == expected
+    assert flags_of(words, Daemon.options) == expected

@@ -16,6 +16,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
 from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import Unit, program_words
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
@@ -98,3 +99,23 @@ def test_stopped_unit_is_identified_by_its_command(tmp_path: Path, monkeypatch: 
     words, _directory = program_words(System(), "containerd.service", "containerd")
     assert words == ["/usr/bin/containerd", "--config", "/other.toml"]
     assert program_words(System(), "containerd.service", "crio")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--config /a.conf --config-dir=/a.d/", ("/a.conf", "/a.d")),
+        ("-c a.conf -d /b.d --log-level info", ("/a.conf", "/b.d")),
+        ("--config-dir= --log-level info", ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")),
+    ],
+)
+def test_files_of_crio_are_those_of_its_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: tuple[str, str]
+) -> None:
+    start = f"{{ path=/usr/bin/crio ; argv[]=/usr/bin/crio {options} ; ignore_errors=no ; }}"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho MainPID=0\necho 'ExecStart={start}'\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    places = {"config": "/etc/crio/crio.conf", "drop_ins": "/etc/crio/crio.conf.d"}
+    crio = Crio(System(), command="crio", service="crio.service", timeout=1, **places)
+    assert (crio.config, crio.drop_ins) == expected
