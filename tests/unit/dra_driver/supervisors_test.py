@@ -87,6 +87,54 @@ def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, capl
     assert told.exc_info is not None and isinstance(told.exc_info[1], KeyError)
 
 
+def test_part_that_other_code_cancels_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library cancels work of its own that a part waits for: neither the part nor the driver was stopped."""
+    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.001)
+    runs: list[int] = []
+
+    async def main() -> None:
+        async def work() -> None:
+            runs.append(len(runs))
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(other.cancel)
+            await other
+
+        task = asyncio.ensure_future(keep("work", work))
+        while len(runs) < 3 and not task.done():
+            await asyncio.sleep(0.001)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert caplog.records[0].getMessage() == "work failed and begins anew"
+
+
+def test_part_ends_before_its_cancelled_caller() -> None:
+    ended: list[bool] = []
+
+    async def main() -> None:
+        async def work() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                ended.append(True)
+                raise KeyError("while it ends")
+
+        task = asyncio.ensure_future(keep("work", work))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+
+    asyncio.run(main())
+
+
 def test_a_folder_that_is_another_one_ends_the_process() -> None:
     async def work() -> None:
         raise FolderReplaced("the folder is gone")

@@ -95,16 +95,22 @@ class Conditions:
 
 
 async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Do work that never ends; should it fail in a way that nobody foresaw, say so and begin anew.
+    """Run work that never ends. Log an unexpected exception, also a cancellation by other code than the caller, and start the work again.
 
     Raises FolderReplaced: only a new process finds its folders again.
     """
     while True:
+        task = asyncio.ensure_future(work())
         try:
-            await work()
-        except FolderReplaced:
-            raise
-        except Exception:
-            # The border of one part: whatever ends it is the part's own, the other parts and the claims go on.
-            LOG.exception("%s failed and begins anew", name)
+            await asyncio.wait((task,))
+        finally:
+            if not task.done():  # the caller is cancelled
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, FolderReplaced):
+            raise error
+        if task.cancelled() or error is not None:
+            # One part ends by its own fault; the other parts and the claims continue.
+            LOG.error("%s failed and begins anew", name, exc_info=error or asyncio.CancelledError("not by its caller"))
         await asyncio.sleep(RETRY_LIMIT)
