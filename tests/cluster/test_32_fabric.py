@@ -129,7 +129,8 @@ def test_two_claims_have_separate_partitions(clean: Cluster, fabric: str) -> Non
 
 def inactive_partitions(cluster: Cluster) -> int:
     """Return how many Events report an inactive partition."""
-    return cluster.kubectl("get", "events", "-A", "-o", "yaml").count("of the fabric is not active any more")
+    text = " ".join(cluster.kubectl("get", "events", "-A", "-o", "yaml").split())
+    return text.count("of the fabric is not active any more")
 
 
 def test_restart_of_fabric_manager_is_reported_and_partition_activated_again(clean: Cluster, fabric: str) -> None:
