@@ -173,3 +173,67 @@ def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_mar
         assert known_in(restarted) == set()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+class UnreadableDisk(System):
+    """A disk on which the file of health cannot be read at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_broken = True
+        self.reads = 0
+
+    def read_text(self, path: str) -> str:
+        self.reads += 1
+        if self.is_broken:
+            raise OSError(5, "Input/output error", path)
+        return super().read_text(path)
+
+
+def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
+    """Nothing but a reset or a repair ends them: the device would be offered again."""
+
+    async def main() -> None:
+        before = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        work = asyncio.ensure_future(before.run())
+        await asyncio.sleep(0)
+        before.heard([Notice("GPU-1", "error 9", LOST)])
+        await until(lambda: (tmp_path / FILE).exists())
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+        disk, snapshots = UnreadableDisk(), Shared(Snapshot())
+        repair_marks.mark(str(tmp_path), ["GPU-3"], repair_marks.RESET)
+        keeper = keeper_of(tmp_path, disk, snapshots)
+        keeper.take_marks()
+        work = asyncio.ensure_future(keeper.run())
+        await until(lambda: disk.reads > 1)
+        keeper.heard([Notice("GPU-2", "error 9", LOST)])
+        snapshots.put(Snapshot())
+        await until(lambda: disk.reads > 2)
+        assert faults_in(tmp_path) == {"GPU-1"}, "the file is not replaced"
+        assert repair_marks.read(str(tmp_path)), "marks wait for the faults that they end"
+        disk.is_broken = False
+        snapshots.put(Snapshot())  # the next scan
+        await until(lambda: faults_in(tmp_path) == {"GPU-1", "GPU-2"})
+        assert known_in(keeper) == {"GPU-1", "GPU-2"}
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_damaged_file_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / FILE).write_text("{")
+        keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))
+        work = asyncio.ensure_future(keeper.run())
+        await asyncio.sleep(0)
+        keeper.heard([Notice("GPU-1", "error 9", LOST)])
+        await until(lambda: (tmp_path / FILE).read_text() != "{")
+        assert faults_in(tmp_path) == {"GPU-1"}
+        assert (tmp_path / f"{FILE}.damaged").read_text() == "{"
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))

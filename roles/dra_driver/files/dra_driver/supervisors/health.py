@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -168,6 +169,7 @@ class HealthKeeper:
         self._load()
         try:
             async for snapshot in self._snapshots.follow():
+                self._load()
                 if snapshot.survey is not None:
                     self._look(snapshot.survey)
                 self._publish()
@@ -212,6 +214,8 @@ class HealthKeeper:
         that an interrupted driver has left, does not end a fault that was reported after it.
         """
         self._load()
+        if not self._is_loaded:
+            return
         try:
             marks = repair_marks.read(self._directory)
         except OSError as error:
@@ -326,17 +330,35 @@ class HealthKeeper:
         self._pictures.put(Picture(snapshot, ailments, self._effects, self._missing))
 
     def _load(self) -> None:
-        """Read what was known when the driver ended. A file that cannot be read is set aside: looks find states again."""
+        """Read the faults that were known when the driver ended.
+
+        After a read error the file is not written, and the next scan reads it again: a fault that only a reset or a repair ends must
+        not be forgotten. A file with invalid content is kept as ``health.json.damaged``; scans find the states of devices again.
+        """
         if self._is_loaded:
             return
-        self._is_loaded = True
         try:
-            self._ailments, self._applied = _read_file(self._system, self._directory)
+            found, applied = _read_file(self._system, self._directory)
         except OSError as error:
-            LOG.warning("%s cannot be read, what devices told before is not known: %s", self._path, error)
+            text = f"{self._path} cannot be read, faults of an earlier process are not known: {error}. Repair the disk, or delete the file"
+            self._state.report(text, level=logging.WARNING)
+            return
         except ValueError as error:
             LOG.warning("%s holds no health of devices (%s): it begins anew", self._path, error)
-        self._kept = self._lasting()
+            self._set_aside()
+            found, applied = {}, set()
+        self._is_loaded = True
+        for uuid, known in found.items():
+            heard = self._ailments.get(uuid, ())
+            keys = {each.sign.key for each in heard}
+            self._ailments[uuid] = (*(each for each in known if each.sign.key not in keys), *heard)
+        self._applied |= applied
+        self._kept = ({uuid: [_lasting(each) for each in known] for uuid, known in found.items()}, frozenset(applied))
+
+    def _set_aside(self) -> None:
+        with contextlib.suppress(OSError):
+            data = self._system.read_bytes(self._path)
+            self._system.write_atomic(f"{self._path}.damaged", data, mode=0o600)
 
     def _lasting(self) -> tuple[object, ...]:
         """Return the part of the state that is written again when it changes."""
@@ -346,7 +368,7 @@ class HealthKeeper:
     def _keep(self) -> None:
         """Write the state that outlives this process, if it has changed. Another report of the same fault is no change."""
         kept = self._lasting()
-        if kept == self._kept:
+        if kept == self._kept or not self._is_loaded:
             return
         content = {"form": FORM, "devices": health.to_data(self._ailments), "applied_marks": sorted(self._applied)}
         self._kept, self._due = kept, ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied))
