@@ -214,6 +214,19 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert not machine.module()["changed"]
 
 
+def test_the_options_of_the_process_choose_its_files(machine: Machine) -> None:
+    before = machine.files()
+    places = {"command": machine.crio, "config": "/nonexistent/crio.conf", "drop_ins": "/nonexistent/crio.conf.d"}
+    other = {"crio": {**{key: str(value) for key, value in places.items()}, "timeout": 30}}
+    done = machine.module(**other)
+    assert (done.get("changed"), done.get("verified")) == (True, True), done
+    assert done["files"] == [str(machine.drop_ins / "60-dra-accelerators.conf")]
+    assert str(machine.folder / "cdi/etc") in machine.knows()
+    assert not machine.module(**other)["changed"]
+    assert machine.module(state="absent", **other)["changed"]
+    assert machine.files() == before
+
+
 def test_files_that_cri_o_refuses_are_named_and_nothing_is_changed(machine: Machine) -> None:
     (machine.drop_ins / "50-site.conf.old").write_text("[crio.runtime\n")
     before, pid = machine.files(), machine.pid()

@@ -200,6 +200,17 @@ def test_cdi_is_switched_on_and_off_again(machine: Machine) -> None:
     assert not machine.module(state="absent")["changed"]
 
 
+def test_the_option_of_the_process_chooses_its_file(machine: Machine) -> None:
+    machine.start_with()
+    other = {"daemon": str(machine.daemon), "config": "/nonexistent/daemon.json", "timeout": 60}
+    done = machine.module(docker=other)
+    assert done.get("files") == [str(machine.config)], done
+    assert machine.knows() == machine.on
+    assert not machine.module(docker=other)["changed"]
+    assert machine.module(docker=other, state="absent")["changed"]
+    assert machine.config.read_text() == SITE and machine.knows() == []
+
+
 def test_what_is_on_is_left_alone(machine: Machine) -> None:
     machine.wanted.mkdir()
     machine.start_with(json.dumps({"features": {"cdi": True}, "cdi-spec-dirs": machine.on}))
