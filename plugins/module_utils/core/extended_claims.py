@@ -53,10 +53,17 @@ def duplicates(classes: Iterable[Json]) -> dict[str, list[str]]:
 
 
 def describe_duplicate(resource: str, names: Sequence[str]) -> str:
-    """Return what several DeviceClasses with one extended resource mean, and what to do. The first class is the one that counts."""
+    """Return the effect of several DeviceClasses with one extended resource, and what to do. ``names`` begins with the newest class.
+
+    The scheduler's cache maps each resource to one class. The deletion of a class, or of its ``extendedResourceName``, removes the entry
+    of the resource, and the next event of another class with this resource adds it again (k8s.io/dynamic-resource-allocation,
+    deviceclass/extendedresourcecache, 0.37).
+    """
     return (
         f"The extended resource {resource} is served by several DeviceClasses: {', '.join(names)}. The scheduler uses the newest, "
-        f"{names[0]}, and pods wait when that one is deleted. Remove extendedResourceName from all but one."
+        f"{names[0]}, and pods wait when that one is deleted. Remove extendedResourceName from all but one. Then update the remaining "
+        f"class: kubectl annotate --overwrite deviceclass NAME dra.accelerators/updated=$(date +%s). Until then the scheduler does not know {resource}, "
+        "and new pods wait."
     )
 
 

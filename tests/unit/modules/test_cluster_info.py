@@ -172,6 +172,9 @@ def test_cluster_info_names_extended_resource_of_several_classes(server: Server,
     server.lists[f"{DRA}/v1/deviceclasses"] = classes
     (found,) = ask()["duplicates"]
     assert "nvidia.com/gpu is served by several DeviceClasses: gpu.nvidia.com, old.example.com" in found
+    assert "Then update the remaining class: kubectl annotate --overwrite deviceclass" in found, (
+        "the scheduler has lost the resource until then"
+    )
 
 
 def test_only_what_bears_the_label_is_the_collections(ask: Callable[..., Result]) -> None:
