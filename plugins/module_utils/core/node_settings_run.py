@@ -137,10 +137,11 @@ def undisturbed(asked: Asked, decision: Decision, holder: str) -> Iterator[Calla
 def execute(backend: Backend, system: System, path: str, record: SettingsRecord, plan: SettingsPlan) -> SettingsRecord:
     """Take a plan's steps, and return the record that is kept then. ``record`` is the one by which the plan was made.
 
-    It is written before the first step, so that what a killed run has set is known. If a step fails, what was set before it is set back
-    and the record is as it was: raises SettingsFailed.
+    The record is written before the first step, so that the next run knows what a killed run has set. If a step fails, the previous
+    values are restored, then the previous record: raises SettingsFailed.
     """
-    write_record(system, path, record.noting(plan.notes_while_turning(record)))
+    turning = plan.notes_while_turning(record)
+    write_record(system, path, record.noting(turning))
     begun: list[DevicePlan] = []
     reset: set[str] = set()
     try:
@@ -163,7 +164,12 @@ def execute(backend: Backend, system: System, path: str, record: SettingsRecord,
             if values:
                 backend.set_knobs(uuid, values)
     except AcceleratorError as error:
-        raise _set_back(backend, begun, reset, error, lambda: write_record(system, path, record)) from error
+        failed, undone, not_undone = _restore_values(backend, begun, reset, record)
+        try:
+            write_record(system, path, record.noting({uuid: turning[uuid] for uuid in failed}))
+        except OSError as second:
+            not_undone.append(f"the record {path}: {second}. The next run restores it")
+        raise _settings_failed(error, undone, not_undone) from error
     after = record.noting({each.uuid: each.note for each in plan.devices})
     write_record(system, path, after)
     return after
@@ -192,29 +198,38 @@ def keep_notes(system: System, path: str, decision: Decision) -> None:
         write_record(system, path, kept)
 
 
-def _set_back(
-    backend: Backend,
-    begun: Sequence[DevicePlan],
-    reset: set[str],
-    error: AcceleratorError,
-    keep: Callable[[], None],
-) -> SettingsFailed:
-    """Set back what was set, the last first, and say what became of everything."""
+def _restore_values(
+    backend: Backend, begun: Sequence[DevicePlan], reset: set[str], record: SettingsRecord
+) -> tuple[list[str], list[str], list[str]]:
+    """Restore the previous values, the last device first.
+
+    Returns the UUIDs of devices whose values could not be restored, and what was and was not restored, for a person. Where the previous
+    value is the default, ``record`` gives the value that the node has set. The file does not: it is restored after the values.
+    """
+    failed: list[str] = []
     undone: list[str] = []
     not_undone: list[str] = []
-    # What stands in the record is what a device goes back to where no value is given.
-    keep()
     for each in dict.fromkeys(plan.uuid for plan in reversed(begun)):
         changes = next(plan.changes for plan in begun if plan.uuid == each)
         names = ", ".join(KEYS[change.name] for change in changes)
+        noted = record.of(each).values
+        values = {
+            change.name: noted.get(change.name) if change.present is None else change.present for change in changes
+        }
         try:
-            backend.set_knobs(each, {change.name: change.present for change in changes})
+            backend.set_knobs(each, values)
         except AcceleratorError as second:
+            failed.append(each)
             not_undone.append(f"{names} of {each}: {second}")
         else:
             undone.append(f"{names} of {each}")
             if each in reset and any(change.name == ECC for change in changes):
                 not_undone.append(f"{KEYS[ECC]} of {each} is as before only after another reset")
+    return failed, undone, not_undone
+
+
+def _settings_failed(error: AcceleratorError, undone: Sequence[str], not_undone: Sequence[str]) -> SettingsFailed:
+    """Return the error of a failed step with the restored settings and the others."""
     said = "".join(
         [
             f" Set back: {'; '.join(undone)}." if undone else "",

@@ -290,6 +290,40 @@ def test_a_change_that_fails_takes_back_the_others(scene: Scene) -> None:
     assert scene.system.read_text(RECORD) == kept
 
 
+def test_failed_change_restores_values_when_the_record_cannot_be_written(scene: Scene) -> None:
+    scene.run(FIRST)
+    scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
+    decision = scene.decide({"match": {}, "power_limit": 500})
+    folder = scene.system.path(RECORD).parent
+
+    class Blocking(Failing):
+        """Silicon whose failed call comes with the loss of the record's directory."""
+
+        def failed(self) -> None:
+            folder.rename(folder.with_name("moved"))
+            folder.write_text("no directory")
+
+    with pytest.raises(SettingsFailed, match="the board said no") as caught:
+        execute(cast("Any", Blocking(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
+    assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}, {})
+    assert any(RECORD in each for each in caught.value.not_undone), caught.value.not_undone
+    folder.unlink()
+    folder.with_name("moved").rename(folder)
+    scene.run()
+    assert (scene.now(), scene.now(1)) == ({}, {}), "the next run restores the values of before the first run"
+
+
+def test_failed_change_keeps_the_record_of_a_device_that_cannot_be_restored(scene: Scene) -> None:
+    scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
+    decision = scene.decide({"match": {}, "power_limit": 500})
+    with pytest.raises(SettingsFailed) as caught:
+        execute(scene.backend, scene.system, RECORD, decision.record, decision.plan)
+    assert caught.value.not_undone and scene.now() == {POWER_LIMIT: 500}
+    scene.silicon.left = None
+    scene.run()
+    assert (scene.now(), scene.now(1), scene.noted()) == ({}, {}, False)
+
+
 class Failing:
     """The silicon, one of whose calls fails once."""
 
@@ -301,7 +335,11 @@ class Failing:
             self.silicon.set_knobs(uuid, values)
         except AcceleratorError:
             self.silicon.left = None
+            self.failed()
             raise
+
+    def failed(self) -> None:
+        """Do something at the failed call."""
 
 
 RULES = st.lists(
