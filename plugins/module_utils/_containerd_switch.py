@@ -39,19 +39,40 @@ class CopiedFiles(Files[Record]):
             if each.before is not None and each.path not in record.files:
                 there = self.system.path(each.path).stat()
                 backup = each.path + BACKUP
+                self._set_aside(backup, each.path)
                 self.system.write_atomic(backup, self.system.read_bytes(each.path), mode=stat.S_IMODE(there.st_mode))
                 os.utime(self.system.path(backup), ns=(there.st_atime_ns, there.st_mtime_ns))
 
+    def _set_aside(self, backup: str, path: str) -> None:
+        """Rename a backup with another content than its file. The record has no entry for it: an earlier installation left it."""
+        if not self.system.exists(backup) or self.system.read_bytes(backup) == self.system.read_bytes(path):
+            return
+        number = 1
+        while self.system.exists(f"{backup}.{number}"):
+            number += 1
+        self.system.path(backup).rename(self.system.path(f"{backup}.{number}"))
+        self.module.warn(
+            f"{backup} is a copy of an older {path}, and no record of changes names it. It was renamed to {backup}.{number}. "
+            "Delete it if you do not need it."
+        )
+
     def undo(self, changes: Sequence[Change], record: Record) -> None:
-        """Put every file back as it was before the changes, with its time if it was not ours before (``record``)."""
+        """Restore the texts that this run has read, with their times where ``record``, of before the changes, has no entry.
+
+        A backup with another content is of an earlier installation, and is not used.
+        """
         for each in reversed(changes):
             backup = each.path + BACKUP
-            if each.path in record.files or not self.system.exists(backup):
+            old = None if each.before is None else each.before.encode()
+            if each.path in record.files or not self.system.exists(backup) or self.system.read_bytes(backup) != old:
                 self.put(each.path, each.before)
             elif self.text(each.path) == each.before:
                 self.system.remove(backup)
             else:
+                times = self.system.path(backup).stat()
                 self.move(backup, self.system.real_path(each.path))
+                # atomic_move of newer ansible-core sets the current time.
+                os.utime(self.system.path(each.path), ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def leftovers(self, path: str) -> tuple[str, ...]:
         """Return a file and the copy beside it."""

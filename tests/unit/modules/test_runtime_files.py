@@ -16,6 +16,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import BACKUP, Record
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record as read_containerd
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles
 from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
 from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
 from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import Unit, program_words
@@ -41,6 +44,39 @@ def test_the_target_of_a_link_is_written_and_restored(tmp_path: Path, was_there:
     files.undo([change], files.record())
     assert link.is_symlink()
     assert target.exists() is was_there and (not was_there or target.read_text() == before)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> CopiedFiles:
+    with patch_module_args({"_ansible_remote_tmp": str(tmp_path / "remote"), "_ansible_keep_remote_files": False}):
+        module = AnsibleModule(argument_spec={})
+    return CopiedFiles(module, System(), str(tmp_path / "record"), read_containerd)
+
+
+def test_undo_does_not_use_a_backup_of_an_earlier_installation(tmp_path: Path, copied: CopiedFiles) -> None:
+    """The run fails before it has copied the file: the backup at its place is an older one."""
+    config = tmp_path / "config.toml"
+    stale = tmp_path / f"config.toml{BACKUP}"
+    stale.write_text("version = 1\n")
+    change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
+    config.write_text("version = 2\nchanged = true\n")
+    copied.undo([change], Record())
+    assert config.read_text() == "version = 2\n"
+    assert stale.read_text() == "version = 1\n"
+
+
+def test_copy_sets_a_backup_of_an_earlier_installation_aside(tmp_path: Path, copied: CopiedFiles) -> None:
+    config = tmp_path / "config.toml"
+    backup = tmp_path / f"config.toml{BACKUP}"
+    backup.write_text("version = 1\n")
+    config.write_text("version = 2\n")
+    os.utime(config, ns=(10**18, 10**18))
+    change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
+    copied.copy([change], Record())
+    assert (backup.read_text(), (tmp_path / f"{backup.name}.1").read_text()) == ("version = 2\n", "version = 1\n")
+    copied.make([change])
+    copied.undo([change], Record())
+    assert (config.read_text(), config.stat().st_mtime_ns, backup.exists()) == ("version = 2\n", 10**18, False)
 
 
 def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
