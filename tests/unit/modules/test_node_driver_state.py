@@ -17,6 +17,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
 from dra_driver.core.nvidia.numbering import FILE as NUMBERS
+from dra_driver.core.repartition_steps import FILE as STEPS
 from dra_driver.supervisors.health import FILE as HEALTH
 from dra_driver.supervisors.ways import NOTE
 from driver_state import FOLDER, REGISTRY, make_locks, make_state
@@ -41,6 +42,14 @@ def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Pa
     """Also what a driver that was killed while it wrote it has left."""
     folder = make_state(tmp_path, store=True)
     for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp", NUMBERS):
+        (folder / name).touch()
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, [])
+
+
+def test_steps_of_repartitions_and_damaged_files_are_removed(tmp_path: Path) -> None:
+    folder = make_state(tmp_path, store=True)
+    for name in (STEPS, f".{STEPS}.k3jx_81q.tmp", f"{HEALTH}.damaged"):
         (folder / name).touch()
     removed, kept = sort_out(tmp_path)
     assert (removed[-1], kept) == (FOLDER, [])
