@@ -247,7 +247,7 @@ class Classes:
             try:
                 self._api.request("DELETE", path, body={**options, **({"dryRun": ["All"]} if dry else {})})
             except ApiError as error:
-                if error.status != 404:
+                if not error.is_not_found:
                     raise
             return None
         query = {**({"dryRun": "All"} if dry else {}), "fieldManager": MANAGER, "fieldValidation": "Strict"}

@@ -32,7 +32,7 @@ def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | Non
     try:
         api.request("POST", f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction", body=body)
     except ApiError as error:
-        if error.status in (404, 409):
+        if error.is_not_found or error.status == 409:
             return ""
         # A budget that allows none for now, or several budgets for one pod.
         if error.status in (429, 500):

@@ -66,6 +66,14 @@ class ApiError(AcceleratorError):
         self.status = status
         self.reason = reason
 
+    @property
+    def is_not_found(self) -> bool:
+        """Return whether the API server says that the object does not exist.
+
+        A load balancer, or a server that does not serve the path, answers with status 404 and no reason: the object can exist.
+        """
+        return self.status == 404 and self.reason == "NotFound"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the error with the HTTP status and the server's reason."""
         return {**super().to_dict(), "status": self.status, "reason": self.reason}

@@ -158,7 +158,7 @@ class Pools:
             try:
                 self._connection.request("DELETE", f"{self._path}/{write.name}", body=options)
             except ApiError as error:
-                if error.status != 404:
+                if not error.is_not_found:
                     raise
             return None
         body = {**(write.body or {}), "apiVersion": self._api_version}

@@ -235,7 +235,7 @@ class Rules:
             try:
                 self._api.request("DELETE", f"{self._path}/{quote(name, safe='')}", body=body)
             except ApiError as error:
-                if error.status != 404:
+                if not error.is_not_found:
                     raise
             return None
         query = {**query, "fieldManager": self._manager, "fieldValidation": "Strict"}

@@ -164,7 +164,7 @@ class Cluster:
         try:
             return self._api.request("GET", path)
         except ApiError as error:
-            if error.status == 404:
+            if error.is_not_found:
                 return None
             raise
 

@@ -351,6 +351,25 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("unserved", ["/pods/", "/nodes/gone", "/resourceclaims/"])
+def test_answers_without_a_reason_do_not_make_objects_count_as_deleted(tmp_path: Path, unserved: str) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        claims = {path: one["status"] for path, one in server.objects.items() if path.startswith(OWN_CLAIMS)}
+        measurements = Measurements()
+        server.unserved = (unserved,)
+        async with going(keeper(client, measurements).run()):
+            await until(lambda: server.count("GET", unserved) > 5)
+            left = {path: one["status"] for path, one in server.objects.items() if path.startswith(OWN_CLAIMS)}
+            assert left == claims
+            assert b'action="deallocate-claim",outcome="not-needed"} 0.0' in measurements.text()
+            server.unserved = ()
+            await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
+        assert server.objects[f"{OWN_CLAIMS}/gone-used"]["status"] == claims[f"{OWN_CLAIMS}/gone-used"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_drain_that_a_run_went_on_with_unseen_is_not_lifted(tmp_path: Path) -> None:
     """The watch has not told yet; what the API server says at that moment decides."""
 

@@ -24,12 +24,16 @@ RESOURCES = {
 
 
 class ObjectServer:
-    """``objects`` are by path. ``log`` holds method and path of every request, ``refusals`` answers for coming ones."""
+    """``objects`` are by path. ``log`` holds method and path of every request, ``refusals`` answers for coming ones.
+
+    A GET of a path that contains one of ``unserved`` gets 404 without a reason, as from a load balancer without a server for it.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
         self.log: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str, int]] = []
+        self.unserved: tuple[str, ...] = ()
         self.revision = 100
         self.url = ""
         self._watchers: list[tuple[str, asyncio.Queue[Json | None]]] = []
@@ -87,6 +91,8 @@ class ObjectServer:
             if refusal[0] == method and refusal[1] in path:
                 self.refusals.remove(refusal)
                 return self._error(refusal[2])
+        if method == "GET" and any(part in path for part in self.unserved):
+            return web.Response(status=404, text="404 page not found\n")
         if path in RESOURCES:
             return web.json_response(RESOURCES[path])
         if method == "WATCH":
@@ -135,7 +141,10 @@ class ObjectServer:
         return web.json_response(self.put(path, changed))
 
     def _error(self, status: int) -> web.Response:
-        return web.json_response({"kind": "Status", "message": "as the test says", "code": status}, status=status)
+        reason = {"reason": "NotFound"} if status == 404 else {}
+        return web.json_response(
+            {"kind": "Status", "message": "as the test says", "code": status, **reason}, status=status
+        )
 
     def _list(self, request: web.Request, path: str) -> web.Response:
         named = sorted(name for name in self.objects if name.rsplit("/", 1)[0] == path)

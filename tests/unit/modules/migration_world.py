@@ -159,7 +159,7 @@ class World:
         for each in self.kinds[kind]:
             if each["metadata"]["name"] == name:
                 return each
-        raise ApiError(f"{name} not found", status=404)
+        raise ApiError(f"{name} not found", status=404, reason="NotFound")
 
     def request(
         self,

@@ -35,7 +35,7 @@ class Objects:
     def request(self, method: str, path: str, *, body: Any = None, **_more: Any) -> dict[str, Any]:
         if method == "GET":
             if path not in self.objects:
-                raise webhook_authority.ApiError("not found", status=404)
+                raise webhook_authority.ApiError("not found", status=404, reason="NotFound")
             return json.loads(json.dumps(self.objects[path]))  # type: ignore[no-any-return]
         if len(self.writes) == self.stop_after:
             raise KeyboardInterrupt

@@ -227,7 +227,7 @@ class EventRecorder:
                 "PATCH", f"{path}/{written.name}", body=body, content_type="application/merge-patch+json"
             )
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
             written.name, written.count = "", 1
             return False

@@ -181,7 +181,7 @@ def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str
             found[_place(entry)] = Told(
                 made if isinstance(made, str) else "",
                 store if isinstance(store, str) else "",
-                number if type(number) is int else None,
+                number if isinstance(number, int) and not isinstance(number, bool) else None,
             )
     return found
 

@@ -84,7 +84,7 @@ async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: 
     try:
         answer["claim"] = await api.claim(namespace, name)
     except ApiError as error:
-        answer["problem"] = f"there is no claim {namespace}/{name}" if error.status == 404 else str(error)
+        answer["problem"] = f"there is no claim {namespace}/{name}" if error.is_not_found else str(error)
     answer["slices"] = (await api.list_slices(driver, node.configuration.node_name))[0]
     return answer
 

@@ -49,7 +49,7 @@ class WebhookSecret:
         try:
             secret = await self._client.get(self._path)
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
             return Authorities(), None
         data = secret.get("data") or {}

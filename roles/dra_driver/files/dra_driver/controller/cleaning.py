@@ -108,7 +108,7 @@ class Cleaner:
         try:
             await self._write(action, item)
         except ApiError as error:
-            if error.status in (404, 409):
+            if error.is_not_found or error.status == 409:
                 return NOT_NEEDED  # somebody was faster; the next pass sees what became of it
             raise
         LOG.info("%s", action, extra=fields(node=action.node))
@@ -196,6 +196,6 @@ class Cleaner:
         try:
             return await self._client.get(path)
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
             return None

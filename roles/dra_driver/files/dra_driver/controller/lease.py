@@ -214,7 +214,7 @@ class Elector:
                 f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
             )
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
             return None
         return record_of(lease)

@@ -33,7 +33,7 @@ async def read_requests(
         try:
             found[namespace, name] = requests_of_pod(await api.pod(namespace, name))
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
     return found
 

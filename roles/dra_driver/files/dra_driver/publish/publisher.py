@@ -194,7 +194,7 @@ class Publisher:
         try:
             node = await self._api.client.get(f"/api/v1/nodes/{name}")
         except ApiError as error:
-            if error.status != 404:
+            if not error.is_not_found:
                 raise
         if node is None:
             raise AcceleratorError(

@@ -143,7 +143,7 @@ class PreparingAhead:
                     await self._refuse(claim, outcome.code, outcome.error)
                     return
             except ApiError as error:
-                if error.status in OUTDATED:
+                if error.status in OUTDATED and not error.is_of_server:
                     return  # the claim has changed, and the watch tells how
                 LOG.warning("claim %s: %s", claim.claim.describe(), error)
             except AcceleratorError as error:
