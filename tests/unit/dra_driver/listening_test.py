@@ -101,7 +101,7 @@ def test_many_idle_connections_do_not_keep_the_api_server_out(
 
 
 def test_idle_connections_are_closed_and_those_in_use_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "IDLE_SECONDS", 0.6)
+    monkeypatch.setattr(listening, "IDLE_SECONDS", 2.0)
     monkeypatch.setattr(listening, "CHECK_SECONDS", 0.05)
 
     async def scenario() -> None:
@@ -118,7 +118,7 @@ def test_idle_connections_are_closed_and_those_in_use_stay(tmp_path: Path, monke
                 pass
             await asked[0].read(len("405: Method Not Allowed"))
             began, ports = time.monotonic(), set()
-            while time.monotonic() - began < 1.5:
+            while time.monotonic() - began < 4.0:
                 await review(server)
                 (connections,) = server.connector._conns.values()  # type: ignore[union-attr]
                 ports |= {each[0].transport.get_extra_info("sockname") for each in connections}
