@@ -47,6 +47,7 @@ class ApiModel:
         self.headers: list[dict[str, str]] = []
         self.revision = 100
         self.failures: list[tuple[str, int, str]] = []
+        self.failure_seconds = 0.0
         self.retry_after = ""
         self.watch_ends_at_once = False
         #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
@@ -134,6 +135,7 @@ class ApiModel:
         for entry in self.failures:
             if entry[0] == method:
                 self.failures.remove(entry)
+                await asyncio.sleep(self.failure_seconds)
                 return self._error(entry[1], entry[2])
         if path == "/version":
             return web.json_response({"major": "1", "minor": self.minor})

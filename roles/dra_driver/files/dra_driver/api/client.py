@@ -186,10 +186,16 @@ class ApiClient:
         return self._decoded(payload, path, is_read=method == "GET")
 
     async def watch(
-        self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *,
+        resource_version: str,
+        params: Mapping[str, str] | None = None,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[WatchEvent]:
         """Yield the changes after ``resource_version`` until the server ends the watch (some minutes).
 
+        ``opened`` is called once the server has accepted the watch, before the first event.
         An expired resource version raises ApiError with status 410: list again, then watch from there. An object that cannot be
         decoded is reported as DELETED, with only its metadata: a list omits it as well.
         """
@@ -225,6 +231,7 @@ class ApiClient:
                     if response.status >= 400:
                         asked_for = response.headers.get("Retry-After", "")
                         raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
+                    opened()
                     async for line in _lines(response.content, self._guard.hear):
                         event, skipped = self._decoded_event(line, path)
                         if event.get("type") == "ERROR":

@@ -119,11 +119,16 @@ class ResourceApi:
 
         return await self._in_served_version(read)
 
-    async def watch_slices(self, driver: str, node_name: str, resource_version: str) -> AsyncIterator[WatchEvent]:
-        """Yield changes of a node's slices of one driver, in v1 form."""
+    async def watch_slices(
+        self, driver: str, node_name: str, resource_version: str, *, opened: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield changes of a node's slices of one driver, in v1 form. ``opened`` is called once the server accepts the watch."""
         version = await self.version()
         async for event in self.client.watch(
-            _slices_path(version), resource_version=resource_version, params=_selector(driver, node_name)
+            _slices_path(version),
+            resource_version=resource_version,
+            params=_selector(driver, node_name),
+            opened=opened,
         ):
             yield WatchEvent(type=event.type, object=slice_from_version(event.object, version))
 

@@ -19,8 +19,27 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
-# A watch that ends sooner is one of a server that is ill.
+# Only an accepted watch that was open for longer resets the wait before the next attempt.
 LASTING_SECONDS = 5.0
+
+
+class Attempts:
+    """Counts consecutive attempts at a watch that failed or ended soon. Only an accepted watch that lasted resets the count."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._opened_at: float | None = None
+
+    def opened(self) -> None:
+        """Record that the server has accepted the watch."""
+        self._opened_at = time.monotonic()
+
+    def ended(self) -> int:
+        """Return the number of consecutive short or failed attempts, including the one that ended now; 0 if it lasted."""
+        opened_at, self._opened_at = self._opened_at, None
+        has_lasted = opened_at is not None and time.monotonic() - opened_at > LASTING_SECONDS
+        self._number = 0 if has_lasted else self._number + 1
+        return self._number
 
 
 class Watched(Generic[T]):
@@ -63,9 +82,9 @@ class Watched(Generic[T]):
 
     async def run(self) -> None:
         """List and watch, again and again, until cancelled; never faster than the server answers sensibly."""
-        quick = 0
+        attempts = Attempts()
         while True:
-            began, told = time.monotonic(), 0.0
+            told = 0.0
             try:
                 path = await self._path()
                 if path is None:
@@ -75,7 +94,7 @@ class Watched(Generic[T]):
                     continue
                 version = await self._list(path)
                 self._state.report(f"the API server shows the {self.name}", number=len(self._items))
-                await self._watch(path, version)
+                await self._watch(path, version, attempts)
             except AcceleratorError as error:
                 told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
                 self.current = False
@@ -88,8 +107,7 @@ class Watched(Generic[T]):
                 text = f"the {self.name} cannot be watched: {type(error).__name__}"
                 if self._state.report(text, level=logging.ERROR):
                     LOG.exception("unexpected exception in a watch", extra=fields(watch=self.name))
-            quick = 1 if time.monotonic() - began > LASTING_SECONDS else quick + 1
-            await self._wait(max(told, _backoff(quick)))
+            await self._wait(max(told, _backoff(attempts.ended())))
 
     async def list_once(self) -> None:
         """List, and no more. Raises ApiError, ApiUnreachable."""
@@ -137,13 +155,13 @@ class Watched(Generic[T]):
         except Exception:
             LOG.exception("an observer of a watch failed", extra=fields(watch=self.name))
 
-    async def _watch(self, path: str, version: str) -> None:
+    async def _watch(self, path: str, version: str, attempts: Attempts) -> None:
         """Watch from a version on; returns when that is too old."""
-        quick = 0
         while True:
-            began = time.monotonic()
             try:
-                async for event in self._client.watch(path, resource_version=version, params=self._params):
+                async for event in self._client.watch(
+                    path, resource_version=version, params=self._params, opened=attempts.opened
+                ):
                     self.current = True
                     version = str((event.object.get("metadata") or {}).get("resourceVersion") or version)
                     if event.type != "BOOKMARK":
@@ -152,9 +170,9 @@ class Watched(Generic[T]):
                 if error.status == 410:
                     return
                 raise
-            quick = 0 if time.monotonic() - began > LASTING_SECONDS else quick + 1
-            if quick:
-                await self._wait(_backoff(quick))
+            number = attempts.ended()
+            if number:
+                await self._wait(_backoff(number))
 
     def _observe(self, kind: str, item: Json) -> None:
         key = _key(item)
@@ -176,4 +194,4 @@ def _key(item: Json) -> str:
 
 def _backoff(number: int) -> float:
     spread = random.uniform(0.8, 1.2)  # noqa: S311  no secret is made of it
-    return float(spread * min(RETRY_FIRST * 2.0 ** min(number - 1, 30), RETRY_LIMIT))
+    return float(spread * min(RETRY_FIRST * 2.0 ** min(max(number - 1, 0), 30), RETRY_LIMIT))

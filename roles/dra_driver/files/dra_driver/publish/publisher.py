@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from ..api.client import ApiError, Json
 from ..api.resources import ResourceApi
+from ..api.watching import Attempts
 from ..core.errors import AcceleratorError
 from ..core.slices import SliceWrite
 from ..core.texts import LONGEST_CAUSE, join_problems
@@ -31,8 +32,6 @@ LOG = logging.getLogger(__name__)
 
 # Where the pace begins: before what others did is undone, and after a failure.
 SETTLE_SECONDS, RETRY_FIRST = 1.0, 0.5
-# A watch, or a list and its watch, that ended sooner is followed by a wait before the next one.
-LASTING_SECONDS = 10.0
 
 
 class Publisher:
@@ -272,15 +271,15 @@ class Publisher:
 
     async def _follow(self) -> None:
         """List and watch, again and again; never faster than the server answers sensibly."""
-        quick = 0
+        attempts = Attempts()
         while True:
-            began, told = time.monotonic(), 0.0
+            told = 0.0
             self._api.forget()  # the cluster may have been upgraded
             try:
                 version = await self._list()
                 self._problems.pop("watch", None)
                 self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
-                await self._watch(version)
+                await self._watch(version, attempts)
             except AcceleratorError as error:
                 self._state = reducer.interrupted(self._state)
                 told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
@@ -292,16 +291,15 @@ class Publisher:
                 self._problems["watch"] = f"slices cannot be watched: {type(error).__name__}"
                 if self._watch_log.report(self._problems["watch"], level=logging.ERROR):
                     LOG.exception("unexpected exception in a watch", extra=fields(driver=self._identity.driver))
-            quick = 1 if time.monotonic() - began > LASTING_SECONDS else quick + 1
-            await asyncio.sleep(max(told, self._backoff(quick)))
+            await asyncio.sleep(max(told, self._backoff(attempts.ended())))
 
-    async def _watch(self, version: str) -> None:
+    async def _watch(self, version: str, attempts: Attempts) -> None:
         """Watch from a version on; returns when that is too old."""
-        quick = 0
         while True:
-            began = time.monotonic()
             try:
-                async for event in self._api.watch_slices(self._identity.driver, self._identity.node_name, version):
+                async for event in self._api.watch_slices(
+                    self._identity.driver, self._identity.node_name, version, opened=attempts.opened
+                ):
                     metadata = event.object.get("metadata") or {}
                     version = str(metadata.get("resourceVersion") or version)
                     if event.type != "BOOKMARK":
@@ -311,9 +309,9 @@ class Publisher:
                     return
                 raise
             # A server ends a watch every few minutes. One that ends it at once would be asked a thousand times a second.
-            quick = 0 if time.monotonic() - began > LASTING_SECONDS else quick + 1
-            if quick:
-                await asyncio.sleep(self._backoff(quick))
+            number = attempts.ended()
+            if number:
+                await asyncio.sleep(self._backoff(number))
 
     def _observe(self, kind: str, item: Json) -> None:
         before = self._state
@@ -324,7 +322,7 @@ class Publisher:
     def _backoff(self, number: int) -> float:
         # Many nodes whose API server went away together should not come back together.
         spread = random.uniform(0.8, 1.2)  # noqa: S311  no secret is made of it
-        return spread * min(self._pace.retry * 2.0 ** min(number - 1, 30), self._pace.retry_limit)
+        return spread * min(self._pace.retry * 2.0 ** min(max(number - 1, 0), 30), self._pace.retry_limit)
 
 
 __all__ = ["Content", "Pace", "Publisher"]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Lists and watches of the controller, the driver, and the publisher against an API server that fails or ends watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from api_model import ApiModel, kubeconfig
+from dra_driver.api import watching
+from dra_driver.api.client import ApiClient
+from dra_driver.api.watching import Watched
+from dra_driver.publish import publisher as publisher_module
+from publisher_test import Scene, content
+from publisher_test import run as run_publisher
+
+CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+
+
+def run_watched(
+    tmp_path: Path, api: ApiModel, scenario: Callable[[Watched[str], list[float]], Awaitable[None]]
+) -> None:
+    """Run a watch of claims beside a scenario, which gets the watch and the waits between its attempts, in seconds."""
+
+    async def main() -> None:
+        await api.start()
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(kubeconfig(api.url)))
+        client = ApiClient(str(file))
+        waits: list[float] = []
+
+        async def path() -> str:
+            return CLAIMS
+
+        async def wait(seconds: float) -> None:
+            waits.append(seconds)
+            await asyncio.sleep(0.01)
+
+        watched = Watched(client, "ResourceClaims", path, lambda item: str(item["metadata"]["name"]), wait=wait)
+        task = asyncio.ensure_future(watched.run())
+        try:
+            await scenario(watched, waits)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.close()
+            await api.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = asyncio.get_running_loop().time() + 20
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "the condition did not hold within 20 s"
+        await asyncio.sleep(0.01)
+
+
+def lower_lasting(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(watching, "LASTING_SECONDS", seconds)
+
+
+def test_watched_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_lasting(monkeypatch, 0.05)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    api = ApiModel()
+    api.failure_seconds = 0.1
+    api.failures = [("GET", 503, "slow")] * 5
+
+    async def scenario(_watched: Watched[str], waits: list[float]) -> None:
+        await until(lambda: len(waits) >= 5)
+        assert [round(each / waits[0]) for each in waits[:5]] == [1, 2, 4, 8, 16]
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_watched_accepted_watch_that_lasted_resets_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_lasting(monkeypatch, 0.05)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    api = ApiModel()
+    api.failures = [("GET", 503, "starting")] * 3
+
+    async def scenario(_watched: Watched[str], waits: list[float]) -> None:
+        await until(lambda: ("WATCH", CLAIMS) in api.log)
+        assert waits[2] > waits[1] > waits[0]
+        await asyncio.sleep(0.1)
+        del waits[:]
+        api.failures = [("WATCH", 503, "restarting"), ("GET", 503, "restarting")]
+        api.end_watches()
+        await until(lambda: len(waits) >= 1)
+        assert waits[0] <= watching.RETRY_FIRST * 1.2
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_publisher_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lower_lasting(monkeypatch, 0.05)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    monkeypatch.setattr(publisher_module, "RETRY_FIRST", 0.05)
+    api = ApiModel()
+    api.failure_seconds = 0.1
+
+    async def scenario(scene: Scene) -> None:
+        api.failures = [("GET", 503, "slow")] * 5
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(lambda: len(api.log) >= 5)
+        gaps = [later - earlier for earlier, later in zip(api.moments, api.moments[1:])][:4]
+        assert gaps[3] > gaps[0] + 0.2, gaps
+
+    run_publisher(tmp_path, scenario, api)
