@@ -217,6 +217,10 @@ class ApiModel:
             return web.json_response(
                 {"items": list(self.slices.values()), "metadata": {"resourceVersion": str(self.revision)}}
             )
+        if method in ("POST", "PUT", "DRYRUN"):
+            spec = (await request.json())["spec"]
+            if int(self.minor.rstrip("+")) >= 35 and spec.get("sharedCounters") and spec.get("devices"):
+                return self._error(422, "spec: exactly one of `devices`, `sharedCounters` is required")
         if method == "DRYRUN":
             self.dry_runs.append(await request.json())
             return web.json_response(

@@ -19,6 +19,7 @@ from publisher_test import Scene, content
 from publisher_test import run as run_publisher
 
 CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 def run_watched(
@@ -110,5 +111,49 @@ def test_publisher_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monke
         await scene.until(lambda: len(api.log) >= 5)
         gaps = [later - earlier for earlier, later in zip(api.moments, api.moments[1:])][:4]
         assert gaps[3] > gaps[0] + 0.2, gaps
+
+    run_publisher(tmp_path, scenario, api)
+
+
+def test_publisher_upgraded_server_rejects_old_layout_publishes_new_layout(tmp_path: Path) -> None:
+    """The watch stays open, as behind a load balancer in front of several API servers."""
+    api = ApiModel(minor="34")
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        assert len(api.slices) == 1
+        api.minor = "35"
+        scene.publisher.set_content(content("h100-80", "h100-80"))
+        await scene.until(scene.publisher.published.is_set, 10.0)
+        assert not [each for each in api.slices.values() if len({"devices", "sharedCounters"} & set(each["spec"])) > 1]
+
+    run_publisher(tmp_path, scenario, api)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_publisher_watch_ended_in_order_checks_features_within_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A check that is not due yet sends no request, and the pool stays published."""
+    monkeypatch.setattr(publisher_module, "CHECK_SECONDS", seconds, raising=False)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    api = ApiModel()
+    api.drop_fields = ("consumesCounters", "sharedCounters")
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        assert len(api.slices) == 1
+        api.drop_fields = ()
+        watches, checks = api.log.count(("WATCH", SLICES)), api.log.count(("GET", "/version"))
+        api.end_watches()
+        if seconds:
+            await scene.until(lambda: api.log.count(("WATCH", SLICES)) > watches)
+            assert await scene.at_rest() == 0 and scene.publisher.published.is_set()
+            assert api.log.count(("GET", "/version")) == checks
+        else:
+            await scene.until(lambda: len(api.slices) == 2, 10.0)
+            await scene.until(scene.publisher.published.is_set)
 
     run_publisher(tmp_path, scenario, api)

@@ -32,6 +32,8 @@ LOG = logging.getLogger(__name__)
 
 # Where the pace begins: before what others did is undone, and after a failure.
 SETTLE_SECONDS, RETRY_FIRST = 1.0, 0.5
+# An ending API server ends the watches of all nodes at once. Each node asks for the server's version and features within this time.
+CHECK_SECONDS = 60.0
 
 
 class Publisher:
@@ -167,7 +169,7 @@ class Publisher:
             return  # somebody wrote in between; the next try knows of it
         self._problems["write"] = f"slices cannot be published: {error}"
         self._writes_log.report(self._problems["write"], level=logging.WARNING, code=error.code)
-        if status == 422:
+        if status == reducer.INVALID:
             self._report_problem("SlicesRefused", str(error))
 
     async def _ask_server(self) -> None:
@@ -308,6 +310,9 @@ class Publisher:
                 if error.status == 410:
                     return
                 raise
+            spread = random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
+            self._state = reducer.watch_ended(self._state, time.monotonic() + spread)
+            self._wake.set()
             # A server ends a watch every few minutes. One that ends it at once would be asked a thousand times a second.
             number = attempts.ended()
             if number:

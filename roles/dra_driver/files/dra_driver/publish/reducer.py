@@ -39,6 +39,8 @@ Owner = Mapping[str, Any]
 SEPARATE_COUNTERS_FROM = (1, 35)
 # What the server answers with when an object is not the one that the plan was made for.
 OUTDATED = (404, 409)
+# The API server answers with this where it does not accept the form of an object, for example after an upgrade.
+INVALID = 422
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Server:
 class State:
     """All that is known. ``slices`` None: never listed. ``server`` None: has to be asked. Times are of one clock.
 
-    ``notes`` are annotations of the pool, as in PoolSpec. ``sent`` is the pool that was last seen complete. ``curtailed`` holds by slice
+    ``notes`` are annotations of the pool, as in PoolSpec. ``check_at`` is when a known server is asked again (None: not
+    planned). ``sent`` is the pool that was last seen complete. ``curtailed`` holds by slice
     name what was sent and what the server made of it, where that is not the same. ``not_before`` ends a wait after a failure, ``told`` one
     that the server asked for. ``leftovers`` says when the removal of a slice of another pool is tried again.
     """
@@ -92,6 +95,7 @@ class State:
     notes: Mapping[str, str] = field(default_factory=dict)
     slices: Mapping[str, Json] | None = None
     server: Server | None = None
+    check_at: float | None = None
     owner: Owner | None = None
     owner_doubtful: bool = True
     sent: PoolSpec | None = None
@@ -129,6 +133,16 @@ class Decision:
 
 def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision:
     """Return what to do at this moment."""
+    decision = _decide(identity, pace, state, now)
+    if state.check_at is None or decision.pool is None:
+        return decision
+    due = max(state.check_at, state.not_before, state.told)
+    if now >= due:
+        return replace(decision, ask_server=True)
+    return replace(decision, wake_at=due if decision.wake_at is None else min(decision.wake_at, due))
+
+
+def _decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision:
     if state.content is None or state.slices is None:
         return Decision()
     waited = max(state.not_before, state.told)
@@ -222,6 +236,12 @@ def interrupted(state: State) -> State:
     return replace(state, server=None, owner_doubtful=True)
 
 
+def watch_ended(state: State, check_at: float) -> State:
+    """Plan to ask the server again: it ended a watch in order, which it also does before it is upgraded."""
+    earliest = check_at if state.check_at is None else min(state.check_at, check_at)
+    return replace(state, check_at=earliest, owner_doubtful=True)
+
+
 def seen(state: State, kind: str, item: Json, now: float) -> State:
     """One change in the watch. Our own writes come back in it and change nothing: they are known from the answer."""
     slices, name = dict(state.slices or {}), str(item["metadata"]["name"])
@@ -250,8 +270,14 @@ def owned(state: State, owner: Owner) -> State:
 def asked(state: State, version: tuple[int, int], sent: Json | None, answer: Json | None) -> State:
     """What the server can keep: its version, and what it made of a probe (None: there was none, or no answer)."""
     known = frozenset() if state.content is None else needed(state.content)
-    drops = lost(sent, answer) if sent is not None and answer is not None else frozenset()
-    return replace(state, server=Server(layout_of(version), known, drops))
+    if sent is None:
+        drops: frozenset[str] = frozenset()
+    elif answer is not None:
+        drops = lost(sent, answer)
+    else:
+        # A known server that rejects the probe still drops what it dropped from earlier writes.
+        drops = state.server.drops if state.server is not None else frozenset()
+    return replace(state, server=Server(layout_of(version), known, drops), check_at=None)
 
 
 def layout_of(version: tuple[int, int]) -> str:
@@ -306,11 +332,16 @@ def settled(state: State, decision: Decision) -> State:
 
 
 def failed(state: State, pace: Pace, now: float, *, status: int = 0, retry_after: float | None = None) -> State:
-    """A request failed; ``status`` is the HTTP status, 0 for no answer, ``retry_after`` what the server asked for."""
+    """A request failed; ``status`` is the HTTP status, 0 for no answer, ``retry_after`` what the server asked for.
+
+    After status 422, and after a failed check of the server, the version and features of the server count as unknown.
+    """
     number = state.failures + 1
     first = pace.conflict if status in OUTDATED else pace.retry
     wait = min(first * 2.0 ** min(number - 1, 30), pace.retry_limit)
     found = replace(state, failures=number, not_before=now + wait, written_at=now)
+    if status == INVALID or (state.check_at is not None and state.check_at <= now):
+        found = replace(found, server=None, check_at=None)
     return replace(found, told=now + retry_after) if retry_after is not None else found
 
 
