@@ -53,6 +53,7 @@ class ApiModel:
         #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
         self.is_silent = False
         self._silent: set[Any] = set()
+        self._transports: set[Any] = set()
         # Names of slices that may not be deleted, and the bodies of dry runs.
         self.kept: set[str] = set()
         self.dry_runs: list[Json] = []
@@ -88,6 +89,11 @@ class ApiModel:
     def end_watches(self) -> None:
         for queue in (*self._watchers, *self._claim_watchers):
             queue.put_nowait(None)
+
+    def abort_connections(self) -> None:
+        """Close all open connections without an end of their answers, as a server that is killed."""
+        for transport in self._transports:
+            transport.abort()
 
     def put_claim(self, claim: Json) -> None:
         """Store a claim, new or changed, and tell who watches."""
@@ -129,6 +135,7 @@ class ApiModel:
         method = "WATCH" if request.query.get("watch") else request.method
         method = "DRYRUN" if request.query.get("dryRun") == "All" else method
         self.log.append((method, path))
+        self._transports.add(request.transport)
         self.moments.append(asyncio.get_running_loop().time())
         self.connections.add((method, (request.transport and request.transport.get_extra_info("peername"))))
         self.headers.append(dict(request.headers))

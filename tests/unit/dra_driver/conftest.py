@@ -19,6 +19,8 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.publish.publisher.CHECK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.api.watching.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
     return tmp_path_factory.mktemp("v")

@@ -34,6 +34,7 @@ class ObjectServer:
         self.log: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str, int]] = []
         self.unserved: tuple[str, ...] = ()
+        self.retry_after = ""
         self.revision = 100
         self.url = ""
         self._watchers: list[tuple[str, asyncio.Queue[Json | None]]] = []
@@ -143,7 +144,9 @@ class ObjectServer:
     def _error(self, status: int) -> web.Response:
         reason = {"reason": "NotFound"} if status == 404 else {}
         return web.json_response(
-            {"kind": "Status", "message": "as the test says", "code": status, **reason}, status=status
+            {"kind": "Status", "message": "as the test says", "code": status, **reason},
+            status=status,
+            headers={"Retry-After": self.retry_after} if self.retry_after else {},
         )
 
     def _list(self, request: web.Request, path: str) -> web.Response:

@@ -118,6 +118,7 @@ def test_exception_of_an_observer_does_not_end_the_watch(tmp_path: Path) -> None
 def test_unexpected_exception_restarts_the_watch_with_backoff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
     waits: list[tuple[float, bool]] = []
     failing = [RecursionError("first"), RuntimeError("second"), TypeError("third")]
     watch = ApiClient.watch
@@ -280,13 +281,14 @@ def test_unexpected_exception_restarts_the_watch_of_slices(tmp_path: Path, monke
     failing = [RecursionError("first"), TypeError("second")]
     watch = ResourceApi.watch_slices
 
-    def fails(self: ResourceApi, *arguments: Any) -> Any:
+    def fails(self: ResourceApi, *arguments: Any, **options: Any) -> Any:
         if failing:
             raise failing.pop(0)
-        return watch(self, *arguments)
+        return watch(self, *arguments, **options)
 
     async def scenario(scene: PublisherScene) -> None:
         monkeypatch.setattr(ResourceApi, "watch_slices", fails)
+        monkeypatch.setattr("dra_driver.api.watching.RETRY_FIRST", 0.01)
         scene.publisher._pace = Pace(retry=0.01)
         scene.publisher.set_content(content("l4"))
         await scene.until(scene.publisher.published.is_set)

@@ -10,11 +10,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from api_model import ApiModel, kubeconfig
+from controller_steps import NODES
+from controller_steps import run as run_controller
 from dra_driver.api import watching
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
 from dra_driver.publish import publisher as publisher_module
+from object_server import ObjectServer
 from publisher_test import Scene, content
 from publisher_test import run as run_publisher
 
@@ -74,7 +78,7 @@ def test_watched_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monkeyp
 
     async def scenario(_watched: Watched[str], waits: list[float]) -> None:
         await until(lambda: len(waits) >= 5)
-        assert [round(each / waits[0]) for each in waits[:5]] == [1, 2, 4, 8, 16]
+        assert [round(each / waits[0]) for each in waits[:5]] == [1, 2, 4, 8, 12], "the limit is 60 s"
 
     run_watched(tmp_path, api, scenario)
 
@@ -102,6 +106,7 @@ def test_publisher_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monke
     lower_lasting(monkeypatch, 0.05)
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     monkeypatch.setattr(publisher_module, "RETRY_FIRST", 0.05)
+    monkeypatch.setattr(watching, "RETRY_FIRST", 0.05)
     api = ApiModel()
     api.failure_seconds = 0.1
 
@@ -157,3 +162,96 @@ def test_publisher_watch_ended_in_order_checks_features_within_the_interval(
             await scene.until(scene.publisher.published.is_set)
 
     run_publisher(tmp_path, scenario, api)
+
+
+@pytest.mark.parametrize("status", [429, 503, 0])
+def test_watched_broken_watch_is_resumed_without_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Status 0: the server aborts the connection of the watch, as a server that is killed."""
+    api = ApiModel()
+
+    async def scenario(watched: Watched[str], waits: list[float]) -> None:
+        await until(lambda: ("WATCH", CLAIMS) in api.log)
+        if status:
+            api.failures = [("WATCH", status, "overloaded")] * 2
+            api.end_watches()
+        else:
+            api.abort_connections()
+        await until(lambda: len(waits) >= 1)
+        api.put_claim({"metadata": {"name": "new", "namespace": "default"}})
+        await until(lambda: "default/new" in watched.items and watched.current)
+        assert api.log.count(("GET", CLAIMS)) == 1
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_watched_expired_version_is_listed_again(tmp_path: Path) -> None:
+    api = ApiModel()
+
+    async def scenario(_watched: Watched[str], _waits: list[float]) -> None:
+        await until(lambda: ("WATCH", CLAIMS) in api.log)
+        api.failures = [("WATCH", 410, "too old")]
+        api.end_watches()
+        await until(lambda: api.log.count(("GET", CLAIMS)) == 2)
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_watched_waits_are_spread_over_seconds_and_heed_retry_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower_lasting(monkeypatch, -1.0)
+    api = ApiModel()
+    api.retry_after = "7"
+
+    async def scenario(_watched: Watched[str], waits: list[float]) -> None:
+        await until(lambda: ("WATCH", CLAIMS) in api.log)
+        for number in range(12):
+            await until(lambda: api._claim_watchers)
+            api.failures = [("WATCH", 429, "overloaded")]
+            api.end_watches()
+            await until(lambda number=number: len([each for each in waits if each >= 7.0]) > number)
+        asked = [each for each in waits if each >= 7.0]
+        assert len(asked) == 12 and max(asked) - min(asked) > 2.0, waits
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_publisher_broken_watch_is_resumed_without_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "RETRY_FIRST", 0.05)
+    api = ApiModel()
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        lists, watches = api.log.count(("GET", SLICES)), api.log.count(("WATCH", SLICES))
+        api.failures = [("WATCH", 503, "restarting")] * 2
+        api.end_watches()
+        await scene.until(lambda: api.log.count(("WATCH", SLICES)) >= watches + 3)
+        await scene.until(lambda: not scene.publisher.problem)
+        assert api.log.count(("GET", SLICES)) == lists
+
+    run_publisher(tmp_path, scenario, api)
+
+
+def test_list_refused_page_is_requested_again_after_retry_after(tmp_path: Path) -> None:
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        for number in range(5):
+            server.put(f"{NODES}/n{number}", {})
+        clock = asyncio.get_running_loop().time
+        server.retry_after = "1"
+        server_list = server._list
+
+        def refuse_second_page(request: web.Request, path: str) -> web.Response:
+            if request.query.get("continue") == "2" and server.count("GET", NODES) == 2:
+                return server._error(429)
+            return server_list(request, path)
+
+        server._list = refuse_second_page  # type: ignore[method-assign]
+        began = clock()
+        assert len(await client.list_all(NODES, page=2)) == 5
+        assert clock() - began > 0.99
+        assert server.count("GET", NODES) == 4, "three pages, and the refused one"
+
+    run_controller(tmp_path, scenario)

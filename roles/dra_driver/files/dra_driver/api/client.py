@@ -45,6 +45,8 @@ WATCH_GRACE_SECONDS = 30.0
 # A watch whose answer has not begun after so long has none: a busy server lets a request wait for 15 s.
 HEAD_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
+# How often in a row a page of a list may be refused.
+PAGE_REFUSALS = 5
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
@@ -141,15 +143,28 @@ class ApiClient:
 
     async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
         """GET all objects of a list, so many in an answer."""
-        found: list[Json] = []
-        rest = ""
+        return [item async for answer in self.pages(path, params, page=page) for item in answer.get("items") or ()]
+
+    async def pages(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> AsyncIterator[Json]:
+        """GET a list in answers of up to ``page`` objects.
+
+        A later page that the server refuses with Retry-After is requested again after that time: the pages before it stay valid.
+        """
+        query, refusals = {**(params or {}), "limit": str(page)}, 0
         while True:
-            query = {**(params or {}), "limit": str(page), **({"continue": rest} if rest else {})}
-            answer = await self.get(path, query)
-            found += answer.get("items") or ()
-            rest = str((answer.get("metadata") or {}).get("continue") or "")
+            try:
+                answer = await self.get(path, query)
+            except ApiError as error:
+                refusals += 1
+                if "continue" not in query or error.retry_after is None or refusals > PAGE_REFUSALS:
+                    raise
+                await asyncio.sleep(error.retry_after)
+                continue
+            yield answer
+            refusals, rest = 0, str((answer.get("metadata") or {}).get("continue") or "")
             if not rest:
-                return found
+                return
+            query["continue"] = rest
 
     async def request(
         self,

@@ -5,41 +5,89 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields
-from .client import ApiClient, ApiError, Json
+from .client import ApiClient, ApiError, ApiUnreachable, Json, WatchEvent
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
+# The wait before an attempt is random between 0 and a limit, which doubles from the first value to the last: nodes that lost
+# their watches at the same moment return at different times.
+RETRY_FIRST, RETRY_LIMIT = 5.0, 60.0
+# So many attempts in a row may fail before the objects are listed again: refused ones, and accepted ones that broke soon.
+REFUSED_LIMIT, BROKEN_LIMIT = 8, 2
 # Only an accepted watch that was open for longer resets the wait before the next attempt.
 LASTING_SECONDS = 5.0
 
 
-class Attempts:
-    """Counts consecutive attempts at a watch that failed or ended soon. Only an accepted watch that lasted resets the count."""
+async def list_and_watch(
+    read: Callable[[], Awaitable[str | None]],
+    watch: Callable[[str, Callable[[], None]], AsyncIterator[WatchEvent]],
+    observe: Callable[[str, Json], None],
+    *,
+    opened: Callable[[], None],
+    ended: Callable[[Exception | None], None],
+    wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """List objects once and watch them until cancelled. A watch that ends or breaks is resumed from the last resource version.
 
-    def __init__(self) -> None:
-        self._number = 0
-        self._opened_at: float | None = None
+    ``read`` lists the objects and returns their resource version; None: the server has no such objects. ``watch`` gets a
+    version and the function to call once the server has accepted the watch. ``observe`` gets each event, except bookmarks.
+    ``opened`` is called for each accepted watch, ``ended`` with the exception of each failed attempt, and with None for a
+    watch that the server ended in order.
 
-    def opened(self) -> None:
-        """Record that the server has accepted the watch."""
-        self._opened_at = time.monotonic()
+    The objects are listed again after status 410, after errors other than those of the server or the connection, and after
+    several failed attempts in a row: one unreadable event would break each resumed watch.
+    """
+    version: str | None = None
+    failures = 0
+    opened_at: list[float] = []
 
-    def ended(self) -> int:
-        """Return the number of consecutive short or failed attempts, including the one that ended now; 0 if it lasted."""
-        opened_at, self._opened_at = self._opened_at, None
-        has_lasted = opened_at is not None and time.monotonic() - opened_at > LASTING_SECONDS
-        self._number = 0 if has_lasted else self._number + 1
-        return self._number
+    def accept() -> None:
+        opened_at.append(time.monotonic())
+        opened()
+
+    while True:
+        requested, failure = 0.0, None
+        opened_at.clear()
+        try:
+            if version is None:
+                version = await read()
+            if version is None:
+                await wait(RETRY_LIMIT)
+                continue
+            async with contextlib.aclosing(watch(version, accept)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if event.type != "BOOKMARK":
+                        observe(event.type, event.object)
+                    version = str((event.object.get("metadata") or {}).get("resourceVersion") or version)
+        except Exception as error:  # noqa: BLE001  a defect must not end the watch
+            failure = error
+        # Only an accepted watch that lasted resets the wait.
+        has_lasted = bool(opened_at) and time.monotonic() - opened_at[0] > LASTING_SECONDS
+        failures = 0 if has_lasted else failures + 1
+        if failure is not None:
+            limit = BROKEN_LIMIT if opened_at else REFUSED_LIMIT
+            if not _is_resumable(failure) or failures >= limit:
+                version = None
+            if isinstance(failure, ApiError):
+                requested = failure.retry_after or 0.0
+        ended(failure)
+        await wait(requested + _backoff(failures))
+
+
+def _is_resumable(error: Exception) -> bool:
+    if isinstance(error, ApiError):
+        return error.status in (401, 403, 429) or error.status >= 500
+    return isinstance(error, ApiUnreachable)
 
 
 class Watched(Generic[T]):
@@ -72,6 +120,7 @@ class Watched(Generic[T]):
         self._wait = wait
         self._items: dict[str, T] = {}
         self._state = StateLog(LOG)
+        self._watched_path: str | None = None
         self.current = False
         self.synced = asyncio.Event()
 
@@ -81,56 +130,53 @@ class Watched(Generic[T]):
         return self._items
 
     async def run(self) -> None:
-        """List and watch, again and again, until cancelled; never faster than the server answers sensibly."""
-        attempts = Attempts()
-        while True:
-            told = 0.0
-            try:
-                path = await self._path()
-                if path is None:
-                    self._replace({})
-                    self._state.report(f"the API server has no {self.name}")
-                    await self._wait(RETRY_LIMIT)
-                    continue
-                version = await self._list(path)
-                self._state.report(f"the API server shows the {self.name}", number=len(self._items))
-                await self._watch(path, version, attempts)
-            except AcceleratorError as error:
-                told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
-                self.current = False
-                self._state.report(
-                    f"the {self.name} cannot be watched: {error}", level=logging.WARNING, code=error.code
-                )
-            except Exception as error:
-                # A defect must neither end the watch nor leave old objects that count as current.
-                self.current = False
-                text = f"the {self.name} cannot be watched: {type(error).__name__}"
-                if self._state.report(text, level=logging.ERROR):
-                    LOG.exception("unexpected exception in a watch", extra=fields(watch=self.name))
-            await self._wait(max(told, _backoff(attempts.ended())))
+        """List and watch until cancelled."""
+        await list_and_watch(
+            self._read, self._watch, self._observe, opened=self._opened, ended=self._ended, wait=self._wait
+        )
+
+    async def _read(self) -> str | None:
+        self._watched_path = await self._path()
+        if self._watched_path is None:
+            self._replace({})
+            self._state.report(f"the API server has no {self.name}")
+            return None
+        return await self._list(self._watched_path)
+
+    def _watch(self, version: str, opened: Callable[[], None]) -> AsyncIterator[WatchEvent]:
+        path = self._watched_path or ""
+        return self._client.watch(path, resource_version=version, params=self._params, opened=opened)
+
+    def _opened(self) -> None:
+        self._state.report(f"the API server shows the {self.name}", number=len(self._items))
+        if not self.current:
+            self.current = True
+            self._notify()
+
+    def _ended(self, error: Exception | None) -> None:
+        if error is None:
+            return
+        self.current = False
+        if isinstance(error, AcceleratorError):
+            self._state.report(f"the {self.name} cannot be watched: {error}", level=logging.WARNING, code=error.code)
+        elif self._state.report(f"the {self.name} cannot be watched: {type(error).__name__}", level=logging.ERROR):
+            LOG.error("unexpected exception in a watch", exc_info=error, extra=fields(watch=self.name))
 
     async def list_once(self) -> None:
         """List, and no more. Raises ApiError, ApiUnreachable."""
-        path = await self._path()
-        if path is None:
-            self._replace({})
-        else:
-            await self._list(path)
+        await self._read()
 
     async def _list(self, path: str) -> str:
         found: dict[str, T] = {}
-        params = {**self._params, "limit": str(self._page)}
-        while True:
-            answer = await self._client.get(path, params=params)
+        version = ""
+        async for answer in self._client.pages(path, self._params, page=self._page):
             for item in answer.get("items") or ():
                 kept = self._kept(item)
                 if kept is not None:
                     found[_key(item)] = kept
-            metadata = answer.get("metadata") or {}
-            if not metadata.get("continue"):
-                self._replace(found)
-                return str(metadata.get("resourceVersion", ""))
-            params["continue"] = str(metadata["continue"])
+            version = str((answer.get("metadata") or {}).get("resourceVersion", ""))
+        self._replace(found)
+        return version
 
     def _replace(self, found: dict[str, T]) -> None:
         self._items = found
@@ -155,25 +201,6 @@ class Watched(Generic[T]):
         except Exception:
             LOG.exception("an observer of a watch failed", extra=fields(watch=self.name))
 
-    async def _watch(self, path: str, version: str, attempts: Attempts) -> None:
-        """Watch from a version on; returns when that is too old."""
-        while True:
-            try:
-                async for event in self._client.watch(
-                    path, resource_version=version, params=self._params, opened=attempts.opened
-                ):
-                    self.current = True
-                    version = str((event.object.get("metadata") or {}).get("resourceVersion") or version)
-                    if event.type != "BOOKMARK":
-                        self._observe(event.type, event.object)
-            except ApiError as error:
-                if error.status == 410:
-                    return
-                raise
-            number = attempts.ended()
-            if number:
-                await self._wait(_backoff(number))
-
     def _observe(self, kind: str, item: Json) -> None:
         key = _key(item)
         kept = self._kept(item) if kind != "DELETED" else None
@@ -192,6 +219,5 @@ def _key(item: Json) -> str:
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
 
-def _backoff(number: int) -> float:
-    spread = random.uniform(0.8, 1.2)  # noqa: S311  no secret is made of it
-    return float(spread * min(RETRY_FIRST * 2.0 ** min(max(number - 1, 0), 30), RETRY_LIMIT))
+def _backoff(failures: int) -> float:
+    return random.uniform(0.0, min(RETRY_FIRST * 2.0 ** min(max(failures - 1, 0), 30), RETRY_LIMIT))  # noqa: S311  no secret

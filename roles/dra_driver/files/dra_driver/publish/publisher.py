@@ -13,12 +13,12 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
-from ..api.client import ApiError, Json
+from ..api.client import ApiError, Json, WatchEvent
 from ..api.resources import ResourceApi
-from ..api.watching import Attempts
+from ..api.watching import list_and_watch
 from ..core.errors import AcceleratorError
 from ..core.slices import SliceWrite
 from ..core.texts import LONGEST_CAUSE, join_problems
@@ -272,62 +272,39 @@ class Publisher:
         return version
 
     async def _follow(self) -> None:
-        """List and watch, again and again; never faster than the server answers sensibly."""
-        attempts = Attempts()
-        while True:
-            told = 0.0
-            self._api.forget()  # the cluster may have been upgraded
-            try:
-                version = await self._list()
-                self._problems.pop("watch", None)
-                self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
-                await self._watch(version, attempts)
-            except AcceleratorError as error:
-                self._state = reducer.interrupted(self._state)
-                told = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0
-                self._problems["watch"] = f"slices cannot be watched: {error}"
-                self._watch_log.report(self._problems["watch"], level=logging.WARNING, code=error.code)
-            except Exception as error:
-                # A defect must not end the driver: its claims are served without this watch.
-                self._state = reducer.interrupted(self._state)
-                self._problems["watch"] = f"slices cannot be watched: {type(error).__name__}"
-                if self._watch_log.report(self._problems["watch"], level=logging.ERROR):
-                    LOG.exception("unexpected exception in a watch", extra=fields(driver=self._identity.driver))
-            await asyncio.sleep(max(told, self._backoff(attempts.ended())))
+        """List and watch the slices until cancelled."""
+        await list_and_watch(self._read, self._watch, self._observe, opened=self._opened, ended=self._ended)
 
-    async def _watch(self, version: str, attempts: Attempts) -> None:
-        """Watch from a version on; returns when that is too old."""
-        while True:
-            try:
-                async for event in self._api.watch_slices(
-                    self._identity.driver, self._identity.node_name, version, opened=attempts.opened
-                ):
-                    metadata = event.object.get("metadata") or {}
-                    version = str(metadata.get("resourceVersion") or version)
-                    if event.type != "BOOKMARK":
-                        self._observe(event.type, event.object)
-            except ApiError as error:
-                if error.status == 410:
-                    return
-                raise
-            spread = random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
-            self._state = reducer.watch_ended(self._state, time.monotonic() + spread)
-            self._wake.set()
-            # A server ends a watch every few minutes. One that ends it at once would be asked a thousand times a second.
-            number = attempts.ended()
-            if number:
-                await asyncio.sleep(self._backoff(number))
+    async def _read(self) -> str:
+        self._api.forget()  # the cluster may have been upgraded
+        return await self._list()
+
+    def _watch(self, version: str, opened: Callable[[], None]) -> AsyncIterator[WatchEvent]:
+        return self._api.watch_slices(self._identity.driver, self._identity.node_name, version, opened=opened)
+
+    def _opened(self) -> None:
+        self._problems.pop("watch", None)
+        self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
+
+    def _ended(self, error: Exception | None) -> None:
+        spread = random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
+        self._state = reducer.watch_ended(self._state, time.monotonic() + spread)
+        self._wake.set()
+        if error is None:
+            return
+        is_known = isinstance(error, AcceleratorError)
+        text = f"slices cannot be watched: {error if is_known else type(error).__name__}"
+        self._problems["watch"] = text
+        if isinstance(error, AcceleratorError):
+            self._watch_log.report(text, level=logging.WARNING, code=error.code)
+        elif self._watch_log.report(text, level=logging.ERROR):
+            LOG.error("unexpected exception in a watch", exc_info=error, extra=fields(driver=self._identity.driver))
 
     def _observe(self, kind: str, item: Json) -> None:
         before = self._state
         self._state = reducer.seen(before, kind, item, time.monotonic())
         if self._state is not before:
             self._wake.set()
-
-    def _backoff(self, number: int) -> float:
-        # Many nodes whose API server went away together should not come back together.
-        spread = random.uniform(0.8, 1.2)  # noqa: S311  no secret is made of it
-        return spread * min(self._pace.retry * 2.0 ** min(max(number - 1, 0), 30), self._pace.retry_limit)
 
 
 __all__ = ["Content", "Pace", "Publisher"]
