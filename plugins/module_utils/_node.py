@@ -239,6 +239,19 @@ def ask_kubelet(system: System, root: str, kubeconfigs: Sequence[str]) -> dict[s
     }
 
 
+def is_complete(system: System, directory: str) -> bool:
+    """Return whether a release or environment has a stamp (``stamp.py`` of the role python_environment) and its files match that stamp.
+
+    After a power cut files can be empty. An empty stamp of an earlier version of the collection does not count.
+    """
+    try:
+        sizes = json.loads(system.read_text(f"{directory}/complete"))["sizes"]
+        path = str(system.path(directory))
+        return bool(sizes) and all(os.lstat(f"{path}/{name}").st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
 def ask_root(system: System, root: str) -> dict[str, Any]:
     """Return what the folder of environment and releases holds: what is in use, what is complete, all newest first.
 
@@ -247,7 +260,7 @@ def ask_root(system: System, root: str) -> dict[str, Any]:
     found = [f"{kind}/{name}" for kind in ("releases", "venvs") for name in system.list_directory(f"{root}/{kind}")]
     times = {name: system.path(f"{root}/{name}").stat().st_mtime for name in found if OWN_PROGRAMS.fullmatch(name)}
     names = sorted(times, key=lambda name: (-times[name], name))
-    complete = [name for name in names if system.exists(f"{root}/{name}/complete")]
+    complete = [name for name in names if is_complete(system, f"{root}/{name}")]
 
     def link(name: str) -> str:
         path = system.path(f"{root}/{name}")

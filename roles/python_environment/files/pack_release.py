@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Packs the node programs of the collection into one archive that is the same, byte for byte, wherever it is made.
 
-The archive holds ``dra_driver/`` (the daemons' package, with the core inside it) and, as its last member, the empty file
-``complete``. The release is named ``<version>-<first 8 digits of the SHA-256 of the content>``, which is printed as JSON:
+The archive holds ``dra_driver/`` (the daemons' package, with the core inside it). The release is named
+``<version>-<first 8 digits of the SHA-256 of the content>``, which is printed as JSON:
 ``{"name": ..., "version": ..., "digest": ...}``. Without ``--output`` it is only named. Runs on the controller; standard library only.
 """
 
@@ -74,7 +74,7 @@ def pack(files: dict[str, bytes], output: Path) -> None:
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
-            for name, content in {**files, "complete": b""}.items():
+            for name, content in files.items():
                 entry = tarfile.TarInfo(name)
                 entry.size, entry.mode = len(content), 0o644
                 archive.addfile(entry, io.BytesIO(content))

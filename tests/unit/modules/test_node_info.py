@@ -125,7 +125,8 @@ def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: P
         folder = tmp_path / "opt/releases" / name
         folder.mkdir(parents=True)
         if whole:
-            (folder / "complete").touch()
+            (folder / "cli.py").write_text("print()\n")
+            (folder / "complete").write_text('{"sizes": {"cli.py": 8}}')
         os.utime(folder, (1000 + number, 1000 + number))
     (tmp_path / "opt/current").symlink_to(f"releases/{first}")
     (tmp_path / "opt/venv").symlink_to("venvs/theirs")
