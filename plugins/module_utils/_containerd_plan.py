@@ -41,11 +41,15 @@ def fingerprint(text: str) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """One file that we changed: whether we made it, what it was written as, and what it said before."""
+    """One file that we changed: whether we made it, the digest of our text, its previous values, and the digest of its backup.
+
+    ``backup`` is empty for a file without a backup and in records of earlier versions.
+    """
 
     created: bool
     written: str
     before: Mapping[str, Any]
+    backup: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,12 @@ class Record:
     def to_text(self) -> str:
         """Return the record as it is written."""
         files = {
-            path: {"created": entry.created, "written": entry.written, "before": dict(entry.before)}
+            path: {
+                "created": entry.created,
+                "written": entry.written,
+                "before": dict(entry.before),
+                "backup": entry.backup,
+            }
             for path, entry in sorted(self.files.items())
         }
         return _record.to_text({"files": files, "folders": list(self.folders), "restart": self.restart})
@@ -78,7 +87,7 @@ def read_record(text: str | None, path: str) -> Record:
 
 def _record_of(content: Any) -> Record:
     files = {
-        name: Entry(bool(entry["created"]), str(entry["written"]), dict(entry["before"]))
+        name: Entry(bool(entry["created"]), str(entry["written"]), dict(entry["before"]), str(entry.get("backup", "")))
         for name, entry in content["files"].items()
     }
     return Record(files, tuple(content["folders"]), bool(content["restart"]))
@@ -162,7 +171,8 @@ def text_before(daemon: Daemon, file: File, entry: Entry) -> str | None:
         rest = None if untouched else taken_back(file, dict.fromkeys(values_in(file)))
         return None if rest is None or says_nothing(File(file.path, rest)) else rest
     backup = daemon.read(file.path + BACKUP)
-    if backup is not None and _differs_by_our_keys(backup, file):
+    intact = backup is not None and entry.backup in ("", fingerprint(backup.text))
+    if backup is not None and intact and _differs_by_our_keys(backup, file):
         return backup.text
     return taken_back(file, entry.before)
 
@@ -197,7 +207,8 @@ def recorded(record: Record, changes: Sequence[Change]) -> Record:
         known = files.get(each.path)
         created = known.created if known else each.before is None
         before = known.before if known else {} if each.before is None else values_in(File(each.path, each.before))
-        files[each.path] = Entry(created, fingerprint(each.after), before)
+        backup = known.backup if known else "" if each.before is None else fingerprint(each.before)
+        files[each.path] = Entry(created, fingerprint(each.after), before, backup)
     return Record(files, record.folders, restart=True)
 
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from ._containerd import Change, Settings
 from ._containerd_daemon import ContainerdError, Daemon
 from ._containerd_plan import (
     BACKUP,
+    Entry,
     Record,
+    fingerprint,
     plan_absent,
     plan_present,
     recorded,
@@ -34,14 +35,25 @@ class CopiedFiles(Files[Record]):
     """containerd's files, with a copy beside each that was there before."""
 
     def copy(self, changes: Sequence[Change], record: Record) -> None:
-        """Copy each existing file with its mode and time before its first change; ``record`` is the record before the changes."""
+        """Copy each existing file before its first change, with its owner, mode, extended attributes, and time.
+
+        The copy is on the disk when this returns. ``record`` is the record before the changes.
+        """
         for each in changes:
-            if each.before is not None and each.path not in record.files:
+            known = record.files.get(each.path)
+            if self._needs_copy(each, known):
                 there = self.system.path(each.path).stat()
                 backup = each.path + BACKUP
-                self._set_aside(backup, each.path)
-                self.system.write_atomic(backup, self.system.read_bytes(each.path), mode=stat.S_IMODE(there.st_mode))
+                if known is None:
+                    self._set_aside(backup, each.path)
+                self.system.write_atomic(backup, self.system.read_bytes(each.path), like=each.path)
                 os.utime(self.system.path(backup), ns=(there.st_atime_ns, there.st_mtime_ns))
+
+    def _needs_copy(self, change: Change, known: Entry | None) -> bool:
+        """Return whether the file has no change of ours yet, and no copy. A run can end between its record and the copy."""
+        if change.before is None or known is None:
+            return change.before is not None
+        return fingerprint(change.before) == known.backup and self.text(change.path + BACKUP) != change.before
 
     def _set_aside(self, backup: str, path: str) -> None:
         """Rename a backup with another content than its file. The record has no entry for it: an earlier installation left it."""
@@ -66,13 +78,12 @@ class CopiedFiles(Files[Record]):
             old = None if each.before is None else each.before.encode()
             if each.path in record.files or not self.system.exists(backup) or self.system.read_bytes(backup) != old:
                 self.put(each.path, each.before)
-            elif self.text(each.path) == each.before:
-                self.system.remove(backup)
             else:
                 times = self.system.path(backup).stat()
-                self.move(backup, self.system.real_path(each.path))
-                # atomic_move of newer ansible-core sets the current time.
-                os.utime(self.system.path(each.path), ns=(times.st_atime_ns, times.st_mtime_ns))
+                if self.text(each.path) != each.before:
+                    self.put(each.path, each.before)
+                    os.utime(self.system.path(each.path), ns=(times.st_atime_ns, times.st_mtime_ns))
+                self.system.remove(backup)
 
     def leftovers(self, path: str) -> tuple[str, ...]:
         """Return a file and the copy beside it."""

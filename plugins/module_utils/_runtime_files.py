@@ -45,7 +45,7 @@ class Files(Generic[Kept]):
     """Writes and removes a runtime's files, the record and the CDI folders.
 
     ``read`` makes a record of its file's text, or an empty one of None. ``scratch`` is a folder on the files' own file system in which
-    they are made before they are moved; without one they are made in Ansible's temporary folder.
+    they are made before they are moved; without one they are made beside the file.
     """
 
     def __init__(
@@ -110,34 +110,31 @@ class Files(Generic[Kept]):
         return (path,)
 
     def put(self, path: str, text: str | None) -> None:
-        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed.
+        """Write a file, or remove it if ``text`` is None; a power cut leaves the previous content or the new one.
 
-        A file that has this text already is not written. Raises OSError.
+        Owner, mode, SELinux label, and other extended attributes stay. A symbolic link stays, and its target is written or removed. A file with
+        this text is not written. Raises OSError.
         """
         path = self.system.real_path(path)
+        scratch = self._scratch_for(path)
+        # A killed run can have left a temporary file.
+        self.system.remove_temporaries(f"{scratch or Path(path).parent}/{Path(path).name}")
         if text is None:
             self.system.remove(path)
             return
         if self.text(path) == text:
             return
-        new = (
-            Path(self.scratch, f".dra-accelerators-{Path(path).name}")
-            if self.scratch
-            else Path(self.module.tmpdir, Path(path).name)
-        )
-        new.write_text(text, encoding="utf-8")
-        if not self.system.exists(path):
-            new.chmod(0o644)
-        self.move(str(new), path)
+        existed = self.system.exists(path)
+        self.system.write_atomic(path, text.encode(), like=path if existed else "", scratch=scratch)
+        if not existed:
+            self.module.set_default_selinux_context(path, changed=False)
 
-    def move(self, new: str, path: str) -> None:
-        """Move a new file to a path, with mode, owner and security context of the file there. Raises OSError."""
-        try:
-            self.module.atomic_move(new, path)
-        except OSError:
-            raise
-        except Exception as error:  # Ansible raises nothing more specific
-            raise OSError(f"{path} cannot be replaced: {error.__cause__ or error}") from error
+    def _scratch_for(self, path: str) -> str:
+        """Return the scratch directory for a file; empty if there is none on the file system of the file."""
+        parent = self.system.path(path).parent
+        if not self.scratch or not parent.is_dir():
+            return ""
+        return self.scratch if self.system.path(self.scratch).stat().st_dev == parent.stat().st_dev else ""
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, or None if it does not exist."""

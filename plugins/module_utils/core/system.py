@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import itertools
 import os
@@ -45,6 +46,8 @@ class DeviceNumber:
 #: How a file is made that must not be there.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _TEMPORARY = itertools.count()
+#: Extended attributes that sign the content of one file; the kernel writes them.
+_SIGNATURES = frozenset({"security.ima", "security.evm"})
 _READ_BYTES = 65536
 #: The most that a command may write to both outputs together, in bytes; one that writes more is ended.
 LONGEST_OUTPUT = 1024 * 1024
@@ -58,6 +61,22 @@ def _make_temporary(folder: str, name: str) -> tuple[int, str]:
         path = f"{folder}/.{name}.{os.getpid()}-{next(_TEMPORARY)}.tmp"
         with contextlib.suppress(FileExistsError):  # what a killed process of the same number has left
             return os.open(path, _NEW, 0o600), path
+
+
+def _copy_attributes(path: str, descriptor: int) -> None:
+    """Give an open file the owner, extended attributes (SELinux label, ACL), and mode of another file. Raises OSError."""
+    status = os.stat(path)  # noqa: PTH116
+    os.fchown(descriptor, status.st_uid, status.st_gid)
+    try:
+        names = os.listxattr(path)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        names = []
+    for name in names:
+        if name not in _SIGNATURES:
+            os.setxattr(descriptor, name, os.getxattr(path, name))
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
@@ -252,24 +271,38 @@ class System:
         return tuple(found)
 
     def write_atomic(
-        self, path: str, data: bytes, mode: int = 0o644, directory_mode: int = 0o755, durable: bool = True
+        self,
+        path: str,
+        data: bytes,
+        mode: int = 0o644,
+        directory_mode: int = 0o755,
+        durable: bool = True,
+        *,
+        like: str = "",
+        scratch: str = "",
     ) -> None:
         """Write a file so that a reader sees the old content or the new, never a part, if ``durable`` also after a power cut.
 
         The temporary file lies in the same folder and ends in neither .json nor .yaml, because container runtimes
-        read every such file there. Missing folders are made with ``directory_mode``.
+        read every such file there. It is in ``scratch`` instead, if given: a directory on the same file system, for directories of which a program
+        reads every file. Missing folders are made with ``directory_mode``. The file gets the owner, the extended attributes, and the mode of
+        the file ``like``, if given.
         """
         target = self._where(path)
         folder, name = os.path.split(target)
+        place = self._where(scratch) if scratch else folder
         try:
-            descriptor, temporary = _make_temporary(folder, name)
+            descriptor, temporary = _make_temporary(place, name)
         except FileNotFoundError:
-            Path(folder).mkdir(mode=directory_mode, parents=True, exist_ok=True)
-            descriptor, temporary = _make_temporary(folder, name)
+            Path(place).mkdir(mode=directory_mode, parents=True, exist_ok=True)
+            descriptor, temporary = _make_temporary(place, name)
         try:
             try:
                 _write_whole(descriptor, data)
-                os.fchmod(descriptor, mode)
+                if like:
+                    _copy_attributes(self._where(like), descriptor)
+                else:
+                    os.fchmod(descriptor, mode)
                 if durable:
                     os.fsync(descriptor)
             finally:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -15,8 +17,16 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import BACKUP, Record
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, edit
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import (
+    BACKUP,
+    Entry,
+    Record,
+    fingerprint,
+    recorded,
+    text_before,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record as read_containerd
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles
 from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
@@ -77,6 +87,113 @@ def test_copy_sets_a_backup_of_an_earlier_installation_aside(tmp_path: Path, cop
     copied.make([change])
     copied.undo([change], Record())
     assert (config.read_text(), config.stat().st_mtime_ns, backup.exists()) == ("version = 2\n", 10**18, False)
+
+
+def test_changed_file_keeps_owner_mode_and_extended_attributes(tmp_path: Path, copied: CopiedFiles) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("version = 2\n")
+    os.chown(config, 1234, 1235)
+    config.chmod(0o640)
+    os.setxattr(config, "user.site", b"kept")
+    change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
+
+    def attributes(path: Path) -> tuple[int, int, int, bytes]:
+        status = path.stat()
+        return status.st_uid, status.st_gid, status.st_mode & 0o7777, os.getxattr(path, "user.site")
+
+    expected = (1234, 1235, 0o640, b"kept")
+    copied.copy([change], Record())
+    copied.make([change])
+    assert attributes(config) == expected
+    assert attributes(tmp_path / f"config.toml{BACKUP}") == expected
+    copied.undo([change], Record())
+    assert (config.read_text(), attributes(config)) == ("version = 2\n", expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml"]
+
+
+def test_temporary_file_of_a_killed_run_is_removed(tmp_path: Path, copied: CopiedFiles) -> None:
+    config = tmp_path / "config.toml"
+    (tmp_path / ".config.toml.4242-0.tmp").write_text("half")
+    copied.put(str(config), "version = 2\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_copy_is_made_again_if_a_run_ended_after_its_record(tmp_path: Path, copied: CopiedFiles) -> None:
+    config, backup = tmp_path / "config.toml", tmp_path / f"config.toml{BACKUP}"
+    config.write_text("version = 2\n")
+    change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
+    record = recorded(Record(), [change])
+    backup.write_text("")
+    copied.copy([change], record)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [config.name, backup.name]
+    assert backup.read_text() == "version = 2\n"
+    # After the first change the file is not the one of the record.
+    changed = Change(str(config), change.after, "version = 2\n")
+    backup.write_text("")
+    copied.copy([changed], record)
+    assert backup.read_text() == ""
+
+
+def test_backup_that_does_not_match_the_digest_of_the_record_is_not_used(tmp_path: Path) -> None:
+    config, backup = tmp_path / "config.toml", tmp_path / f"config.toml{BACKUP}"
+    table = '[plugins."io.containerd.grpc.v1.cri"]\n'
+    before = f"version = 2\n{table}  enable_cdi = false\n"
+    other = f"version = 2\n{table}  enable_cdi = false\n  cdi_spec_dirs = []\n"
+    file = File(str(config), other)
+    after = edit(file, file.table(), {"enable_cdi": True, "cdi_spec_dirs": ["/etc/cdi"]}).after
+    assert after
+    record = recorded(Record(), [Change(str(config), before, after)])
+    daemon = Daemon(System(), command="containerd", config=str(config), service="containerd.service", timeout=1)
+    # It would be taken for the file before our change: only our keys differ.
+    backup.write_text(other)
+    found = text_before(daemon, File(str(config), after), record.files[str(config)])
+    assert found is not None and "cdi_spec_dirs" not in found
+    # Records of earlier versions have no digest.
+    entry = dataclasses.replace(record.files[str(config)], backup="")
+    assert text_before(daemon, File(str(config), after), entry) == other
+    assert read_containerd(record.to_text(), "record") == record
+
+
+@pytest.mark.prove
+def test_files_after_a_power_cut_are_whole(tmp_path: Path) -> None:
+    """A copy of the image of a mounted file system is the disk after a power cut."""
+    image, node = tmp_path / "disk", tmp_path / "node"
+    with image.open("wb") as file:
+        file.truncate(64 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
+    before, after = "version = 2\n" * 1000, "version = 3\n" * 1000
+    node.mkdir()
+    # Without this option ext4 itself writes a file's data before some renames; XFS never does.
+    subprocess.run(["mount", "-o", "loop,noauto_da_alloc", image, node], check=True, timeout=60)
+    try:
+        config = node / "config.toml"
+        config.write_text(before)
+        os.sync()
+        with patch_module_args({"_ansible_remote_tmp": str(tmp_path / "remote"), "_ansible_keep_remote_files": False}):
+            module = AnsibleModule(argument_spec={})
+        files = CopiedFiles(module, System(), str(node / "record"), read_containerd)
+        change = Change(str(config), before, after)
+        record = Record({str(config): Entry(False, fingerprint(after), {}, fingerprint(before))}, (), restart=True)
+        files.keep(record)
+        files.copy([change], Record())
+        shutil.copyfile(image, tmp_path / "disk-copied")
+        files.make([change])
+        files.keep(dataclasses.replace(record, restart=False))
+        shutil.copyfile(image, tmp_path / "disk-changed")
+        files.undo([change], Record())
+        files.forget()
+        shutil.copyfile(image, tmp_path / "disk-restored")
+    finally:
+        subprocess.run(["umount", node], check=True, timeout=60)
+    found = {}
+    for name in ("copied", "changed", "restored"):
+        subprocess.run(["mount", "-o", "loop", tmp_path / f"disk-{name}", node], check=True, timeout=60)
+        try:
+            paths = (node / "config.toml", node / f"config.toml{BACKUP}")
+            found[name] = tuple(path.read_text() if path.exists() else None for path in paths)
+        finally:
+            subprocess.run(["umount", node], check=True, timeout=60)
+    assert found == {"copied": (before, before), "changed": (after, before), "restored": (before, None)}
 
 
 def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
