@@ -125,7 +125,10 @@ class Files(Generic[Kept]):
         if self.text(path) == text:
             return
         existed = self.system.exists(path)
-        self.system.write_atomic(path, text.encode(), like=path if existed else "", scratch=scratch)
+        try:
+            self.system.write_atomic(path, text.encode(), like=path if existed else "", scratch=scratch)
+        except OSError as error:
+            raise OSError(error.errno, f"{path} cannot be replaced: {error.strerror}") from error
         if not existed:
             self.module.set_default_selinux_context(path, changed=False)
 
