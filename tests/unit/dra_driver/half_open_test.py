@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dra_driver.api import client as client_module
@@ -261,19 +263,26 @@ def test_watch_stays_open_if_only_the_probe_is_not_answered(tmp_path: Path) -> N
 
 
 def test_nodes_do_not_probe_at_the_same_time() -> None:
-    """Of 200 clients that got the last event at the same time, at most a fifth sends its probe within a tenth of the range."""
+    """Of 200 clients that got the last event at the same time, at most a fifth waits equally long, to a tenth of the range."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         moments: list[float] = []
+        waits: list[float] = []
         done = asyncio.Event()
+        began = loop.time()
+
+        def draw(near: float, far: float) -> float:
+            waits.append(random.uniform(near, far))
+            return waits[-1]
 
         async def probe(_seconds: float) -> None:
-            moments.append(loop.time())
+            moments.append(loop.time() - began)
             if len(moments) == CLIENTS:
                 done.set()
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(liveness, "random", SimpleNamespace(uniform=draw))
             patch.setattr(liveness, "SILENCE_SECONDS", tuple(each / 10 for each in liveness.SILENCE_SECONDS))
             near, far = liveness.SILENCE_SECONDS
             here, there = socket.socketpair()
@@ -285,10 +294,9 @@ def test_nodes_do_not_probe_at_the_same_time() -> None:
                 await done.wait()
             writer.close()
             there.close()
-        tenth = (far - near) / 10
-        assert all(
-            len([each for each in moments if moment <= each < moment + tenth]) <= CLIENTS / 5 for moment in moments
-        )
+        tenth, first = (far - near) / 10, waits[:CLIENTS]
+        assert all(len([each for each in first if wait <= each < wait + tenth]) <= CLIENTS / 5 for wait in first)
+        assert all(moment > wait - 0.05 for moment, wait in zip(sorted(moments), sorted(first), strict=True))
 
     run(scenario)
 
