@@ -13,10 +13,10 @@ from ._kubernetes import Api, ApiError
 
 
 def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | None = None) -> str | None:
-    """Have one pod evicted. ``grace_period`` in seconds; None is the pod's own.
+    """Request the eviction of one pod. ``grace_period`` is in seconds; None uses the grace period of the pod.
 
-    Returns None where it is on its way, the server's sentence where a budget allows none for now, and an empty text where it has gone or
-    another one has its name. Raises ApiError for everything else.
+    Returns None if the API server accepts the request, its message if a PodDisruptionBudget does not allow the eviction, and an empty
+    text if the pod no longer exists or another pod has its name. Raises ApiError for every other answer.
     """
     options: dict[str, Any] = {
         "preconditions": {"uid": uid}
@@ -34,7 +34,7 @@ def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | Non
     except ApiError as error:
         if error.is_not_found or error.status == 409:
             return ""
-        # A budget that allows none for now, or several budgets for one pod.
+        # 429: a budget does not allow the eviction. 500: several budgets select the pod.
         if error.status in (429, 500):
             return str(error)
         raise

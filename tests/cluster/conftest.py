@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap
+from tests.cluster.manifests import MIXED_LAYOUT
 from tests.cluster.module_calls import Module, caller
 from tests.cluster.surfaces import Times
 
@@ -107,15 +108,8 @@ def other_layout(cluster: Cluster) -> Iterator[Recap]:
     Meanwhile four claims share its GPU 7, virtual machines can have its GPUs 5 and 6, and pods wait for GPUs 4 and 6 before they are bound.
     """
     node = cluster.nodes()[1]
-    rules = [
-        {"match": {"index": 7}, "mode": "whole", "shares": 4},
-        {"match": {"index": 6}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
-        {"match": {"index": 5}, "mode": "dynamic", "passthrough": True},
-        {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
-        {"match": {}, "mode": "dynamic"},
-    ]
     only = ("site.yml", "--limit", node, "--tags", "layout")
-    yield cluster.playbook(*only, "-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}]}))
+    yield cluster.playbook(*only, "-e", json.dumps({"accelerator_layouts": [{"hosts": node, "layout": MIXED_LAYOUT}]}))
     back = cluster.playbook(*only)
     assert back.failed == 0, back.output
     cluster.wait("every place is offered again", lambda: len(cluster.devices(node)) == 8 * 26)

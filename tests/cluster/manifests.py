@@ -18,6 +18,16 @@ PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 #: that is left out.
 TOLERATED = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
 
+#: Layout rules for eight GPUs: four claims share GPU 7, virtual machines can have GPUs 5 and 6, and pods wait for GPUs 4 and 6 before they
+#: are bound.
+MIXED_LAYOUT: list[dict[str, Any]] = [
+    {"match": {"index": 7}, "mode": "whole", "shares": 4},
+    {"match": {"index": 6}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
+    {"match": {"index": 5}, "mode": "dynamic", "passthrough": True},
+    {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
+    {"match": {}, "mode": "dynamic"},
+]
+
 
 def example(name: str, node: str | None = None) -> list[dict[str, Any]]:
     """The objects of a file of ``examples/``; its pods go to a node where one is named."""

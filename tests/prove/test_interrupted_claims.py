@@ -107,10 +107,10 @@ def test_driver_killed_among_claims_every_claim_ends_as_wanted(clean: Cluster, n
     clean.kubectl("apply", "-f", "-", text=manifest(users(clean, node, late)))
     killer.disarm()
     clean.wait_running(*stay, *late, timeout=300)
-    clean.wait("the other pods are gone", lambda: len(clean.get("pods", "-n", "default")["items"]) == 6, timeout=180)
+    clean.wait("the other pods are deleted", lambda: len(clean.get("pods", "-n", "default")["items"]) == 6, timeout=180)
     expected = {clean.uid(name): "prepared" for name in (*stay, *late)}
     clean.wait("each claim is as wanted", lambda: clean.recorded(node) == expected)
-    # Each pod has a partition of its own, and nothing else is left.
+    # Each pod has one partition, and nothing else is left.
     logs = {clean.wait("its list", lambda name=name: clean.log(name)).splitlines()[1] for name in (*stay, *late)}
     assert len(logs) == 6 and killer.made() == 6 and len(clean.cdi_files(node)) == 6
     delete(clean, *stay, *late)
@@ -136,7 +136,7 @@ def test_prepare_that_waits_for_a_slow_start_does_not_outlive_its_pod(
     )
     uid = clean.uid("stale")
     delete(clean, "stale", force=True)
-    clean.wait("the claim is gone", lambda: not clean.get("resourceclaims")["items"], timeout=60)
+    clean.wait("the claim is deleted", lambda: not clean.get("resourceclaims")["items"], timeout=60)
     clean.run(node, "touch", GO)
     clean.wait("the driver is ready", lambda: clean.status(node)["ready"])
     # The whole GPU can be claimed at once.
@@ -206,7 +206,7 @@ def test_claim_that_cannot_be_read_keeps_no_other_from_being_undone(
     clean.wait("the driver reports the claim", lambda: clean.said(node, "unreadable/denied", "could not be compared"))
     clean.run(node, "systemctl", "stop", "kubelet")
     delete(clean, "gone", force=True)
-    clean.wait("the claim that is gone is undone", lambda: gone not in clean.recorded(node), timeout=60)
+    clean.wait("the deleted claim is undone", lambda: gone not in clean.recorded(node), timeout=60)
     assert clean.recorded(node) == {denied: "prepared", stays: "prepared"} and len(clean.cdi_files(node)) == 2
     clean.wait("its partition is destroyed", lambda: len(clean.instances(node)) == 2)
 
@@ -214,7 +214,7 @@ def test_claim_that_cannot_be_read_keeps_no_other_from_being_undone(
 def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
     clean: Cluster, node: str, changed_driver: Callable[[str], None]
 ) -> None:
-    """The locks of all devices are held for longer than the driver waits for them; the pod and its claim are gone already."""
+    """The locks of all devices are held for longer than the driver waits for them; the pod and its claim are already deleted."""
     killer = Killer(clean, node)
     killer.arm("partition-created")
     documents = users(clean, node, ["half"])
@@ -238,7 +238,7 @@ def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
     finally:
         clean.shell(node, "systemctl stop layout-run")
     try:
-        # The kubelet does not call: the driver undoes the claim by itself.
+        # The kubelet does not call: the driver undoes the claim without a call.
         clean.wait(
             "the claim is undone", lambda: not clean.recorded(node) and killer.made() == 0, timeout=700, interval=5
         )

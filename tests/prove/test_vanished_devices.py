@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster, Recap
 from tests.cluster.machines import drivers, listed
-from tests.cluster.manifests import claim, pod
+from tests.cluster.manifests import MIXED_LAYOUT, claim, pod
 from tests.cluster.test_31_passthrough import OFFERED, address_of
 from tests.cluster.test_55_faults import on
 from tests.cluster.test_56_health import events, health
@@ -116,14 +116,7 @@ def test_gpu_unplugged_below_a_virtual_machine_and_a_share_names_stay(clean: Clu
 
 def layouts(node: str) -> str:
     """The variables of the node's layout, as in the fixture ``other_layout``."""
-    rules = [
-        {"match": {"index": 7}, "mode": "whole", "shares": 4},
-        {"match": {"index": 6}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
-        {"match": {"index": 5}, "mode": "dynamic", "passthrough": True},
-        {"match": {"index": 4}, "mode": "dynamic", "prepared_before_binding": True},
-        {"match": {}, "mode": "dynamic"},
-    ]
-    return json.dumps({"accelerator_layouts": [{"hosts": node, "layout": rules}]})
+    return json.dumps({"accelerator_layouts": [{"hosts": node, "layout": MIXED_LAYOUT}]})
 
 
 def told(cluster: Cluster, name: str, event: tuple[str, str]) -> bool:

@@ -83,10 +83,10 @@ def _with_number(record: ClaimRecord, number: int, ours: bool) -> ClaimRecord:
 
 
 def claimed(records: Iterable[ClaimRecord], meta: Mapping[str, str], boot_id: str) -> frozenset[int]:
-    """Return the partitions that are active for prepared claims of this boot, and those whose deactivation is owed."""
+    """Return the partitions that are active for prepared claims of this boot, and those whose deactivation is pending."""
     held = {partition_of(record) for record in records if record.prepared and record.boot_id == boot_id}
-    owed = {debt.number for debt in fabric_debts_in(meta, boot_id)}
-    return frozenset(number for number in held | owed if number is not None)
+    pending = {debt.number for debt in fabric_debts_in(meta, boot_id)}
+    return frozenset(number for number in held | pending if number is not None)
 
 
 def to_activate(record: ClaimRecord) -> int | None:
@@ -95,15 +95,15 @@ def to_activate(record: ClaimRecord) -> int | None:
 
 
 def still_pending(rejection: AcceleratorError) -> AcceleratorError:
-    """Return what is reported of a claim that has ended although the fabric manager rejected the deactivation of its partition."""
+    """Return the error to report for a claim that has ended although the fabric manager rejected the deactivation of its partition."""
     hint = (
         f"The claim has ended. The driver retries until the deactivation succeeds or the node reboots. {rejection.hint}"
     )
     return AcceleratorError(rejection.message, hint=hint, code=rejection.code)
 
 
-def owed_after(record: ClaimRecord, rejection: AcceleratorError | None) -> FabricDebt | None:
-    """Return the deactivation that is owed after a claim has ended; None unless the fabric manager has rejected it."""
+def pending_deactivation(record: ClaimRecord, rejection: AcceleratorError | None) -> FabricDebt | None:
+    """Return the deactivation to retry after a claim has ended; None unless the fabric manager rejected it."""
     number = to_activate(record)
     if rejection is None or number is None:
         return None

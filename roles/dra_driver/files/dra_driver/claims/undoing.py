@@ -15,7 +15,7 @@ from ..core.model import NO_ANSWER, Device
 from ..logs import fields
 from .debts import Debt, FabricDebt, fabric_debts_in, incurred
 from .execute import Facts, Hands, Undone
-from .fabric import is_ours, owed_after, to_deactivate
+from .fabric import is_ours, pending_deactivation, to_deactivate
 from .ownership import Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
@@ -154,7 +154,7 @@ class Undoing:
     def _undo(self, record: ClaimRecord, take_back: Callable[[], Undone]) -> Undone:
         """Take back, and forget in one transaction, on one thread."""
         undone = take_back()
-        debt = owed_after(record, undone.rejection)
+        debt = pending_deactivation(record, undone.rejection)
         if debt is not None:
             LOG.warning("the %s is pending: %s", debt.describe(), undone.rejection, extra=fields(uid=record.uid))
         meta = {

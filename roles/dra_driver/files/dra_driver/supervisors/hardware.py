@@ -237,8 +237,8 @@ class HardwareWatch:
     async def _close(self) -> None:
         try:
             await self._thread(self._backend.close)
-        except AcceleratorError:
-            pass
+        except AcceleratorError as error:
+            LOG.debug("the library was closed with an error: %s", error, extra=fields(driver=self._driver))
         except Exception:
             LOG.exception("unexpected exception while the library was closed", extra=fields(driver=self._driver))
 
