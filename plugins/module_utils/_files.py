@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import base64
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ class Entry:
     owner: str = ""
     group: str = ""
     names: tuple[str, ...] = ()
+    hard_links: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Change:
-    """One path on the way from what is there to what is wanted; ``what`` names the properties that differ."""
+    """A path with its current and its desired entry. ``what`` names the properties that differ.
+
+    ``parents`` are directories that do not exist yet and are created for the entry, the outermost first.
+    """
 
     wanted: Wanted
     before: Entry
     what: tuple[str, ...]
+    parents: tuple[str, ...] = ()
 
     @property
     def rewrites(self) -> bool:
@@ -89,8 +96,70 @@ def look(path: str) -> Entry:
     if stat.S_ISDIR(found.st_mode):
         return Entry(kind=DIRECTORY, names=tuple(sorted(one.name for one in Path(path).iterdir())), **facts)
     if stat.S_ISREG(found.st_mode):
-        return Entry(kind=FILE, content=Path(path).read_bytes(), **facts)
+        return Entry(kind=FILE, content=Path(path).read_bytes(), hard_links=found.st_nlink, **facts)
     return Entry(kind=OTHER, **facts)
+
+
+def owner_of(wanted: Wanted) -> tuple[int, int]:
+    """Return the numbers of the desired user and group, -1 for one that is not changed. Raises FileSetError for an unknown name."""
+    return (
+        _number(pwd.getpwnam, wanted.path, "owner", wanted.owner),
+        _number(grp.getgrnam, wanted.path, "group", wanted.group),
+    )
+
+
+def with_known_owner(wanted: Wanted) -> Wanted:
+    """Return the desired entry with names of user and group in place of numbers, as ``look`` returns them. Raises FileSetError."""
+    user, group = owner_of(wanted)
+    return replace(
+        wanted,
+        owner=None if user == -1 else _name(pwd.getpwuid, user),
+        group=None if group == -1 else _name(grp.getgrgid, group),
+    )
+
+
+def _number(find: Any, path: str, what: str, name: str | None) -> int:
+    if name is None:
+        return -1
+    try:
+        return int(find(name)[2])
+    except KeyError as error:
+        if name.isdigit():
+            return int(name)
+        raise FileSetError(
+            f"{path} has the {what} {name!r}, which this node does not know",
+            hint=f"Create the {'user' if what == 'owner' else 'group'} first, or correct the name. Nothing was changed.",
+        ) from error
+
+
+def leftovers(path: str) -> tuple[str, ...]:
+    """Return the temporary files beside a path that killed processes left, by full paths."""
+    folder, name = os.path.split(path)
+    left = re.compile(rf"\.{re.escape(name)}\.(?:(?P<pid>\d+)(?:-\d+)?|[a-z0-9_]{{8}})\.tmp")
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208  names alone
+    except OSError:
+        return ()
+    found = ((each, left.fullmatch(each)) for each in names)
+    return tuple(f"{folder}/{each}" for each, match in found if match and not _is_running(match["pid"]))
+
+
+def _is_running(pid: str | None) -> bool:
+    return bool(pid) and int(pid or 0) != os.getpid() and Path(f"/proc/{pid}").exists()
+
+
+def with_parents(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Return the changes with the missing parent directories of each entry that is created."""
+    made: set[str] = set()
+    found = []
+    for change in changes:
+        parents: tuple[str, ...] = ()
+        if change.wanted.kind != ABSENT and change.before.kind == ABSENT:
+            above = (str(parent) for parent in reversed(Path(change.wanted.path).parents))
+            parents = tuple(parent for parent in above if parent not in made and not Path(parent).exists())
+            made |= {*parents, change.wanted.path}
+        found.append(replace(change, parents=parents))
+    return tuple(found)
 
 
 def _name(find: Any, number: int) -> str:
@@ -237,23 +306,47 @@ def differences(changes: Sequence[Change]) -> list[dict[str, str]]:
     return shown
 
 
-def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Return the entries that restore the previous state, in the form of the module's option. Entries that are secret are left out.
+def previous(changes: Sequence[Change]) -> tuple[Wanted, ...]:
+    """Return the entries that restore the state before the changes, last change first, so that a directory is emptied before it is removed.
 
-    The order is reversed, so that a directory is emptied before it is removed.
+    Other kinds of entries, such as sockets, cannot be created again and are left out.
     """
-    back: list[dict[str, Any]] = []
+    back: list[Wanted] = []
     for change in reversed(changes):
-        before = change.before
-        if change.wanted.secret:
-            continue
-        one: dict[str, Any] = {"path": change.wanted.path, "state": before.kind}
+        before, wanted = change.before, change.wanted
+        facts: dict[str, Any] = {}
         if before.kind == FILE:
-            one["content"] = before.content.decode("utf-8", "replace")
+            facts["content"] = before.content
         if before.kind == LINK:
-            one["target"] = before.target
+            facts["target"] = before.target
         if before.kind in (FILE, DIRECTORY):
-            one.update(mode=f"{before.mode:04o}", owner=before.owner, group=before.group)
+            facts.update(mode=before.mode, owner=before.owner, group=before.group)
         if before.kind != OTHER:
-            back.append(one)
+            back.append(Wanted(wanted.path, before.kind, secret=wanted.secret, **facts))
+        back += [Wanted(parent, ABSENT) for parent in reversed(change.parents)]
+    return tuple(back)
+
+
+def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Return the entries that restore the previous state, in the form of the module's option. Entries that are secret are left out."""
+    back: list[dict[str, Any]] = []
+    for entry in previous(changes):
+        if entry.secret:
+            continue
+        one: dict[str, Any] = {"path": entry.path, "state": entry.kind}
+        if entry.kind == FILE:
+            one.update(_encoded(entry.content or b""))
+        if entry.kind == LINK:
+            one["target"] = entry.target
+        if entry.kind in (FILE, DIRECTORY):
+            one.update(mode=f"{entry.mode:04o}", owner=entry.owner, group=entry.group)
+        back.append(one)
     return back
+
+
+def _encoded(content: bytes) -> dict[str, str]:
+    """Return the options for a content, in Base64 where it is not UTF-8."""
+    try:
+        return {"content": content.decode()}
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(content).decode(), "encoding": "base64"}

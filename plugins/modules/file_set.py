@@ -9,11 +9,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: file_set
 version_added: 0.1.0
-short_description: Files, folders and links of one purpose, written in one step
+short_description: Write a set of files, directories, and links in one step
 description:
-  - Brings a whole set of files, folders and symbolic links to what is wanted, and says which of them changed.
-  - Everything is looked at before anything is changed. A file is replaced whole, by another that was written aside, so that
-    a reader sees the old content or the new.
+  - Writes a set of files, directories, and symbolic links, and returns which of them changed.
+  - The module reads all entries before it changes the first. It replaces a file or a link with one rename, and syncs it, so that a
+    reader, and the node after a power cut, see the previous entry or the new one.
+  - If a change fails, the module restores the previous entry of each path. If that fails too, it names the paths, and RV(former) has
+    the entries that are still to be restored.
+  - Temporary files that killed runs left beside the entries are removed.
+  - The other hard links of a file keep its previous content, mode, and owner.
   - What is in the way is never removed unasked. A file where a folder is wanted is an error, and a folder is removed only
     when it is empty or when all that is in it is removed by entries before it.
 author:
@@ -55,6 +59,11 @@ options:
       content:
         description: The file's content. By default, the content is not changed.
         type: str
+      encoding:
+        description: The encoding of O(files[].content) and O(files[].secret_content). Use V(base64) for a content that is not UTF-8.
+        type: str
+        choices: [utf-8, base64]
+        default: utf-8
       secret_content:
         description: The same as O(files[].content) for secret content. Implies O(files[].secret=true).
         type: str
@@ -156,9 +165,11 @@ changed_paths:
   sample: [/etc/example/example.yaml]
 former:
   description:
-    - What O(files) has to be to bring back what was there before, in the order that this needs.
+    - The value of O(files) that restores the previous entries, in the order that this needs. Directories that were created for an entry
+      are removed if they are empty.
     - Secret entries are left out, and entries whose content holds a token, a private key, or a password.
-  returned: success
+    - If the module fails, only the entries that it could not restore.
+  returned: success, and failure of a change
   type: list
   elements: dict
   sample:
@@ -170,37 +181,42 @@ former:
       group: root
 """
 
-import contextlib
+import base64
+import binascii
 import os
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._file_writer import FileWriter
 from ansible_collections.dra.accelerators.plugins.module_utils._files import (
     ABSENT,
     DIRECTORY,
     FILE,
     LINK,
-    Change,
     FileSetError,
     Wanted,
     differences,
     empties,
     former,
     known_secrets,
+    leftovers,
     look,
     mark_secret,
     plan,
+    with_known_owner,
+    with_parents,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+
+UTF_8, BASE64 = "utf-8", "base64"
 
 ENTRY: dict[str, dict[str, Any]] = {
     "path": {"type": "path", "required": True},
     "state": {"type": "str", "choices": [FILE, DIRECTORY, LINK, ABSENT], "default": FILE},
     "content": {"type": "str"},
     "secret_content": {"type": "str", "no_log": True},
+    "encoding": {"type": "str", "choices": [UTF_8, BASE64], "default": UTF_8},
     "secret": {"type": "bool", "default": False},
     "target": {"type": "str"},
     "marker": {"type": "str", "default": ""},
@@ -208,7 +224,6 @@ ENTRY: dict[str, dict[str, Any]] = {
     "owner": {"type": "str"},
     "group": {"type": "str"},
 }
-NEW_MODE = {FILE: 0o644, DIRECTORY: 0o755}
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -240,7 +255,7 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
     return Wanted(
         path=os.path.normpath(entry["path"]),
         kind=entry["state"],
-        content=content.encode() if content is not None and entry["state"] == FILE else None,
+        content=content_of(entry["path"], content, entry["encoding"]) if entry["state"] == FILE else None,
         secret=entry["secret"] or entry["secret_content"] is not None,
         target=entry["target"] or "",
         mode=mode,
@@ -250,55 +265,27 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
     )
 
 
-def execute(module: AnsibleModule, change: Change) -> None:
-    """Take one change. Raises OSError."""
-    wanted, path = change.wanted, Path(change.wanted.path)
-    if wanted.kind == ABSENT:
-        path.rmdir() if change.before.kind == DIRECTORY else path.unlink()
-        return
-    if change.rewrites:
-        path.parent.mkdir(mode=NEW_MODE[DIRECTORY], parents=True, exist_ok=True)
-        if wanted.kind == DIRECTORY:
-            path.mkdir(mode=NEW_MODE[DIRECTORY])
-        elif wanted.kind == LINK:
-            replace_link(path, wanted.target)
-        else:
-            replace_file(module, path, change)
-    mode = wanted.mode
-    if mode is None and change.before.kind == ABSENT:
-        mode = NEW_MODE.get(wanted.kind)
-    attributes = {
-        "path": wanted.path,
-        "mode": None if wanted.kind == LINK else mode,
-        "owner": wanted.owner,
-        "group": wanted.group,
-        "secontext": [None, None, None],
-        "attributes": None,
-    }
-    module.set_fs_attributes_if_different(attributes, False)
+def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
+    """Return the bytes of a content. Raises FileSetError if they are not Base64 where this is expected."""
+    if content is None or encoding == UTF_8:
+        return None if content is None else content.encode()
+    try:
+        return base64.b64decode(content, validate=True)
+    except binascii.Error as error:
+        raise FileSetError(
+            f"The content of {path} is not Base64: {error}",
+            hint="Encode it, as the filter b64encode does, or set encoding to utf-8. Nothing was changed.",
+        ) from error
 
 
-def replace_link(path: Path, target: str) -> None:
-    """Make the link beside its place and rename it, so that there always is one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()
-    aside.symlink_to(target)
-    aside.replace(path)
-
-
-def replace_file(module: AnsibleModule, path: Path, change: Change) -> None:
-    """Write the content aside, closed to others, and have Ansible move it to its place."""
-    descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(change.wanted.content or b"")
-        if change.before.kind != FILE:
-            os.fchmod(file.fileno(), NEW_MODE[FILE] if change.wanted.mode is None else change.wanted.mode)
-        file.flush()
-        os.fsync(file.fileno())
-    if change.before.kind == LINK:
-        path.unlink()  # otherwise the move would follow it
-    module.atomic_move(aside, str(path), unsafe_writes=False)
+def known_owner(entry: Wanted, *, is_check: bool) -> Wanted:
+    """Return the entry with names of user and group. In check mode an earlier task can have left out creating them. Raises FileSetError."""
+    try:
+        return with_known_owner(entry)
+    except FileSetError:
+        if not is_check:
+            raise
+        return entry
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
@@ -306,20 +293,22 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
     The result and every message of the module are masked with the secret values of the set.
     """
-    wanted: Sequence[Wanted] = [wanted_of(entry) for entry in module.params["files"]]
+    entries = [known_owner(wanted_of(entry), is_check=module.check_mode) for entry in module.params["files"]]
+    # What killed runs have left can hold secrets. It is removed first, since it keeps directories from being empty.
+    left = [path for one in entries if one.kind != DIRECTORY for path in leftovers(one.path)]
+    wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *entries]
     present = empties(wanted, {one.path: look(one.path) for one in wanted})
     module.no_log_values.update(known_secrets(wanted, present))
-    wanted = mark_secret(wanted, present, module.no_log_values)
-    changes = plan(wanted, present)
+    wanted = list(mark_secret(wanted, present, module.no_log_values))
+    changes = with_parents(plan(wanted, present))
     if not module.check_mode:
-        for change in changes:
-            execute(module, change)
+        FileWriter(System(), lambda path: module.set_default_selinux_context(path, changed=False)).write(changes)
     changed = {change.wanted.path: list(change.what) for change in changes}
     return {
         "changed": bool(changes),
         "files": [
             {"path": one.path, "target": one.target, "changed": one.path in changed, "what": changed.get(one.path, [])}
-            for one in wanted
+            for one in wanted[len(wanted) - len(entries) :]
         ],
         "changed_paths": list(changed),
         "former": former(changes),

@@ -63,10 +63,14 @@ def _make_temporary(folder: str, name: str) -> tuple[int, str]:
             return os.open(path, _NEW, 0o600), path
 
 
-def _copy_attributes(path: str, descriptor: int) -> None:
-    """Give an open file the owner, extended attributes (SELinux label, ACL), and mode of another file. Raises OSError."""
+def _copy_attributes(path: str, descriptor: int, owner: tuple[int, int]) -> int:
+    """Copy the extended attributes (SELinux label, ACL) of a file to an open file, and its user and group where ``owner`` has -1.
+
+    Returns the mode of the file. Raises OSError.
+    """
     status = os.stat(path)  # noqa: PTH116
-    os.fchown(descriptor, status.st_uid, status.st_gid)
+    # Before the attributes: a change of the owner deletes security.capability.
+    os.fchown(descriptor, status.st_uid if owner[0] == -1 else owner[0], status.st_gid if owner[1] == -1 else owner[1])
     try:
         names = os.listxattr(path)
     except OSError as error:
@@ -76,7 +80,7 @@ def _copy_attributes(path: str, descriptor: int) -> None:
     for name in names:
         if name not in _SIGNATURES:
             os.setxattr(descriptor, name, os.getxattr(path, name))
-    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+    return stat.S_IMODE(status.st_mode)
 
 
 def _write_whole(descriptor: int, data: bytes) -> None:
@@ -274,11 +278,12 @@ class System:
         self,
         path: str,
         data: bytes,
-        mode: int = 0o644,
+        mode: int | None = None,
         directory_mode: int = 0o755,
         durable: bool = True,
         *,
         like: str = "",
+        owner: tuple[int, int] = (-1, -1),
         scratch: str = "",
     ) -> None:
         """Write a file so that a reader sees the old content or the new, never a part, if ``durable`` also after a power cut.
@@ -286,7 +291,8 @@ class System:
         The temporary file lies in the same folder and ends in neither .json nor .yaml, because container runtimes
         read every such file there. It is in ``scratch`` instead, if given: a directory on the same file system, for directories of which a program
         reads every file. Missing folders are made with ``directory_mode``. The file gets the owner, the extended attributes, and the mode of
-        the file ``like``, if given.
+        the file ``like``, if given. ``mode`` (default: that of ``like``, or 0644) and the numbers of user and group in ``owner`` other than -1
+        take precedence.
         """
         target = self._where(path)
         folder, name = os.path.split(target)
@@ -294,15 +300,20 @@ class System:
         try:
             descriptor, temporary = _make_temporary(place, name)
         except FileNotFoundError:
+            missing = [parent for parent in (Path(place), *Path(place).parents) if not parent.exists()]
             Path(place).mkdir(mode=directory_mode, parents=True, exist_ok=True)
+            for parent in missing if durable else ():
+                self._sync_directory(str(parent.parent))
             descriptor, temporary = _make_temporary(place, name)
         try:
             try:
                 _write_whole(descriptor, data)
+                given = 0o644
                 if like:
-                    _copy_attributes(self._where(like), descriptor)
-                else:
-                    os.fchmod(descriptor, mode)
+                    given = _copy_attributes(self._where(like), descriptor, owner)
+                elif owner != (-1, -1):
+                    os.fchown(descriptor, *owner)
+                os.fchmod(descriptor, given if mode is None else mode)
                 if durable:
                     os.fsync(descriptor)
             finally:
@@ -390,6 +401,14 @@ class System:
     def boot_id(self) -> str:
         """Return the kernel's identity of this boot."""
         return self.read_text("/proc/sys/kernel/random/boot_id").strip()
+
+    def sync(self, path: str) -> None:
+        """Write the content and the attributes of a file or directory to the disk. Raises OSError."""
+        descriptor = os.open(self._where(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     @staticmethod
     def _sync_directory(path: str) -> None:

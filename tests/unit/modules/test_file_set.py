@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 Run = Callable[..., dict[str, Any]]
 
@@ -188,3 +192,150 @@ def test_failure_message_has_no_secret(write: Run, tmp_path: Path) -> None:
     result = write(entry, {"path": str(tmp_path / TOKEN), "content": "x"})
     assert result["failed"] and "is a directory" in result["msg"]
     assert TOKEN not in result["msg"]
+
+
+def tree(folder: Path) -> dict[str, tuple[int, str | bytes]]:
+    """Return mode and content (of a link: its target) of all entries below a directory."""
+
+    def content(path: Path) -> str | bytes:
+        if path.is_symlink():
+            return str(path.readlink())
+        return path.read_bytes() if path.is_file() else ""
+
+    return {str(path.relative_to(folder)): (path.lstat().st_mode & 0o7777, content(path)) for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory on a file system that has no space for a large file."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_file_set_full_disk_restores_all_entries(write: Run, full: Path) -> None:
+    (full / "settings").write_text("old\n")
+    (full / "token").write_text(KUBECONFIG)
+    (full / "token").chmod(0o640)
+    (full / "current").symlink_to("releases/1")
+    before = tree(full)
+    result = write(
+        {"path": str(full / "new/settings"), "content": "x"},
+        {"path": str(full / "settings"), "content": "new\n", "mode": "0600"},
+        {"path": str(full / "token"), "secret_content": KUBECONFIG.replace("n1", "n2"), "mode": "0600"},
+        {"path": str(full / "current"), "state": "link", "target": "releases/2"},
+        {"path": str(full / "other/large"), "content": "x" * 100_000},
+    )
+    assert result["failed"] and "other/large: No space left on device" in result["msg"]
+    assert "Every path has its previous entry again" in result["msg"]
+    assert (tree(full), result["changed"], result["former"]) == (before, False, [])
+
+
+def test_file_set_restoration_fails_returns_former(write: Run, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (full / "settings").write_text("old\n")
+    (full / "kept").write_text("old\n")
+    real = System.write_atomic
+
+    def fill_after(system: System, path: str, *arguments: Any, **options: Any) -> None:
+        real(system, path, *arguments, **options)
+        if path == str(full / "settings"):
+            with contextlib.suppress(OSError):
+                (full / "filling").write_bytes(b"x" * 100_000)
+
+    monkeypatch.setattr(System, "write_atomic", fill_after)
+    result = write(
+        {"path": str(full / "settings"), "content": "new\n"}, {"path": str(full / "kept"), "content": "new\n" * 1000}
+    )
+    assert result["failed"] and result["changed"] and "could not be restored" in result["msg"]
+    assert [(one["path"], one["content"]) for one in result["former"]] == [(str(full / "settings"), "old\n")]
+    monkeypatch.undo()
+    (full / "filling").unlink()
+    write(*result["former"])
+    assert tree(full) == dict.fromkeys(("settings", "kept"), (420, b"old\n"))
+
+
+def test_file_set_removes_leftovers_of_killed_runs(write: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    names = [".token.a1b2c3d4.tmp", ".token.4194305-3.tmp", ".gone.4194305.tmp"]
+    for name in names:
+        (folder / name).write_text(KUBECONFIG)
+    kept = [f".token.{os.getppid()}-0.tmp", ".token.new.tmp", ".other.a1b2c3d4.tmp"]
+    for name in kept:
+        (folder / name).write_text("of others")
+    files = [{"path": str(folder / "token"), "content": "x"}, {"path": str(folder / "gone"), "state": "absent"}]
+    told = write(*files, check=True)
+    done = write(*files)
+    assert set(done["changed_paths"]) == {str(folder / name) for name in (*names, "token")}
+    assert told["changed_paths"] == done["changed_paths"] and TOKEN not in json.dumps(done)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, "token"])
+    assert not write(*files)["changed"]
+
+
+def test_file_set_replaces_link_by_file_without_a_gap(
+    write: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings"
+    path.symlink_to("elsewhere")
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: pytest.fail("the link was removed before the file was there"))
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: pytest.fail("the link was removed before the file was there"))
+    assert write({"path": str(path), "content": "x"})["changed_paths"] == [str(path)]
+    assert path.read_text() == "x" and not path.is_symlink()
+
+
+def test_former_of_other_bytes_restores_them(write: Run, tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_bytes(b"name=\xe9\x00\n")
+    (back,) = write({"path": str(path), "content": "name=e\n"})["former"]
+    assert back["encoding"] == "base64"
+    write(back)
+    assert path.read_bytes() == b"name=\xe9\x00\n"
+    refused = write({"path": str(path), "content": "no base64!", "encoding": "base64"})
+    assert refused["failed"] and f"The content of {path} is not Base64" in refused["msg"]
+
+
+@pytest.mark.parametrize("change", [{"content": "new\n", "mode": "0600"}, {"mode": "0600"}, {"state": "absent"}])
+def test_file_set_leaves_other_hard_links(write: Run, tmp_path: Path, change: dict[str, Any]) -> None:
+    path, backup = tmp_path / "settings", tmp_path / "backup"
+    path.write_text("old\n")
+    path.chmod(0o644)
+    backup.hardlink_to(path)
+    result = write({"path": str(path), **change})
+    assert result["changed"] and not write({"path": str(path), **change})["changed"]
+    assert (backup.read_text(), backup.stat().st_mode & 0o7777) == ("old\n", 0o644)
+    assert not path.exists() or path.stat().st_mode & 0o7777 == 0o600
+    write(*result["former"])
+    assert (path.read_text(), path.stat().st_mode & 0o7777) == ("old\n", 0o644)
+
+
+def test_former_removes_created_directories(write: Run, tmp_path: Path) -> None:
+    files = [
+        {"path": str(tmp_path / "one/two/three"), "content": "x"},
+        {"path": str(tmp_path / "one/b"), "content": "x"},
+    ]
+    back = write(*files)["former"]
+    write(*back)
+    assert not list(tmp_path.iterdir())
+    back = write(*files)["former"]
+    (tmp_path / "one/two/theirs").touch()
+    write(*back)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["one", "one/two", "one/two/theirs"]
+
+
+def test_file_set_unknown_owner_changes_nothing(write: Run, tmp_path: Path) -> None:
+    files = [
+        {"path": str(tmp_path / "one"), "content": "x"},
+        {"path": str(tmp_path / "two"), "content": "x", "owner": "nobody-of-that-name"},
+    ]
+    assert write(*files, check=True)["changed"]
+    result = write(*files)
+    assert result["failed"] and "has the owner 'nobody-of-that-name'" in result["msg"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_file_set_owner_by_number_is_idempotent(write: Run, tmp_path: Path) -> None:
+    entry = {"path": str(tmp_path / "one"), "content": "x", "owner": "0", "group": "4711"}
+    assert write(entry)["changed"] and not write(entry)["changed"]
+    assert (tmp_path / "one").stat().st_gid == 4711

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Writes the changes of a set of files, and restores the previous entries when one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._files import (
+    ABSENT,
+    DIRECTORY,
+    FILE,
+    LINK,
+    OTHER,
+    Change,
+    FileSetError,
+    Wanted,
+    former,
+    look,
+    owner_of,
+    plan,
+    previous,
+)
+from .core.system import System
+
+NEW_MODE = {FILE: 0o644, DIRECTORY: 0o755}
+
+
+class Unfinished(FileSetError):
+    """A change failed. ``left`` are the changes, the failed one included, whose previous entries could not be restored."""
+
+    default_code = "os-error"
+
+    def __init__(self, message: str, left: Sequence[Change]) -> None:
+        super().__init__(message)
+        self.left = tuple(left)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the entries that restore the previous state, as far as they are not secret."""
+        return {**super().to_dict(), "changed": bool(self.left), "former": former(self.left)}
+
+
+class FileWriter:
+    """Writes entries so that a reader, a killed run, and a power cut see the previous entry or the new one, never a part.
+
+    ``label`` gives a new entry its default SELinux context.
+    """
+
+    def __init__(self, system: System, label: Callable[[str], object]) -> None:
+        self.system = system
+        self.label = label
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make all changes or none. Raises Unfinished."""
+        for number, change in enumerate(changes):
+            try:
+                self.make(change)
+            except BaseException as error:
+                left, problems = self._restore(changes[: number + 1])
+                if not isinstance(error, (OSError, FileSetError)):
+                    raise
+                state = (
+                    f"These paths could not be restored: {'; '.join(problems)}"
+                    if problems
+                    else "Every path has its previous entry again"
+                )
+                raise Unfinished(f"Cannot change {change.wanted.path}: {_text(error)}. {state}.", left) from error
+
+    def _restore(self, changes: Sequence[Change]) -> tuple[list[Change], list[str]]:
+        """Restore the entries before the changes; return the changes for which that failed, and why."""
+        left: list[Change] = []
+        problems: list[str] = []
+        for change in reversed(changes):
+            try:
+                if change.before.kind == OTHER and look(change.wanted.path).kind != OTHER:
+                    raise FileSetError("A special file cannot be created again")
+                for entry in previous([change]):
+                    for undo in plan([entry], {entry.path: look(entry.path)}):
+                        self.make(undo)
+            except (OSError, FileSetError) as error:
+                left.insert(0, change)
+                problems.append(f"{change.wanted.path} ({_text(error)})")
+        return left, problems
+
+    def make(self, change: Change) -> None:
+        """Make one change and sync it. Raises OSError, FileSetError."""
+        wanted, path = change.wanted, change.wanted.path
+        for parent in change.parents:
+            self._make_directory(parent, NEW_MODE[DIRECTORY], (-1, -1))
+        if wanted.kind == ABSENT:
+            if change.before.kind == DIRECTORY:
+                Path(path).rmdir()
+            else:
+                Path(path).unlink()
+        elif wanted.kind == LINK:
+            self._make_link(path, change)
+        elif wanted.kind == DIRECTORY and change.rewrites:
+            self._make_directory(path, NEW_MODE[DIRECTORY] if wanted.mode is None else wanted.mode, owner_of(wanted))
+            return
+        elif change.rewrites or (wanted.kind == FILE and change.before.hard_links > 1):
+            self._make_file(path, change)
+            return
+        else:
+            self._set_attributes(path, wanted)
+            return
+        self.system.sync(os.path.dirname(path))  # noqa: PTH120  a text
+
+    def _make_file(self, path: str, change: Change) -> None:
+        """Replace a file whole. Other hard links of the previous file keep its content and its attributes."""
+        wanted, before = change.wanted, change.before
+        content = before.content if wanted.content is None else wanted.content
+        like = path if before.kind == FILE else ""
+        self.system.write_atomic(path, content, wanted.mode, like=like, owner=owner_of(wanted))
+        if not like:
+            self.label(path)
+
+    def _make_link(self, path: str, change: Change) -> None:
+        """Create the link under another name and rename it, so that there always is an entry."""
+        folder, name = os.path.split(path)
+        temporary = f"{folder}/.{name}.{os.getpid()}.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        try:
+            Path(temporary).symlink_to(change.wanted.target)
+            os.lchown(temporary, *owner_of(change.wanted))
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        if change.before.kind != LINK:
+            self.label(path)
+
+    def _make_directory(self, path: str, mode: int, owner: tuple[int, int]) -> None:
+        """Create a directory, closed until it has its owner and mode."""
+        Path(path).mkdir(mode=0o700)
+        os.chown(path, *owner)
+        Path(path).chmod(mode)
+        self.label(path)
+        self.system.sync(path)
+        self.system.sync(os.path.dirname(path))  # noqa: PTH120  a text
+
+    def _set_attributes(self, path: str, wanted: Wanted) -> None:
+        """Change owner and mode in place. The mode is set last: a change of the owner deletes the set-user-ID bit."""
+        mode = Path(path).lstat().st_mode & 0o7777 if wanted.mode is None else wanted.mode
+        os.chown(path, *owner_of(wanted), follow_symlinks=False)
+        Path(path).chmod(mode)
+        self.system.sync(path)
+
+
+def _text(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
