@@ -13,6 +13,9 @@ from .debts import Debt, debts_in, void_debts
 from .records import ClaimRecord
 from .store import Store
 
+# In the store's meta table, followed by the claim's UID: the driver restores the claim's devices in the boot that is the value.
+RESTORING_KEY = "restoring:"
+
 
 class Observation:
     """Collects what is the driver's own while somebody looks at the hardware."""
@@ -37,7 +40,8 @@ class Observation:
 
     def _note_all(self) -> None:
         for record in self._ownership.records:
-            self.note(record)
+            if not self._ownership.went_with_the_boot(record):
+                self.note(record)
         for debt in self._ownership.debts:
             self._add(debt.device_uuid, debt.partition)
 
@@ -66,6 +70,15 @@ class Ownership:
     def debts(self) -> tuple[Debt, ...]:
         """The partitions that are to be destroyed when their devices answer again."""
         return debts_in(self._store.meta, self._boot_id)
+
+    def went_with_the_boot(self, record: ClaimRecord) -> bool:
+        """Return whether the partitions of a claim were created in a former boot, and not again in this one.
+
+        They do not exist any more. A partition at the place of one of them belongs to the layout or to an administrator.
+        """
+        if self._boot_id is None:
+            return False
+        return self._boot_id not in (record.boot_id, self._store.meta.get(f"{RESTORING_KEY}{record.uid}"))
 
     def voided(self) -> dict[str, None]:
         """Return the debts that went with a former boot, as changes of the meta table."""

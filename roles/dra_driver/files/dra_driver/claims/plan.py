@@ -380,11 +380,15 @@ def plan_restore(
     devices: Mapping[str, Device],
     dynamic: Collection[str],
     choose_id: ChooseId = lambda _device, _placement, _taken: None,
+    *,
+    gone: bool = False,
 ) -> PreparePlan:
     """Decide how to make a prepared claim's devices exist again after a reboot or an accident.
 
     Returned is the record as it will be written, with the partitions that are there now and those to be made. Devices
-    with a partition_uuid exist; those that are ``created`` and have none are to be made. Raises ClaimError or InUse.
+    with a partition_uuid exist; those that are ``created`` and have none are to be made. ``gone`` says that the partitions were
+    created in a former boot and do not exist any more: the claim uses a partition that it finds at the place of one of them, and
+    unpreparing the claim does not destroy that partition. Raises ClaimError or InUse.
     """
     settled: list[DeviceRecord] = []
     modes: dict[str, ModeChange] = {}
@@ -400,9 +404,12 @@ def plan_restore(
         device = devices[held.device_uuid]
         existing = partition_of(device, held) if held.kind == PARTITION else None
         if existing is not None and existing.uuid:
-            settled.append(replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id))
+            created = held.created and not gone
+            settled.append(
+                replace(held, partition_uuid=existing.uuid, instance_id=existing.instance_id, created=created)
+            )
             continue
-        if existing is not None and held.created:
+        if existing is not None and held.created and not gone:
             # Killed while it was being made: it has no handle and never will have.
             remains.append(destruction(held.device_uuid, existing))
             left = tuple(partition for partition in device.partitions if partition is not existing)
@@ -434,9 +441,11 @@ def plan_restore(
 
 
 def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
-    """Return a prepared claim's record with the planned changes: IDs of partitions, and the fabric partition."""
+    """Return a prepared claim's record with the planned changes: IDs of partitions, partitions of the layout, and the fabric partition."""
     devices = []
     for held, entry in zip(record.devices, planned.devices):
+        if held.created and not entry.created:
+            held = entry
         if entry.created and entry.partition_uuid is None and entry.instance_id is not None:
             held = replace(held, instance_id=entry.instance_id)
         if entry.fabric != held.fabric:
@@ -451,19 +460,26 @@ def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
 
 
 def plan_undo(
-    record: ClaimRecord, devices: Mapping[str, Device], meta: Mapping[str, str], faulty: Collection[str] = ()
+    record: ClaimRecord,
+    devices: Mapping[str, Device],
+    meta: Mapping[str, str],
+    faulty: Collection[str] = (),
+    *,
+    gone: bool = False,
 ) -> UndoPlan:
-    """Decide how to take back a claim from what is stored of it.
+    """Decide how to undo a claim according to its record.
 
-    Only partitions that the record says the driver made are destroyed, wherever they are now; a partition that is not
-    there needs nothing, and one with another id than the driver chose is somebody else's. Where the driver had switched
-    partitioning on and nothing else remains, it goes off again. What cannot be looked at, because its device is one of the ``faulty``, is owed.
+    Only partitions that the driver created by the record are destroyed. A partition that does not exist needs nothing, and one with
+    another ID than the driver chose has another owner. ``gone`` says that the driver created them in a former boot: they do not exist
+    any more, and a partition at the same place has another owner. If the driver had switched partitioning on and no other partition
+    remains, the plan switches it off. On a ``faulty`` device the destruction stays as a pending cleanup.
     """
     destructions: list[Destruction] = []
     doomed: set[tuple[str, int]] = set()
-    for held in record.devices:
+    made = () if gone else tuple(held for held in record.devices if held.created)
+    for held in made:
         device = devices.get(held.device_uuid)
-        existing = partition_of(device, held) if device is not None and held.created else None
+        existing = partition_of(device, held) if device is not None else None
         if existing is not None:
             doomed.add((held.device_uuid, existing.instance_id))
             destructions.append(destruction(held.device_uuid, existing))
@@ -474,8 +490,8 @@ def plan_undo(
     ]
     debts = [
         Debt(held.device_uuid, held.key, held.instance_id)
-        for held in record.devices
-        if held.created and held.key is not None and held.device_uuid in faulty
+        for held in made
+        if held.key is not None and held.device_uuid in faulty
     ]
     returns = tuple((held.device_uuid, held.handover) for held in record.devices if held.handover is not None)
     return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts), returns=returns)

@@ -37,7 +37,7 @@ from .fabric import still_pending, to_activate
 from .guard import DeviceGuard
 from .insisting import Insisting
 from .locks import NamedLocks
-from .ownership import Ownership
+from .ownership import RESTORING_KEY, Ownership
 from .plan import (
     Inventory,
     PreparePlan,
@@ -55,7 +55,7 @@ from .store import Store
 from .store_tables import Change
 from .threads import on_thread
 from .turns import Turns
-from .undoing import RESTORING_KEY, Undoing
+from .undoing import Undoing
 from .upkeep import Upkeep
 from .visit import Visit
 
@@ -397,7 +397,13 @@ class ClaimService:
         with watch.stage("restore"):
             found = await self.thread(self.hands.facts, record.device_uuids)
             refuse_faulty(record.reference, record.device_uuids, found.faults)
-            plan = plan_restore(record, found.devices, self._inventory().dynamic, self.hands.backend.choose_id)
+            plan = plan_restore(
+                record,
+                found.devices,
+                self._inventory().dynamic,
+                self.hands.backend.choose_id,
+                gone=self.undoing.went_with_the_boot(record),
+            )
             plan, notes = await self.completion.complete(replace(plan, pod_claim=pod_claim), found.devices)
             restoring = f"{RESTORING_KEY}{record.uid}"
             intended = with_chosen_ids(record, plan.record)

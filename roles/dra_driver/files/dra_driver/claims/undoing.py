@@ -16,7 +16,7 @@ from ..logs import fields
 from .debts import Debt, FabricDebt, fabric_debts_in, incurred
 from .execute import Facts, Hands, Undone
 from .fabric import is_ours, pending_deactivation, to_deactivate
-from .ownership import Ownership
+from .ownership import RESTORING_KEY, Ownership
 from .plan import PARTITIONING_KEY, plan_payment, plan_undo
 from .records import ClaimRecord
 from .settings import Restoration, owed, restorations, still_owed
@@ -24,10 +24,6 @@ from .store import Store
 from .store_tables import Change
 
 LOG = logging.getLogger(__name__)
-
-# In the store's meta table, with the claim's UID behind it: what a claim had is being made again in the boot that is the
-# value.
-RESTORING_KEY = "restoring:"
 
 # Runs blocking work on a thread.
 Thread = Callable[..., Awaitable[Any]]
@@ -85,10 +81,8 @@ class Undoing:
         )
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
-        """Whether what was made for a claim cannot exist any more: it was made in a former boot, and not again in this."""
-        if self.hands.backend.partitions_outlive_boot:
-            return False
-        return self.boot_id not in (record.boot_id, self.store.meta.get(f"{RESTORING_KEY}{record.uid}"))
+        """Return whether the partitions and settings of a claim are of a former boot, and were not restored in this one."""
+        return self.ownership.went_with_the_boot(record)
 
     def cleared(self, keys: Iterable[str]) -> dict[str, None]:
         """Return the removal of those keys that are there, as changes of the meta table."""
@@ -212,7 +206,7 @@ class Undoing:
             # Neither the fabric nor sysfs needs the vendor's driver, which may be unloaded.
             LOG.warning("claim is undone without the vendor's library: %s", error, extra=fields(uid=record.uid))
             found = Facts({}, dict.fromkeys(record.device_uuids, str(error)))
-        plan = plan_undo(record, found.devices, meta, () if gone else tuple(found.faults))
+        plan = plan_undo(record, found.devices, meta, tuple(found.faults), gone=gone)
         reachable = tuple(each for each in settings if each.device_uuid in found.devices)
         others = [other for other in self.store.claims.values() if not self.went_with_the_boot(other)]
         partition = None if gone else to_deactivate(record, others)
