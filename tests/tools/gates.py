@@ -11,6 +11,7 @@ from steps import ROOT, Step, cache, tree
 
 CHECKS = {
     "links": "every link inside README and docs leads somewhere",
+    "playbook_rules": "an extra variable cannot replace a value that a playbook passes",
     "role_arguments": "defaults, argument specs and README of each role name the same variables",
     "role_readmes": "the generated part of each role's README is what its argument specs say; `--write` makes it so",
     "security_rules": "no line has one of the classes of vulnerabilities that ruff's S rules do not find",
@@ -100,6 +101,7 @@ def python_gates(links: Path) -> list[Step]:
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("action/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("filter/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("inventory/*.py")),
+                *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("lookup/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins").glob("test/*.py")),
                 *sorted((links / "ansible_collections/dra/accelerators/plugins/modules").glob("*.py")),
             ],

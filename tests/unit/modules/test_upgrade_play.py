@@ -39,7 +39,7 @@ ROLE = """
         quiet: true
         fail_msg: it does not load
     - ansible.builtin.debug:
-        msg: "exchanged ROLE on {{ inventory_hostname }}, drain {{ ROLE_drain }}, {{ ROLE_drain_timeout }}"
+        msg: "exchanged ROLE on {{ inventory_hostname }}, drain {{ __ROLE_drain.consent }}, {{ __ROLE_drain.timeout }}"
 """
 
 
@@ -210,6 +210,19 @@ def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Pa
     assert status != 0 and "ascend_driver_reboot says nothing" in said and exchanged(said) == [], said
     status, said = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
     assert status == 0 and exchanged(said) == ["a", "b", "c"], said
+
+
+@pytest.mark.parametrize(
+    ("role", "upgrade_evict", "expected"),
+    [(True, None, "False"), (False, True, "False"), (True, True, "True"), ("", True, "True")],
+)
+def test_upgrade_evicts_where_the_fleet_file_and_the_upgrade_allow_it(
+    role: bool | str, upgrade_evict: bool | None, expected: str, collection: Path, cluster: Cluster
+) -> None:
+    """Extra variables have precedence over what the playbook passes, and consent is the narrower of both."""
+    options = {} if upgrade_evict is None else {"accelerator_upgrade_evict": upgrade_evict}
+    status, said = upgrade(collection, cluster, nvidia_driver_drain=role, **options)
+    assert status == 0 and said.count(f"drain {expected}, 900") == len(NODES), said
 
 
 def test_a_fleet_file_that_opens_no_door_is_refused(collection: Path, cluster: Cluster) -> None:

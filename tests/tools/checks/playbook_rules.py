@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Rules for plays and tasks of playbooks and roles that ansible-lint does not have.
+
+A value that a playbook passes to a role or to another playbook has a name that begins with two underscores, or the playbook refuses an extra
+variable of that name: extra variables have precedence over passed values. Values that roles pass to each other are in ``SET_BY_ROLES``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from files import ROOT, close
+
+PLUGIN = ROOT / "plugins/lookup/reserved_variables.py"
+INCLUDES = ("ansible.builtin.include_role", "ansible.builtin.import_role", "ansible.builtin.import_playbook")
+BLOCKS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
+
+Json = dict[str, Any]
+
+
+def tasks_of(items: Any) -> Iterator[Json]:
+    """Yield plays, blocks, and tasks of a document, outer ones first."""
+    for item in items or ():
+        yield item
+        for key in BLOCKS:
+            yield from tasks_of(item.get(key))
+
+
+def set_by_roles(plugin: Path = PLUGIN) -> set[str]:
+    """Return the names in ``SET_BY_ROLES`` of the lookup plugin."""
+    for node in ast.parse(plugin.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SET_BY_ROLES":
+            return {str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return set()
+
+
+def passed_variables(document: Any) -> dict[str, str]:
+    """Return the variables that a document passes to roles and playbooks, each with the name of its task."""
+    return {
+        name: str(task.get("name"))
+        for task in tasks_of(document)
+        if any(key in task for key in INCLUDES)
+        for name in task.get("vars") or ()
+        if not name.startswith(("__", "ansible_"))
+    }
+
+
+def reserved_variables(document: Any) -> set[str]:
+    """Return the names that the plays of a playbook refuse as extra variables."""
+    return {name for play in document for name in (play.get("vars") or {}).get("accelerator_reserved", ())}
+
+
+def extra_variable_problems(documents: Mapping[Path, Any], by_roles: set[str]) -> list[str]:
+    """Return the passed values that an extra variable could replace, and the refused names that nothing passes."""
+    problems: list[str] = []
+    roles_pass: dict[str, str] = {}
+    for path, document in documents.items():
+        if path.parts[0] == "roles":
+            roles_pass |= {name: f"{path}: {task!r}" for name, task in passed_variables(document).items()}
+        if path.parent.name != "playbooks":
+            continue
+        passed = passed_variables(document)
+        for task in tasks_of(document):
+            passed |= passed_variables(documents.get(path.parent / str(task.get("ansible.builtin.include_tasks")), ()))
+        reserved = reserved_variables(document)
+        problems += [
+            f"{path}: {passed[name]!r} passes {name}. Begin the name with two underscores, or add it to accelerator_reserved."
+            for name in sorted(passed.keys() - reserved)
+        ]
+        problems += [
+            f"{path}: accelerator_reserved has {name}, which the playbook does not pass. Remove it."
+            for name in sorted(reserved - passed.keys())
+        ]
+    problems += [
+        f"{roles_pass[name]} passes {name}. Begin the name with two underscores, or add it to SET_BY_ROLES of {PLUGIN.name}."
+        for name in sorted(roles_pass.keys() - by_roles)
+    ]
+    return problems + [
+        f"{PLUGIN.name}: no role passes {name}. Remove it." for name in sorted(by_roles - roles_pass.keys())
+    ]
+
+
+def main() -> int:
+    """Check every playbook and every file of tasks, and return the exit status."""
+    paths = sorted(
+        [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("roles/*/handlers/*.yml")]
+    )
+    documents = {path.relative_to(ROOT): yaml.safe_load(path.read_text(encoding="utf-8")) or [] for path in paths}
+    problems = extra_variable_problems(documents, set_by_roles())
+    return close(problems, len(documents), "files")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

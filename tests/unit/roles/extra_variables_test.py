@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Extra variables (-e) do not replace values that the playbooks pass to roles and to imported playbooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+HOSTS = {
+    "accelerator_nodes": {"hosts": {"a": {}, "b": {}, "c": {}}},
+    "accelerator_controllers": {"hosts": {"control": {}}},
+}
+LAYOUT = [{"match": {}, "mode": "whole"}]
+OTHER = [{"match": {}, "mode": "dynamic"}]
+
+
+def run(folder: Path, playbook: Path, extra: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a playbook over local hosts with extra variables from a file."""
+    hosts = {
+        group: {"hosts": {name: {"ansible_connection": "local"} for name in each["hosts"]}}
+        for group, each in HOSTS.items()
+    }
+    (folder / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    (folder / "fleet.yml").write_text(yaml.safe_dump(extra), encoding="utf-8")
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
+    environment |= {"ANSIBLE_REMOTE_TEMP": str(folder / "remote"), "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    program = Path(sys.executable).with_name("ansible-playbook")
+    return subprocess.run(
+        [program, "-i", folder / "hosts.yml", playbook, "-e", f"@{folder / 'fleet.yml'}", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def passed_variables(value: Any) -> dict[str, Any]:
+    """Return the variables that tasks of a playbook pass to roles and to other playbooks."""
+    found: dict[str, Any] = {}
+    if isinstance(value, list):
+        for each in value:
+            found |= passed_variables(each)
+    elif isinstance(value, dict):
+        if {"ansible.builtin.include_role", "ansible.builtin.import_playbook"} & value.keys():
+            found |= value.get("vars", {})
+        for each in value.values():
+            found |= passed_variables(each)
+    return found
+
+
+def passed() -> list[tuple[str, str]]:
+    """Return each playbook with each variable that it passes."""
+    return [
+        (path.name, name)
+        for path in sorted((ROOT / "playbooks").glob("*.yml"))
+        for name in sorted(passed_variables(yaml.safe_load(path.read_text("utf-8"))))
+    ]
+
+
+@pytest.mark.parametrize("playbook", sorted({playbook for playbook, _name in passed()}))
+def test_playbook_with_extra_variables_that_it_passes_fails_first(playbook: str, tmp_path: Path) -> None:
+    names = [name for each, name in passed() if each == playbook]
+    done = run(tmp_path, ROOT / "playbooks" / playbook, dict.fromkeys(names, "other"))
+    assert done.returncode != 0, done.stdout + done.stderr
+    for name in names:
+        assert f"{name} is an extra variable (-e), but this playbook sets it." in done.stdout, done.stdout
+    ran = [line for line in done.stdout.splitlines() if line.startswith("TASK ")]
+    assert {line.split(" *")[0] for line in ran} == {"TASK [Refuse extra variables that this playbook sets itself]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("dra_driver_layout", "Remove it and set accelerator_layouts."),
+        ("machine_restart_consent", "Remove it."),
+        ("__dra_driver_node", "Remove it."),
+        ("__of_others", ""),
+        ("accelerator_go_on", ""),
+    ],
+)
+def test_reserved_variables_name_the_variable_to_set(name: str, refused: str, tmp_path: Path) -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
+    play = {**plays[0], "tasks": plays[0]["tasks"][:1]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = run(tmp_path, tmp_path / "play.yml", {name: True})
+    assert (done.returncode != 0) == bool(refused), done.stdout + done.stderr
+    assert refused in done.stdout and (name in done.stdout) == bool(refused)
+
+
+def test_fleet_file_of_the_examples_is_not_refused(tmp_path: Path) -> None:
+    keys = [
+        line.lstrip("# ").partition(":")[0]
+        for line in (ROOT / "examples/fleet.yml").read_text("utf-8").splitlines()
+        if line.lstrip("# ").partition(":")[0].isidentifier() and ":" in line
+    ]
+    names = {key for key in keys if "_" in key}
+    reserved = set()
+    for path in (ROOT / "playbooks").glob("*.yml"):
+        for play in yaml.safe_load(path.read_text("utf-8")):
+            reserved |= set((play.get("vars") or {}).get("accelerator_reserved", {}))
+    assert len(names) > 30 and not names & reserved
+
+
+@pytest.mark.parametrize("playbook", ["driver_form.yml", "device_plugin_migration.yml"])
+def test_serial_of_an_importing_playbook_wins_over_that_of_the_fleet_file(playbook: str, tmp_path: Path) -> None:
+    """One node at a time by default, whatever the fleet file says of the site playbook."""
+    plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text("utf-8"))
+    (imported,) = (play for play in plays if "ansible.builtin.import_playbook" in play)
+    imported.pop("when", None)
+    site = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
+    (prepare,) = (play for play in site if "serial" in play)
+    show = {"ansible.builtin.debug": {"msg": "batch={{ ansible_play_batch | join(',') }}"}, "run_once": True}
+    keywords = {key: prepare[key] for key in ("hosts", "serial", "gather_facts")}
+    (tmp_path / "site.yml").write_text(yaml.safe_dump([{**keywords, "tasks": [show]}]), encoding="utf-8")
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([imported]), encoding="utf-8")
+    done = run(tmp_path, tmp_path / "play.yml", {"accelerator_serial": "100%"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line.partition("batch=")[2].strip('" ') for line in done.stdout.splitlines() if '"msg": "batch=' in line]
+    assert found == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("role", "modules"), [("nvidia_mig", "nvidia_mig"), ("ascend_vnpu", "ascend_vnpu")])
+def test_layout_that_a_playbook_passes_wins_over_that_of_the_fleet_file(
+    role: str, modules: str, tmp_path: Path
+) -> None:
+    """What the role would write for the next boot is the node's layout of the playbook."""
+    site = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
+    (include,) = (
+        task
+        for play in site
+        for task in play["tasks"]
+        if task.get("ansible.builtin.include_role", {}).get("name") == f"dra.accelerators.{role}"
+    )
+    given = {name: value for name, value in include["vars"].items() if name.endswith("_layout")}
+    files = yaml.safe_load((ROOT / "roles" / role / "vars/main.yml").read_text("utf-8"))
+    (layout,) = (
+        each["content"] for each in files[f"__{role}_files"] if "layout" in each["path"] or "_file" in each["path"]
+    )
+    tasks_from = tmp_path / "show.yml"
+    tasks_from.write_text(yaml.safe_dump([{"ansible.builtin.debug": {"msg": layout}}]), encoding="utf-8")
+    play = {
+        "hosts": "a",
+        "gather_facts": False,
+        "vars": {"accelerator_node_layout": LAYOUT},
+        "tasks": [
+            {
+                "ansible.builtin.include_tasks": str(tasks_from),
+                "vars": {**{name: value for name, value in files.items() if name != f"__{role}_files"}, **given},
+            }
+        ],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = run(tmp_path, tmp_path / "play.yml", {f"{role}_layout": OTHER})
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if '"msg": ' in line)
+    assert json.loads(json.loads("{" + line.strip().rstrip(",") + "}")["msg"]) == LAYOUT, modules
