@@ -303,12 +303,17 @@ def test_preflight_evaluates_no_key_of_an_answer(machine: Machine) -> None:
     roles = ROOT / "roles/preflight"
     variables = yaml.safe_load((roles / "vars/main.yml").read_text("utf-8"))
     asked = machine.asks("__preflight_node_asked", devices={machine.template: 1, "ascend": 1})
-    given = {name: variables[name] for name in ("__preflight_host", "__preflight_left_out")}
+    given = {name: variables[name] for name in ("__preflight_host_answer", "__preflight_left_out")}
+    (fact,) = (
+        task
+        for task in yaml.safe_load((roles / "tasks/main.yml").read_text("utf-8"))
+        if "answer of the node" in task["name"]
+    )
     kept = {"ansible.builtin.set_fact": {"kept": ["Vendors: {{ __preflight_left_out | join(', ') }}"]}}
     shown = {"ansible.builtin.debug": {"msg": "{{ kept }}"}}
     plays = {
         "vars": {**given, "preflight_node_info": {}, "preflight_vendors": ["nvidia"]},
-        "tasks": [asked, kept, shown],
+        "tasks": [asked, fact, kept, shown],
     }
     printed = machine.play(plays)
     assert printed.count("failed=0") == 2 and "Vendors: ascend" in printed, printed

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.famil
 from playing import play
 
 SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
+ROLE = SITE.parents[1] / "roles/preflight"
 AHEAD = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
 MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
 UNIT = {"ours": False}
@@ -260,3 +262,16 @@ def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path)
     }
     assert named == set(open_to_all.values())
     assert played.output.count("serves metrics at 0.0.0.0:9817 without authorization") == 1, "not the authorized one"
+
+
+def test_checks_do_not_evaluate_whole_answers() -> None:
+    """The expression of a variable is evaluated for each use: with the answer for a node of 200 devices, each check would copy that."""
+    role = ROLE / "vars/main.yml"
+    known: dict[str, Any] = yaml.safe_load(role.read_text("utf-8"))
+    seen, names = set[str](), {"__preflight_problems", "__preflight_warnings"}
+    while names:
+        seen |= names
+        used = {word for name in names for word in re.findall(r"\w+", str(known[name]))}
+        names = (used & known.keys()) - seen
+        assert used.isdisjoint({"preflight_node_info", "preflight_cluster_info"}), sorted(seen)
+    assert "__preflight_managers" in seen
