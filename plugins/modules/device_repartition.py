@@ -436,7 +436,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared imp
     wake_driver,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import still_held
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Moment, Record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_settings import Unrest, unrest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings import COMPUTE_MODE, ECC
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
@@ -563,8 +563,8 @@ def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any
     return found
 
 
-def wanted_record(params: dict[str, Any], there: Record | None, now: float) -> Record:
-    """Return the record as it is to be; pure. Raises InUse with code other-operation."""
+def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> Record:
+    """Return the desired record; pure. Raises InUse with code other-operation."""
     if there is not None and there.operation != params["operation"] and there.holds(now):
         raise InUse(
             f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
@@ -576,19 +576,19 @@ def wanted_record(params: dict[str, Any], there: Record | None, now: float) -> R
         operation=params["operation"],
         devices=tuple(params["devices"]),
         step=params["step"],
-        until=now + params["seconds"],
+        until=0.0,
         wanted=tuple(params["wanted"]),
         former=there.former if there is not None and same and there.former else tuple(params["former"]),
         names=tuple(params["names"]),
-    )
+    ).held_for(params["seconds"], now)
 
 
-def is_fresh(wanted: Record, there: Record | None, now: float) -> bool:
-    """Whether what is written down says the same, and still holds for nine tenths of the time; pure."""
+def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
+    """Return whether the existing record is the desired one, and holds for nine tenths of its time; pure."""
     return (
         there is not None
-        and replace(there, until=wanted.until) == wanted
-        and there.until - now > 0.9 * (wanted.until - now)
+        and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted
+        and there.remaining(now) > 0.9 * wanted.seconds
     )
 
 
@@ -627,7 +627,7 @@ def held_on_what_goes(params: dict[str, Any], directory: str) -> tuple[str, ...]
 
 def present(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
     """Write down that an operation has begun or gone on; when this returns, nobody is preparing a claim on the devices."""
-    params, now = module.params, time.time()
+    params = module.params
     if not 0 < params["seconds"] <= records.LONGEST_SECONDS:
         end(module, msg=f"seconds is {params['seconds']}, expected 1 to {records.LONGEST_SECONDS:g}")
     for rules in (params["wanted"], params["former"]):
@@ -636,8 +636,7 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
         await_unprepared(
             lambda: held_on_what_goes(params, directory), str(params["driver"]), float(params["unprepare_timeout"])
         )
-        now = time.time()
-    there = records.read(system, directory)
+    there, now = records.read(system, directory), records.moment(system)
     wanted = wanted_record(params, there, now)
     changed = not is_fresh(wanted, there, now)
     if changed and not module.check_mode:
@@ -650,7 +649,7 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
         # Who holds a device's lock prepares a claim on it, and has not seen the record.
         with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
             records.write(system, directory, wanted)
-            tell(module, system, directory, steps.begun(there, wanted, params["reason"], now))
+            tell(module, system, directory, steps.begun(there, wanted, params["reason"], now.wall))
     before = there.to_dict() if there is not None else {}
     return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
 

@@ -22,7 +22,7 @@ from dra_driver.core.node_settings import parse_settings
 from dra_driver.core.nvidia import offers
 from dra_driver.core.prepared import PreparedPartition
 from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver, still_held
-from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.repartition_record import Moment, Record, Watch
 from dra_driver.core.repartition_settings import Unrest, unrest
 from dra_driver.core.settings import Knob
 from dra_driver.core.system import System
@@ -245,7 +245,15 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"devices": None}, {"step": "sleeping"}, {"until": "soon"}, {"wanted": [3]}]
+    "change",
+    [
+        {"version": 2},
+        {"devices": None},
+        {"step": "sleeping"},
+        {"until": "soon"},
+        {"boottime": float("nan")},
+        {"wanted": [3]},
+    ],
 )
 def test_what_is_no_record_is_named(change: dict[str, Any]) -> None:
     text = json.dumps({"version": 1, **record().to_dict(), **change})
@@ -254,29 +262,70 @@ def test_what_is_no_record_is_named(change: dict[str, Any]) -> None:
     assert caught.value.code == "damaged-record" and "/x/repartition.json" in str(caught.value)
 
 
-def test_a_device_is_held_until_its_time_is_up_and_no_longer(tmp_path: Path) -> None:
-    now = [500.0]
+BOOT = Moment("boot-1", 10_000.0, 1_700_000_000.0)
+
+
+def at(seconds: float, *, boot: str = "boot-1", wall: float = 0.0) -> Moment:
+    """Return the moment so many seconds later; ``wall`` is how far the clock was set meanwhile."""
+    return Moment(boot, BOOT.boottime + seconds, BOOT.wall + seconds + wall)
+
+
+def test_devices_are_held_until_the_time_is_over(tmp_path: Path) -> None:
+    now = [BOOT]
     watch = Watch(str(tmp_path), clock=lambda: now[0])
-    assert watch.held() == frozenset()
+    known = ("GPU-0", "GPU-1")
+    assert watch.held(known) == frozenset() and not watch.is_active() and watch.expired() is None
     watch.refuse({"GPU-0"})
-    records.write(System(), str(tmp_path), record())
-    assert watch.held() == {"GPU-0"}
+    records.write(System(), str(tmp_path), record().held_for(600, BOOT))
+    assert watch.held(known) == {"GPU-0"} and watch.is_active() and watch.expired() is None
     watch.refuse({"GPU-1"})
     with pytest.raises(InUse) as caught:
         watch.refuse({"GPU-1", "GPU-0"})
     assert caught.value.code == "device-repartitioned" and "repartition-1" in str(caught.value)
-    now[0] = 1000.0
-    assert watch.held() == frozenset()
-    # A clock that was wrong when it was written holds nobody up for years either.
-    now[0] = 1000.0 - records.LONGEST_SECONDS - 1
-    assert watch.held() == frozenset()
-    now[0] = 999.0
-    records.write(System(), str(tmp_path), record(until=2000.0, devices=("GPU-7",)))
-    assert watch.held() == {"GPU-7"}
-    (tmp_path / records.FILE).write_text("{")
-    assert watch.held() == frozenset()
+    now[0] = at(599)
+    assert watch.is_active()
+    now[0] = at(600)
+    assert watch.held(known) == frozenset() and not watch.is_active() and watch.expired() is not None
+    watch.refuse({"GPU-0"})
     records.remove(System(), str(tmp_path))
-    assert watch.held() == frozenset()
+    assert watch.held(known) == frozenset() and watch.expired() is None
+
+
+@pytest.mark.parametrize("wall", [-1e9, -3600.0, 3600.0, 1e9])
+def test_clock_set_by_hand_changes_no_hold(wall: float) -> None:
+    held = record().held_for(600, BOOT)
+    assert held.holds(at(1, wall=wall)) and held.remaining(at(1, wall=wall)) == 599
+    assert not held.holds(at(601, wall=wall))
+
+
+def test_reboot_begins_the_hold_again_from_the_boot() -> None:
+    held = record().held_for(600, BOOT)
+    for uptime, holds in ((5.0, True), (599.0, True), (600.0, False), (20_000.0, False)):
+        assert held.holds(Moment("boot-2", uptime, BOOT.wall + 3)) is holds
+
+
+def test_no_record_holds_for_longer_than_the_longest_time() -> None:
+    assert not record().held_for(records.LONGEST_SECONDS + 1, BOOT).holds(BOOT)
+
+
+def test_record_of_an_earlier_release_holds_by_the_time_of_day() -> None:
+    older = record(until=BOOT.wall + 60)
+    assert older.holds(at(59)) and not older.holds(at(60))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 2}', "\udcff"])
+def test_unreadable_record_holds_all_devices(tmp_path: Path, text: str) -> None:
+    watch = Watch(str(tmp_path), clock=lambda: BOOT)
+    (tmp_path / records.FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert watch.held(("GPU-0", "GPU-1")) == {"GPU-0", "GPU-1"}
+    assert watch.is_active() and watch.expired() is None
+    with pytest.raises(InUse) as caught:
+        watch.refuse({"GPU-1"})
+    assert caught.value.code == "device-repartitioned" and records.FILE in str(caught.value)
+    assert "remove the file" in caught.value.hint
+    (tmp_path / records.FILE).unlink()
+    assert not watch.is_active()
+    watch.refuse({"GPU-1"})
 
 
 def test_rule_is_written_as_it_was_read() -> None:

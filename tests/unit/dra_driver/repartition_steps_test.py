@@ -9,7 +9,7 @@ from pathlib import Path
 import board_model
 from dra_driver.core import repartition_record as records
 from dra_driver.core import repartition_steps as steps
-from dra_driver.core.repartition_record import Record, Watch
+from dra_driver.core.repartition_record import Moment, Record, Watch
 from dra_driver.core.repartition_steps import Taken
 from dra_driver.core.system import System
 from dra_driver.supervisors.repartitioning import OLDEST_SECONDS, WORDS, StepTeller, name_of
@@ -34,7 +34,7 @@ class Scene:
             driver="gpu.nvidia.com",
             node="node-1",
             directory=str(self.folder),
-            repartition=Watch(str(self.folder), lambda: self.now),
+            repartition=Watch(str(self.folder), lambda: Moment("boot", self.now, self.now)),
             told=Shared(frozenset[Taken]()),
             devices=lambda: {GPU.uuid: GPU},
             teller=self,

@@ -476,7 +476,7 @@ def test_a_device_that_is_repartitioned_is_prepared_for_nobody_new_and_its_neigh
         until = time.time() + 600
         records.write(System(), str(tmp_path / "state"), Record("repartition-7", (uuid,), "draining", until, (), ()))
         refused, served = await prepare_all(node, new, other)
-        assert "repartition-7" in refused and "The kubelet asks again" in refused and served == ""
+        assert "repartition-7" in refused and "The kubelet retries" in refused and served == ""
         # Whoever has it already is answered, and let go.
         assert await prepare_all(node, held) == [""]
         assert await unprepare_all(node, held) == [""]

@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Consent
 from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Moment, Record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import parse as steps_of
 from ansible_collections.dra.accelerators.plugins.modules.device_repartition import (
     await_unprepared,
@@ -228,11 +228,21 @@ def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
         "former": [],
         "names": [],
     }
-    there = wanted_record(params, None, 1000.0)
-    assert is_fresh(wanted_record(params, there, 1005.0), there, 1005.0)
-    assert not is_fresh(wanted_record(params, there, 1020.0), there, 1020.0)
-    # Another one whose time is up is in nobody's way.
-    assert wanted_record({**params, "operation": "b"}, there, 1200.0).operation == "b"
+
+    def fresh(there: Record, now: Moment) -> bool:
+        return is_fresh(wanted_record(params, there, now), there, now)
+
+    def at(seconds: float, boot: str = "boot-1") -> Moment:
+        return Moment(boot, 1000.0 + seconds, 5e8 - seconds)
+
+    there = wanted_record(params, None, at(0))
+    assert fresh(there, at(5)) and not fresh(there, at(20))
+    # After a reboot the record names the new boot.
+    assert not fresh(there, Moment("boot-2", 1.0, 5e8))
+    with pytest.raises(InUse):
+        wanted_record({**params, "operation": "b"}, there, at(99))
+    # The record of another operation whose time is over is replaced.
+    assert wanted_record({**params, "operation": "b"}, there, at(200)).operation == "b"
 
 
 # ---- the plan of a fleet

@@ -153,8 +153,10 @@ class HardwareWatch:
                 owned = observation.owned()
             self._awaits = any(finding.awaited for finding in findings)
             found = await self._thread(survey, self._backend, findings, self._rules, owned)
-            held = self._repartition.held() if self._repartition is not None else frozenset()
-            found = with_former(found, self._snapshots.value.survey, held | found.failed)
+            former = self._snapshots.value.survey
+            known = former.devices if former is not None else {}
+            held = self._repartition.held(known) if self._repartition is not None else frozenset()
+            found = with_former(found, former, held | found.failed)
             found = replace(found, offers=self._refusals.tainted(self._driver, found.offers, found.devices))
             self._snapshots.put(
                 Snapshot(

@@ -125,7 +125,7 @@ class LayoutKeeper:
         """Judge one look. What is not known of the hardware is not judged."""
         if snapshot.survey is None:
             return
-        if self._repartition.current() is not None:
+        if self._repartition.is_active():
             self._known.put(paused(self._known.value))
             return
         found = await asyncio.to_thread(differences, snapshot.survey, self._rules, tuple(self._claims()))

@@ -74,11 +74,9 @@ def due(steps: Collection[Taken], told: Collection[Taken], now: float) -> tuple[
     return tuple(each for each in steps if each not in told and 0 <= now - each.at <= OLDEST_SECONDS)
 
 
-def abandoned(record: Record | None, now: float) -> Taken | None:
-    """Return that an operation whose record is there has outlived its time; None where it has not. Pure."""
-    if record is None or now < record.until:
-        return None
-    return Taken(record.until, record.operation, record.devices, ABANDONED)
+def abandoned(expired: Record) -> Taken:
+    """Return the step of an operation that was not completed within its time. Pure."""
+    return Taken(expired.until, expired.operation, expired.devices, ABANDONED)
 
 
 def message_of(taken: Taken, devices: Mapping[str, Device]) -> str:
@@ -130,8 +128,8 @@ class StepTeller:
     def look(self) -> None:
         """Tell what has not been told."""
         now, steps = self._clock(), self._follow.steps()
-        left = abandoned(self._repartition.there(), now)
-        known = (*steps, *([left] if left is not None else []))
+        expired = self._repartition.expired()
+        known = (*steps, *([abandoned(expired)] if expired is not None else []))
         told = self._told.value & frozenset(known)
         for each in due(known, told, now):
             words = WORDS[each.step]
