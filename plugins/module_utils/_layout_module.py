@@ -38,7 +38,7 @@ from .core.errors import AcceleratorError, NotFound
 from .core.layout_differences import compare, owner_of, partition_facts, unread_difference
 from .core.layout_rules import Rule, unmatched_indices
 from .core.model import Device, well
-from .core.prepared import observe, prepared_claims, prepared_partitions, wake_driver
+from .core.prepared import ClaimFiles, observe, prepared_claims, prepared_partitions, wake_driver
 from .core.system import System
 
 #: Beside bringing the devices to a layout.
@@ -118,8 +118,9 @@ def partition_devices(module: AnsibleModule, backend: Backend, layouts: Layouts)
 def look_at(backend: Backend, state_path: str) -> Look:
     """Look at the devices of a backend that is open, and at what claims hold of them."""
     backend.number_by(str(Path(state_path).parent))
-    backend.remember(device for claim in prepared_claims(state_path) for device in claim.away)
-    findings, claims = observe(state_path, backend.discover)
+    files = ClaimFiles(kind=backend.cdi_kind)
+    backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
+    findings, claims = observe(state_path, backend.discover, files)
     faulty = tuple(each for each in findings if each.fault is not None)
     return Look(well(findings), faulty, prepared_partitions(claims))
 

@@ -178,7 +178,7 @@ def age_of(stat: str, uptime: str, ticks: int) -> float:
     return max(0.0, float(uptime.split()[0]) - int(fields[19]) / ticks)
 
 
-STORE = "state.db"
+STORE, LOCK = "state.db", "driver.lock"
 # Where systemd notes, in a file for each timer, when a persistent one last elapsed.
 STAMPS = "/var/lib/systemd/timers"
 # Where files for containers lie, a folder for each claim that is prepared; it stays when the last one goes.
@@ -263,6 +263,8 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
     others = [name for name in state.names if not OWN_NAMES.fullmatch(name)]
     full = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
     mine = [name.rstrip("/") for name in state.names if name not in others and name not in full]
+    # Last what identifies the directory: a run that is killed is repeated, and leftovers without a store block other programs.
+    mine.sort(key=lambda name: name in (STORE, LOCK))
     removed = [*(f"{state.folder}/{name}" for name in mine), *state.registrations]
     if not others:
         removed.append(state.folder)

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from ._service import METADATA, STORE, State
+from ._service import LOCK, METADATA, STORE, State
 from .core.companions import DIRECTORY as COMPANION_FOLDER
 from .core.device_locks import FOLDER as LOCKS
 from .core.prepared import CLAIMS_TABLE, DEVICES_TABLE, META_TABLE
@@ -43,7 +43,7 @@ def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
         folder=folder,
         exists=system.exists(folder),
         names=names,
-        ours=store or "driver.lock" in names,
+        ours=store or LOCK in names,
         registrations=tuple(registered),
         sockets=tuple(sockets),
         alive=tuple(path for path in sockets if listens(system, path)),

@@ -335,7 +335,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answ
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedClaim, prepared_claims
+from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+    ClaimFiles,
+    PreparedClaim,
+    prepared_claims,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
 
@@ -388,7 +392,7 @@ def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
     state_path = f"{kubelet_root}/plugins/{backend.driver_name}/state.db"
     claims: tuple[PreparedClaim, ...] = ()
     try:
-        claims = prepared_claims(state_path)
+        claims = prepared_claims(state_path, ClaimFiles(kind=backend.cdi_kind))
         backend.open()
         try:
             return Answer(vendor, backend.driver_name, look_at(backend, state_path), claims)

@@ -15,7 +15,7 @@ from .device_locks import DeviceLocks, library_alone
 from .errors import AcceleratorError, DeviceFaulty, InUse, SettingsFailed
 from .model import Fault, Finding, well
 from .node_settings import KEYS, KNOBS, DevicePlan, Seen, SettingsPlan, SettingsRule, Turned, plan_settings
-from .prepared import PreparedClaim, knobs_before_claims, observe, prepared_claims, wake_driver
+from .prepared import ClaimFiles, PreparedClaim, knobs_before_claims, observe, prepared_claims, wake_driver
 from .settings import ECC, Knob
 from .settings_record import Noted, SettingsRecord, read_record, write_record
 from .system import System
@@ -26,7 +26,10 @@ LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted, and where things are: see plan_settings. ``state`` is the driver's store, ``record`` what was set before."""
+    """The options of plan_settings, and paths: ``state`` is the driver's store, ``record`` contains previous values.
+
+    ``cdi_directory`` contains the CDI files of the driver's claims.
+    """
 
     rules: tuple[SettingsRule, ...]
     state: str
@@ -34,6 +37,7 @@ class Asked:
     reset: str | None
     restore: bool = False
     absent: bool = False
+    cdi_directory: str = ClaimFiles.directory
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,11 @@ def decide(backend: Backend, system: System, asked: Asked) -> Decision:
     """Look at all devices, at claims and at the record, and plan. Raises AcceleratorError, OSError where that cannot be done."""
     boot_id = system.boot_id()
     record = read_record(system, asked.record, boot_id)
-    backend.remember(device for claim in prepared_claims(asked.state) for device in claim.away)
+    files = ClaimFiles(asked.cdi_directory, backend.cdi_kind)
+    backend.remember(device for claim in prepared_claims(asked.state, files) for device in claim.away)
 
-    (findings, knobs), claims = observe(asked.state, lambda: look(backend))
-    before = knobs_before_claims(asked.state, boot_id)
+    (findings, knobs), claims = observe(asked.state, lambda: look(backend), files)
+    before = knobs_before_claims(asked.state, boot_id, files)
     mine = [claim for claim in claims if claim.boot_id == boot_id]
     looks = tuple(seen_of(device.uuid, Seen(device, knobs[device.uuid]), mine, before) for device in well(findings))
     record = _without_those_gone(record, findings, absent=asked.absent)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -49,6 +50,8 @@ CLAIMS_TABLE = "claims"
 DEVICES_TABLE = "devices"
 PREPARING = "preparing"
 PREPARED = "prepared"
+#: The annotation of a claim's CDI file that contains the claim's record, so that a lost store can be rebuilt.
+CLAIM_ANNOTATION = "dra.accelerators/prepared-claim"
 
 META_COLUMNS = ("checksum", "key", "value")
 CLAIM_COLUMNS = ("checksum", "uid", "namespace", "name", "state", "boot_id", "created_at", "document")
@@ -215,16 +218,24 @@ class PreparedPartition:
     created: bool = False
 
 
-def prepared_claims(path: str) -> tuple[PreparedClaim, ...]:
-    """Read the claims in the driver's store; nothing for a store that is not there.
+@dataclass(frozen=True)
+class ClaimFiles:
+    """The CDI files of a driver's claims: their directory, and their kind, or "" for the kind of the store's driver."""
 
-    The store is not changed. Raises AcceleratorError with code store-unreadable for a file that is no store, has a newer
-    schema or a row that is not as it was written.
+    directory: str = "/var/run/cdi"
+    kind: str = ""
+
+
+def prepared_claims(path: str, files: ClaimFiles | None = None) -> tuple[PreparedClaim, ...]:
+    """Read the claims in the driver's store, without changing it. Return none if the driver has never had claims here.
+
+    Raises AcceleratorError with code store-unreadable if the file is no store, has a newer schema, or contains a row that was
+    changed, and if there is no store although ``store_leftovers`` or CDI files show that there was one.
     """
-    return _of_store(path, _claims, ())
+    return _of_store(path, _claims, (), files or ClaimFiles())
 
 
-def knobs_before_claims(path: str, boot_id: str) -> Mapping[tuple[str, str], Any]:
+def knobs_before_claims(path: str, boot_id: str, files: ClaimFiles | None = None) -> Mapping[tuple[str, str], Any]:
     """Read what knobs of devices were before claims of this boot turned them, by the device's UUID and the knob's name.
 
     Like prepared_claims otherwise.
@@ -237,12 +248,36 @@ def knobs_before_claims(path: str, boot_id: str) -> Mapping[tuple[str, str], Any
                 raise ValueError(f"the row {row['key']} is not as it was written: its checksum does not fit")
         return noted_before({row["key"]: row["value"] for row in rows}, boot_id)
 
-    return _of_store(path, read, {})
+    return _of_store(path, read, {}, files or ClaimFiles())
 
 
-def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-    """Return what is read out of a store, and ``nothing`` of one that is not there. Raises AcceleratorError."""
+def store_leftovers(path: str) -> tuple[str, ...]:
+    """Return files that only a store at this path leaves: its log, a new store that replaces it, damaged stores, and backups."""
+    return tuple(sorted(map(str, Path(path).parent.glob(f"{Path(path).name}[.-]*"))))
+
+
+def _claim_files(path: str, files: ClaimFiles) -> tuple[str, ...]:
+    """Return the CDI files that this collection's driver has written for claims. Other drivers use the same names."""
+    kind = files.kind or f"k8s.{Path(path).parent.name}/claim"
+    found = []
+    for file in sorted(Path(files.directory).glob(f"{glob.escape(kind.replace('/', '-', 1))}_*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            if json.loads(file.read_text(encoding="utf-8"))["annotations"][CLAIM_ANNOTATION]:
+                found.append(str(file))
+    return tuple(found)
+
+
+def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T, files: ClaimFiles) -> T:
+    """Return what ``read`` returns, or ``nothing`` if there has been no store. Raises AcceleratorError."""
     if not Path(path).exists():
+        if remains := (*store_leftovers(path), *_claim_files(path, files)):
+            raise AcceleratorError(
+                f"The driver's store {path} does not exist, although the driver has had claims: found {', '.join(remains[:3])}"
+                + (f" and {len(remains) - 3} more files" if len(remains) > 3 else ""),
+                hint="Start the node driver: it rebuilds the store. If the driver was removed from this node and no pod uses its devices, "
+                "delete these files.",
+                code="store-unreadable",
+            )
         return nothing
     try:
         try:
@@ -264,15 +299,15 @@ def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T) ->
         ) from error
 
 
-def observe(path: str, look: Callable[[], T]) -> tuple[T, tuple[PreparedClaim, ...]]:
+def observe(path: str, look: Callable[[], T], files: ClaimFiles | None = None) -> tuple[T, tuple[PreparedClaim, ...]]:
     """Look at the hardware with the driver running: what ``look`` returns, and the claims that may hold any of it.
 
     The driver records a claim before it makes a partition for it, and forgets it after it has destroyed that. So whoever
     reads the store before the look and after it knows the claim of every partition that the look can have met.
     """
-    before = prepared_claims(path)
+    before = prepared_claims(path, files)
     seen = look()
-    claims = {claim.uid: claim for claim in (*before, *prepared_claims(path))}
+    claims = {claim.uid: claim for claim in (*before, *prepared_claims(path, files))}
     return seen, tuple(claims.values())
 
 

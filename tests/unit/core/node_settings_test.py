@@ -43,6 +43,8 @@ class Killed(BaseException):
 class Silicon:
     """Devices whose knobs outlive whoever turns them; ``left`` changing calls are answered, the next one is not."""
 
+    cdi_kind = "k8s.example.com/claim"
+
     def __init__(self, system: System, devices: Sequence[Device]) -> None:
         self.system = system
         self.devices = {device.uuid: device for device in devices}

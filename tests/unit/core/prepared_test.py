@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import pytest
 from dra_driver.core import prepared
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Placement
-from dra_driver.core.prepared import PreparedPartition, observe, prepared_claims, prepared_partitions
+from dra_driver.core.prepared import (
+    ClaimFiles,
+    PreparedPartition,
+    knobs_before_claims,
+    observe,
+    prepared_claims,
+    prepared_partitions,
+)
 
 
 def store(path: Path, version: int = prepared.SCHEMA_VERSION) -> sqlite3.Connection:
@@ -42,6 +50,39 @@ def fill(connection: sqlite3.Connection) -> None:
 def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert prepared_claims(str(tmp_path / "state.db")) == ()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["state.db.new", "state.db-wal", "state.db.damaged-20260101T000000", "state.db.form-1-1"]
+)
+def test_missing_store_with_leftovers_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    for read in (
+        prepared_claims,
+        lambda path: observe(path, lambda: None),
+        lambda path: knobs_before_claims(path, "b"),
+    ):
+        with pytest.raises(AcceleratorError, match=f"does not exist.* found .*{name}") as caught:
+            read(str(tmp_path / "state.db"))
+        assert caught.value.code == "store-unreadable" and "Start the node driver" in caught.value.hint
+
+
+@pytest.mark.parametrize(("driver", "kind"), [("gpu.nvidia.com", ""), ("my-gpus", "k8s.gpu.nvidia.com/claim")])
+def test_missing_store_with_cdi_files_of_claims_is_refused(tmp_path: Path, driver: str, kind: str) -> None:
+    folder, path = tmp_path / "cdi", tmp_path / driver / "state.db"
+    for directory in (folder, path.parent):
+        directory.mkdir()
+    ours = json.dumps({"annotations": {"dra.accelerators/prepared-claim": "{}"}})
+    # Files of another driver with the same name, of another vendor, and of pods without a claim.
+    (folder / "k8s.gpu.nvidia.com-claim_1.json").write_text("{}")
+    (folder / "k8s.gpu.nvidia.com-claim_2.json").write_text("no JSON")
+    (folder / "k8s.npu.huawei.com-claim_3.json").write_text(ours)
+    (folder / "k8s.gpu.nvidia.com-device_plugin.json").write_text(ours)
+    files = ClaimFiles(str(folder), kind)
+    assert prepared_claims(str(path), files) == ()
+    (folder / "k8s.gpu.nvidia.com-claim_4.json").write_text(ours)
+    with pytest.raises(AcceleratorError, match=r"found \S*claim_4\.json\. Start"):
+        prepared_claims(str(path), files)
 
 
 def test_claims_and_their_devices_are_read_while_the_driver_writes(tmp_path: Path) -> None:

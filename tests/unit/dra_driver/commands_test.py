@@ -335,7 +335,7 @@ def test_layout_sees_what_was_claimed_before_it_got_the_lock(
     backend.create_partition(gpu, 9, Placement(4, 4))
     looks: list[Any] = []
 
-    def observed(path: str, look: Any) -> Any:
+    def observed(path: str, look: Any, _files: Any) -> Any:
         looks.append(DeviceLocks(str(tmp_path), "anyone").is_taken(gpu))
         late = () if len(looks) == 1 else (claim(backend, 9, 0, "boot-1", made.uuid), claim(backend, 9, 4, "boot-1"))
         return look(), late

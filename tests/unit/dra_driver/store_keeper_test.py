@@ -17,10 +17,13 @@ from dra_driver.claims.records import ClaimRecord
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import StoreError
 from dra_driver.claims.store_tables import Change
+from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.prepared import prepared_claims
 from dra_driver.core.system import System
 from dra_driver.supervisors.shared import Conditions
 from dra_driver.supervisors.storage import StoreKeeper
-from machine_model import Claims, Node
+from machine_model import Claims, Node, copy_of
+from store_rebuild_test import Steps
 
 from tests.cluster.manifests import settings
 
@@ -163,6 +166,74 @@ def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
     noted = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
     assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default, where nobody knows"
     assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
+
+
+class Killed(BaseException):
+    """The process was killed."""
+
+
+def test_rebuild_cut_short_at_each_step_loses_nothing_that_was_sound(tmp_path: Path) -> None:
+    """A half-prepared claim, a pending cleanup, and previous values of settings are in no CDI file."""
+
+    async def before(node: Node, claims: Claims) -> None:
+        with node.gpus.state() as state:
+            for gpu in state.values():
+                gpu["knobs"]["powerLimit"] = 650.0
+        assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
+        half = replace(node.store.claims["0uid-a"], uid="half", state="preparing")
+        await node.store.commit(Change(put=half, meta={"debt:x": "boot-1", "turned": "650"}))
+
+    (tmp_path / "first").mkdir()
+    run(tmp_path / "first", before)
+    path = "state/state.db"
+    with contextlib.closing(sqlite3.connect(tmp_path / "first" / path)) as connection:
+        connection.execute("UPDATE meta SET value = '658' WHERE key = 'turned'")
+        connection.commit()
+
+    def kill(_step: str) -> None:
+        raise Killed
+
+    cut, interrupted, absent = 0, True, 0
+    while interrupted:
+        cut += 1
+        folder = copy_of(tmp_path / "first", tmp_path / str(cut))
+        with pytest.MonkeyPatch.context() as patch:
+            Steps(patch, cut, kill)
+            try:
+                reopened(folder, [])
+                interrupted = False
+            except Killed:
+                pass
+        is_absent = not (folder / path).exists()
+        if is_absent:
+            with pytest.raises(AcceleratorError, match="does not exist, although the driver has had claims"):
+                prepared_claims(str(folder / path))
+        absent += is_absent
+        problems: list[str] = []
+        found, meta, _rebuilt = reopened(folder, problems)
+        assert {uid: record.prepared for uid, record in found.items()} == {"0uid-a": True, "half": False}
+        assert meta["debt:x"] == "boot-1" and "turned" not in meta
+        noted = [json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")]
+        assert noted == [650.0]
+        assert (problems or not is_absent) and all(each.startswith("StoreRebuilt") for each in problems)
+        assert len(prepared_claims(str(folder / path))) == 2
+    assert cut >= 20 and absent >= 4
+
+
+def test_lost_store_without_cdi_files_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/state.db.damaged-20260101T000000").write_bytes(b"no database")
+    problems: list[str] = []
+    assert reopened(tmp_path, problems)[2] is True
+    assert "is lost" in problems[0] and "damaged-20260101T000000" in problems[0]
+
+
+def test_incomplete_new_store_of_a_first_start_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/state.db.new").write_bytes(b"")
+    problems: list[str] = []
+    assert reopened(tmp_path, problems)[2] is False and problems == []
+    assert not (tmp_path / "state/state.db.new").exists()
 
 
 def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:

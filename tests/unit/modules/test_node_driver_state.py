@@ -36,6 +36,8 @@ def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
     assert removed[-1] == FOLDER
     beside = {"state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"}
     assert {Path(path).name for path in removed[:-1]} == {"state.db", "driver.lock", *beside}
+    # A run that is killed in between leaves a directory that the next run still recognizes.
+    assert [Path(path).name for path in removed[-3:-1]] == ["driver.lock", "state.db"]
 
 
 def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Path) -> None:

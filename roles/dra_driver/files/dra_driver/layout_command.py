@@ -25,7 +25,15 @@ from .core.layout import LayoutPlan, ResetDevice, plan_layout, plan_layouts
 from .core.layout_rules import Rule, WantedPartition, parse_rules, wanted_for
 from .core.layout_run import execute
 from .core.model import Device, well
-from .core.prepared import PreparedClaim, PreparedPartition, observe, prepared_claims, prepared_partitions, wake_driver
+from .core.prepared import (
+    ClaimFiles,
+    PreparedClaim,
+    PreparedPartition,
+    observe,
+    prepared_claims,
+    prepared_partitions,
+    wake_driver,
+)
 from .core.system import System
 
 RETRY_SECONDS = 2.0
@@ -83,7 +91,10 @@ def run_layout(
         try:
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
             backend.number_by(directory)
-            results += bring_about(backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply)
+            files = ClaimFiles(configuration.cdi_directory, backend.cdi_kind)
+            results += bring_about(
+                backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply, files=files
+            )
         finally:
             backend.close()
     if as_json:
@@ -94,13 +105,23 @@ def run_layout(
 
 
 def bring_about(
-    backend: Backend, rules: tuple[Rule, ...], state: str, boot_id: str, *, apply: bool, seconds: float = LOCK_SECONDS
+    backend: Backend,
+    rules: tuple[Rule, ...],
+    state: str,
+    boot_id: str,
+    *,
+    apply: bool,
+    seconds: float = LOCK_SECONDS,
+    files: ClaimFiles | None = None,
 ) -> list[DeviceResult]:
-    """Plan the layout of all devices and, with ``apply``, make it, with the devices that change locked from the look on."""
+    """Plan the layout of all devices and, with ``apply``, apply it. Devices that change are locked while they are read and changed.
+
+    ``files`` are the CDI files of the driver's claims.
+    """
 
     def look(locked: frozenset[str] | None) -> list[DeviceResult]:
-        backend.remember(device for claim in prepared_claims(state) for device in claim.away)
-        findings, claims = observe(state, backend.discover)
+        backend.remember(device for claim in prepared_claims(state, files) for device in claim.away)
+        findings, claims = observe(state, backend.discover, files)
         for finding in findings:
             if finding.fault is not None and locked is None:
                 sys.stderr.write(f"dra-driver: one device keeps what it has: {finding.describe()}\n")

@@ -53,7 +53,8 @@ def run_settings(
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
             backend.number_by(directory)
             path = record or record_path(vendor)
-            asked = Asked(rules, f"{directory}/state.db", path, reset="never", restore=True)
+            store, files = f"{directory}/state.db", configuration.cdi_directory
+            asked = Asked(rules, store, path, reset="never", restore=True, cdi_directory=files)
             told += bring_about(backend, System(), asked, apply=apply)
         finally:
             backend.close()

@@ -16,7 +16,7 @@ from .config import Configuration
 from .core.backend import create
 from .core.companions import LIST_UNITS, claim_of, units_listed
 from .core.errors import AcceleratorError
-from .core.prepared import PreparedClaim, prepared_claims
+from .core.prepared import ClaimFiles, PreparedClaim, prepared_claims
 from .core.system import System
 from .kubelet.sockets import LIMIT, paths_of, status_paths
 from .supervisors.status import Role, Status
@@ -31,11 +31,12 @@ def run_status(config_path: str, *, as_json: bool) -> int:
     found: list[dict[str, Any]] = []
     programs: dict[str, list[dict[str, str]]] | None = None
     for vendor in configuration.backends:
-        driver = configuration.driver_name or create(vendor, System()).driver_name
+        backend = create(vendor, System())
+        driver = configuration.driver_name or backend.driver_name
         directory = configuration.state_directory_of(driver)
         told = instance_of(configuration, driver)
         paths = paths_of(directory, configuration.registry_directory, driver, told["instance"])
-        claims = prepared_claims(f"{directory}/state.db")
+        claims = prepared_claims(f"{directory}/state.db", ClaimFiles(configuration.cdi_directory, backend.cdi_kind))
         if claims and programs is None:
             programs = companions_of(System())
         found.append(

@@ -43,6 +43,7 @@ from ..core.fabric import FabricPartitions
 from ..core.lanes import Call
 from ..core.lately import Lately
 from ..core.model import PARTITION, PASSTHROUGH, Device, Partition, Process
+from ..core.prepared import CLAIM_ANNOTATION
 from ..core.settings import Knob
 from ..core.system import System
 from ..core.vfio_drivers import best_driver
@@ -55,7 +56,7 @@ from .debts import Debt
 from .fabric import has_whole_devices, to_activate, whole_devices, with_partition
 from .lists import refuse_unlistable, with_lists_joined
 from .plan import Destruction, ModeChange, PreparePlan, UndoPlan
-from .records import ANNOTATION, ClaimRecord, DeviceRecord
+from .records import ClaimRecord, DeviceRecord
 from .refusals import PartitionRefused
 from .settings import Restoration, wanted_of
 
@@ -321,7 +322,7 @@ class Hands:
             self.backend.cdi_kind,
             with_lists_joined(edits),
             common=common,
-            annotations={ANNOTATION: record.to_document()},
+            annotations={CLAIM_ANNOTATION: record.to_document()},
         )
 
     def undo(self, plan: UndoPlan) -> Undone:

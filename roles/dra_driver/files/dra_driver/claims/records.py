@@ -18,8 +18,6 @@ from ..core.model import PARTITION, Device, Partition, Placement
 from ..core.passthrough import Handover, handover_of
 from ..core.prepared import PREPARED, PREPARING
 
-# The key under which a claim's CDI file carries the claim's record, so that a lost store can be rebuilt.
-ANNOTATION = "dra.accelerators/prepared-claim"
 # The newest version of that record that can be read here. Each is written in the oldest version that can hold it: 2 came with
 # settings, 3 with sharing and shares, 4 with passthrough, 5 with groups of devices, 6 with partitions of the fabric.
 DOCUMENT_VERSION = 6

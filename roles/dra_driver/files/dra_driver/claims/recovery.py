@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from ..core.cdi import list_specs, spec_path
 from ..core.errors import AcceleratorError
 from ..core.model import Device
+from ..core.prepared import CLAIM_ANNOTATION
 from ..core.system import System
 from .plan import PARTITIONING_KEY, ModeChange, mode_goes_off, plan_restore, restore_is_needed
-from .records import ANNOTATION, ClaimRecord, record_of_document
+from .records import ClaimRecord, record_of_document
 from .settings import wanted_of
 
 LOG = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRe
         path = spec_path(directory, kind, uid)
         try:
             document = json.loads(system.read_text(path))
-            record = record_of_document(document["annotations"][ANNOTATION])
+            record = record_of_document(document["annotations"][CLAIM_ANNOTATION])
             if record.uid != uid:
                 raise ValueError(f"it speaks of claim {record.uid}")
         except (OSError, ValueError, KeyError, TypeError) as error:

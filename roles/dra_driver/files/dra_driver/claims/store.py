@@ -35,7 +35,16 @@ from ..core.errors import AcceleratorError
 from ..core.prepared import FORM
 from .forms import Content, StoreDamaged, of_content, read
 from .records import ClaimRecord
-from .store_files import StoreError, exchange, refuse_header, remove_old_backups, replace, unwritable
+from .store_files import (
+    StoreError,
+    drop_new,
+    exchange,
+    refuse_header,
+    remove_old_backups,
+    replace,
+    take_new,
+    unwritable,
+)
 from .store_tables import Change, apply, fill, identify, sign, write
 
 LOG = logging.getLogger(__name__)
@@ -112,13 +121,15 @@ class Store:
     def open(cls, path: str) -> Store:
         """Open or make the store, and bring it forward where it is of an older form.
 
-        Raises StoreDamaged, NewerRelease or OlderRelease, or StoreError when it cannot be written. Only where there is no
-        file a new store is made; an empty file is a damaged store.
+        Raises StoreDamaged, NewerRelease or OlderRelease, or StoreError when it cannot be written. A new store is created only if
+        there is neither a file nor the new store of an interrupted rebuild. An empty file is a damaged store.
         """
         if not os.path.lexists(path):
-            replace(path, partial(fill, Content()))
+            if not take_new(path):
+                replace(path, partial(fill, Content()))
         elif not os.path.isfile(path):  # noqa: PTH113  what SQLite would call unopenable for ever
             raise StoreDamaged(f"The store {path} is no file")
+        drop_new(path)
         refuse_header(path)
         connection = _connect(path)
         try:
@@ -146,7 +157,7 @@ class Store:
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
         """Make a new store that holds the records; what is at the path is set aside. Raises StoreError.
 
-        An interrupted one has changed nothing, or has left no file at the path, or is complete: do it again.
+        If it is interrupted, either the old store is unchanged, or ``open`` takes the new one.
         """
         content = Content({record.uid: record for record in records}, dict(meta))
         former = replace(path, partial(fill, content))

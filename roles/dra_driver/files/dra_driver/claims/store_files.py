@@ -2,14 +2,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The files of a store: a whole one is made beside the old one and takes its place when it is complete and synced.
 
-At no moment is there an empty database where claims were. What a damaged store was is set aside for whoever wants to look
-at it; what a store of an older form was stays as a backup, for whoever wants to go back to the release that wrote it.
+There is never an empty database in place of one with claims. A damaged store is renamed and kept for diagnosis, the newest
+three. A store of an older form is kept as a backup for a return to the release that wrote it. While a damaged store is
+replaced there is a moment without a store: after a crash in it the next start takes the complete new one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +19,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from .forms import Content, StoreDamaged, sound_content
+from .forms import Content, StoreDamaged, read, sound_content
+from .records import OtherRelease
 
 # What SQLite keeps beside a database.
 COMPANIONS = ("-wal", "-shm", "-journal")
-# How many backups stay.
+# How many backups of older forms are kept, and how many damaged stores.
 BACKUPS = 2
+DAMAGED = 3
 #: What to do about a store that the disk does not take.
 REMEDY = "Check that its folder exists, is writable and that the disk is not full."
 #: Writes everything into an empty database.
@@ -44,17 +48,69 @@ def unwritable(path: str, error: BaseException) -> StoreError:
 
 
 def replace(path: str, fill: Fill) -> str | None:
-    """Put a new store where a damaged one is, or none, and return the name under which that was set aside.
+    """Replace a damaged or missing store by a new one. Return the new name of the damaged one. Raises StoreError.
 
-    The new one is complete and on the disk before the old one is touched, and the old one's log, which SQLite would
-    take for the new one's, is away before the new one comes. Raises StoreError.
+    The new store is complete and synced before the old one is renamed. The old log is renamed before the new store gets its
+    name, because SQLite would apply the log to it.
     """
-    target, new = Path(path), f"{path}.new"
-    with _built(path, new, fill):
-        former = set_aside(path)
-        _sync(str(target.parent))
-        Path(new).rename(target)
-        _sync(str(target.parent))
+    take_new(path)  # else the only complete store would be deleted first
+    with _built(path, new_store(path), fill):
+        former = _put_in_place(path)
+        _remove_old_damaged(path, former)
+    return former
+
+
+def take_new(path: str) -> bool:
+    """Put the new store of an interrupted ``replace`` in its place if there is no store. Return whether it did. Raises StoreError.
+
+    Only a complete new store is used: it contains the claims, pending cleanups, and settings that no CDI file has.
+    """
+    if os.path.lexists(path) or not _is_complete(new_store(path)):
+        return False
+    try:
+        _put_in_place(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return True
+
+
+def new_store(path: str) -> str:
+    """Return the path of the new store that is about to replace the one at ``path``."""
+    return f"{path}.new"
+
+
+def drop_new(path: str) -> None:
+    """Delete the new store of an interrupted replacement that the old store has outlived. Raises StoreError."""
+    try:
+        if os.path.lexists(new_store(path)):
+            _remove_database(new_store(path))
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _is_complete(path: str) -> bool:
+    """Return whether a file is a complete store. It is written in one transaction."""
+    if not Path(path).is_file():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
+            connection.row_factory = sqlite3.Row
+            read(connection, path)
+    except OtherRelease:
+        return True  # the check at opening rejects it by name
+    except (StoreDamaged, sqlite3.Error):
+        return False
+    return True
+
+
+def _put_in_place(path: str) -> str | None:
+    """Rename the old store and its log, then the new store to ``path``. Return the old store's new name. Raises OSError."""
+    target = Path(path)
+    _sync(str(target.parent))
+    former = set_aside(path)
+    _sync(str(target.parent))
+    Path(new_store(path)).rename(target)
+    _sync(str(target.parent))
     return former
 
 
@@ -64,7 +120,7 @@ def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> st
     ``former`` is a connection to the old one, which is closed. At each moment the path leads to the old store or to the
     new one, and either is whole: all that the old one's log holds is in the database before the log goes.
     """
-    target, new = Path(path), f"{path}.new"
+    target, new = Path(path), new_store(path)
     with _built(path, new, fill):
         if former.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             raise sqlite3.OperationalError("another program reads it, so that its log cannot be written back")
@@ -81,7 +137,8 @@ def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> st
 
 @contextlib.contextmanager
 def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
-    """Have a new store, complete and on the disk, beside the path; it goes when the work with it fails. Raises StoreError."""
+    """Write a new store and sync it. If the block fails, remove it, unless it is the only one. Raises StoreError."""
+    is_complete = False
     try:
         Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         _remove_database(new)
@@ -89,10 +146,12 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
             connection.execute("PRAGMA synchronous = FULL")
             fill(connection)
         _sync(new)
+        is_complete = True
         yield
     except (sqlite3.Error, OSError) as error:
-        with contextlib.suppress(OSError):
-            _remove_database(new)
+        if not is_complete or os.path.lexists(path):  # else ``take_new`` uses it
+            with contextlib.suppress(OSError):
+                _remove_database(new)
         raise unwritable(path, error) from error
 
 
@@ -101,6 +160,17 @@ def remove_old_backups(path: str) -> None:
     every = Path(path).parent.glob(f"{Path(path).name}.form-*-*")
     for backup in sorted(every, key=lambda each: each.lstat().st_ctime_ns)[:-BACKUPS]:
         backup.unlink(missing_ok=True)
+
+
+def _remove_old_damaged(path: str, newest: str | None) -> None:
+    """Keep three damaged stores, with their logs: the newest, and two more by the time at which they were renamed."""
+    others: dict[str, int] = {}
+    for file in Path(path).parent.glob(f"{Path(path).name}.damaged-*"):
+        store = re.sub(f"({'|'.join(COMPANIONS)})$", "", str(file))
+        if store != newest:
+            others[store] = max(others.get(store, 0), file.lstat().st_ctime_ns)
+    for store in sorted(others, key=lambda each: others[each])[: -(DAMAGED - 1)]:
+        _remove_database(store)
 
 
 def refuse_header(path: str) -> None:
@@ -147,7 +217,7 @@ def _free_name(start: str) -> str:
     target = ""
     for number in range(1000):
         target = f"{start}{stamp}" + (f"-{number}" if number else "")
-        if not Path(target).exists():
+        if not any(Path(target + suffix).exists() for suffix in ("", *COMPANIONS)):
             break
     return target
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Callable
 
@@ -18,10 +18,11 @@ from ..claims.records import ClaimRecord, OtherRelease
 from ..claims.recovery import amended, completed, found_again, records_in_files
 from ..claims.settings import forgotten
 from ..claims.store import Store
-from ..claims.store_files import REMEDY, StoreError
+from ..claims.store_files import REMEDY, StoreError, new_store, take_new
 from ..claims.store_tables import Change
 from ..core.cdi import remove_leftovers
 from ..core.errors import AcceleratorError
+from ..core.prepared import store_leftovers
 from ..core.system import System
 from ..logs import StateLog, fields
 from .shared import Conditions
@@ -140,10 +141,13 @@ class StoreKeeper:
                 LOG.info("removed half-written CDI files", extra=fields(folder=self._cdi_directory, files=removed))
 
     async def _open(self) -> tuple[Store, bool]:
+        resumed = take_new(self._path)
         told = self._recorded()
         try:
-            if told and not Path(self._path).exists():
-                raise StoreDamaged(f"The store {self._path} is not there, but prepared claims are")
+            if not os.path.lexists(self._path) and (traces := self._traces(told)):
+                raise StoreDamaged(
+                    f"The store {self._path} is lost. It existed, as these show: {', '.join(traces[:3])}"
+                )
             store = Store.open(self._path)
         except StoreDamaged as error:
             # What is sound was committed. Without it claims without a file would be lost, what claims have set would go to
@@ -160,7 +164,18 @@ class StoreKeeper:
         for record in completed(store.claims, told, self._boot_id):
             LOG.info("the claim's CDI file is written: it is prepared", extra=fields(claim=record.describe()))
             await store.commit(Change(put=record))
-        return store, False
+        if resumed and store_leftovers(self._path):
+            self._report_problem(
+                "StoreRebuilt",
+                f"The replacement of the store {self._path} was interrupted. It is completed: the new store has all that was "
+                f"recovered from the old one, with {len(store.claims)} claims",
+            )
+        return store, resumed
+
+    def _traces(self, told: Iterable[ClaimRecord]) -> tuple[str, ...]:
+        """Return files that a lost store has left, and claims with CDI files. An incomplete new store has replaced nothing."""
+        files = (file for file in store_leftovers(self._path) if not file.startswith(new_store(self._path)))
+        return (*files, *(f"CDI file of claim {record.describe()}" for record in told))
 
     def _recorded(self) -> tuple[ClaimRecord, ...]:
         return records_in_files(self._system, self._cdi_directory, self._cdi_kind)
