@@ -37,12 +37,12 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     names = ("accelerator_vendors_of_fleet", "accelerator_vendors_of_node")
     told_of = {name: prepare["vars"][name] for name in names}
-    find = read["tasks"][-1]
+    find = read["tasks"][-2:]
     (runtimes,) = (task["loop"] for task in prepare["tasks"] if "container_runtime" in str(task.get("loop")))
     told_of["runtimes"] = runtimes
     tell = {"ansible.builtin.debug": {"msg": TOLD}, "vars": told_of}
     hosts = {name: {"accelerator_node": {"devices": each["has"]}, **each} for name, each in HOSTS.items()}
-    played = play(tmp_path, [find, tell], hosts)
+    played = play(tmp_path, [*find, tell], hosts)
     assert set(played.told) == set(HOSTS), played.output
     assert {name: each["layout"] for name, each in played.told.items()} == {
         "bare": [],

@@ -1,0 +1,70 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filter that finds the layout entry of each host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible.inventory.manager import InventoryManager
+from ansible_collections.dra.accelerators.plugins.filter.layout_entries import FilterModule
+
+layout_entries = FilterModule().filters()["layout_entries"]
+HOSTS = [f"node-{number}" for number in range(50)]
+GROUPS = {"all": [*HOSTS, "other"], "accelerator_nodes": HOSTS, "even": HOSTS[::2], "ungrouped": ["other"]}
+
+
+def entries(*patterns: Any) -> list[dict[str, Any]]:
+    return [{"hosts": pattern, "layout": []} for pattern in patterns]
+
+
+def test_first_matching_entry_of_each_host_is_found() -> None:
+    own = entries(
+        "nothing", "node-3", "even:!node-4", ["node-4", "node-5"], "accelerator_nodes[7]", "~node-1[13]", "node-4*"
+    )
+    hostvars = {host: {"accelerator_layouts": own} for host in HOSTS}
+    hostvars["node-9"] = {"accelerator_layouts": entries("node-3", "all")}
+    hostvars["node-11"] = {}
+    found = layout_entries(HOSTS, hostvars, GROUPS)
+    assert {host: position for host, position in found.items() if host not in GROUPS["even"]} == {
+        "node-3": 1,
+        "node-5": 3,
+        "node-7": 4,
+        "node-9": 1,
+        "node-13": 5,
+        "node-41": 6,
+        "node-43": 6,
+        "node-45": 6,
+        "node-47": 6,
+        "node-49": 6,
+    }
+    assert found["node-4"] == 3 and {found[host] for host in GROUPS["even"] if host != "node-4"} == {2}
+
+
+def test_each_pattern_is_resolved_once_for_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real function is called, and the calls are counted."""
+    resolved, get_hosts = list[Any](), InventoryManager.get_hosts
+
+    def counted(self: InventoryManager, pattern: Any = "all", **more: Any) -> Any:
+        resolved.append(pattern)
+        return get_hosts(self, pattern, **more)
+
+    monkeypatch.setattr(InventoryManager, "get_hosts", counted)
+    own = entries(*HOSTS)
+    found = layout_entries(HOSTS, {host: {"accelerator_layouts": own} for host in HOSTS}, GROUPS)
+    assert found == {host: position for position, host in enumerate(HOSTS)}
+    assert resolved == [[host] for host in HOSTS]
+
+
+def test_entry_without_hosts_is_rejected() -> None:
+    with pytest.raises(
+        AnsibleFilterError, match="entry 1 of accelerator_layouts of node-0 has no hosts, expected a pattern"
+    ):
+        layout_entries(
+            HOSTS, {host: {"accelerator_layouts": [*entries("x"), {"layout": []}]} for host in HOSTS}, GROUPS
+        )
+    with pytest.raises(AnsibleFilterError, match="found str, expected a list of hosts"):
+        layout_entries("node-0", {}, GROUPS)
