@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.api.client import ApiClient
+from dra_driver.api.events import EventRecorder
+from dra_driver.controller.keeping import Keeper
 from dra_driver.controller.lease import Elector, Terms
+from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.reporting import Reporter
 from object_server import ObjectServer
 
 NODES, RULES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/devicetaintrules"
@@ -86,3 +90,13 @@ def cluster_of(server: ObjectServer) -> None:
             # The server lists claims of all namespaces elsewhere than it keeps them.
             server.objects[f"{CLAIMS}/{node}-{name}"] = server.put(f"{OWN_CLAIMS}/{node}-{name}", claim)
     server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
+
+
+def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
+    events = EventRecorder(client, component="test", node_name="test")
+    settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, "lasting": 600, **options}
+    lasting = settings.pop("lasting")
+    reporter = Reporter(
+        drivers=[DRIVER], events=events, measurements=measurements, lasting=lasting, dry_run=settings["dry_run"]
+    )
+    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, reporter=reporter, **settings)

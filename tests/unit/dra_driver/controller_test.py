@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_steps import DRIVER, LEASE, NODES, OWN_CLAIMS, RULES, SLICES, candidate, cluster_of, going, run, until
+from controller_steps import LEASE, NODES, OWN_CLAIMS, RULES, SLICES, candidate, cluster_of, going, keeper, run, until
 from dra_driver.api.client import ApiClient
-from dra_driver.api.events import EventRecorder
 from dra_driver.api.watching import Watched
 from dra_driver.controller.facts import RuleFacts, rule_facts
-from dra_driver.controller.keeping import Keeper, WatchEnded
+from dra_driver.controller.keeping import WatchEnded
 from dra_driver.controller.lease import Terms
 from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.reporting import Reporter
 from dra_driver.deadlines import within
 from object_server import ObjectServer
 
@@ -187,16 +185,6 @@ def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_p
                 assert state[-1] == "stopped", "it belongs to another one now, who renews it"
 
     run(tmp_path, scenario)
-
-
-def keeper(client: ApiClient, measurements: Measurements, **options: Any) -> Keeper:
-    events = EventRecorder(client, component="test", node_name="test")
-    settings = {"may_act": lambda: True, "grace": 0.1, "interval": 0.05, "dry_run": False, "lasting": 600, **options}
-    lasting = settings.pop("lasting")
-    reporter = Reporter(
-        drivers=[DRIVER], events=events, measurements=measurements, lasting=lasting, dry_run=settings["dry_run"]
-    )
-    return Keeper(client, drivers=[DRIVER], events=events, measurements=measurements, reporter=reporter, **settings)
 
 
 def ours_left(server: ObjectServer) -> set[str]:

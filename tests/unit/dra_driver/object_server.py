@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ class ObjectServer:
         metadata = {"name": path.rsplit("/", 1)[1], "uid": f"uid-{self.revision}", **body.get("metadata", {})}
         self.objects[path] = {**body, "metadata": {**metadata, "resourceVersion": str(self.revision)}}
         self._tell(kind, path)
+        # A list of all namespaces has the object as well, where the test has put it there.
+        everywhere = re.sub(r"/namespaces/[^/]+/", "/", path)
+        if everywhere != path and everywhere in self.objects:
+            self.objects[everywhere] = self.objects[path]
+            self._tell("MODIFIED", everywhere)
         return self.objects[path]
 
     def remove(self, path: str) -> None:

@@ -16,9 +16,8 @@ from ahead_test import AHEAD, reserve, short, told
 from aiohttp.test_utils import TestClient, TestServer
 from claim_steps import SMALL
 from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
-from controller_steps import CLAIMS, cluster_of, going, run, until
+from controller_steps import CLAIMS, cluster_of, going, keeper, run, until
 from controller_steps import DRIVER as CONTROLLED
-from controller_test import keeper
 from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Callable
 
-from ..api.client import ApiClient, ApiError, Json
+from ..api.client import ApiClient, ApiError, ApiUnreachable, Json
 from ..api.events import EventRecorder, Subject
 from ..api.resources import GROUP, ResourceApi
 from ..core.errors import AcceleratorError
@@ -22,7 +22,7 @@ from .plan import Action, PodKey, View
 LOG = logging.getLogger(__name__)
 
 DONE, FAILED, NOT_NEEDED = "done", "failed", "not-needed"
-#: So much is done in one pass; what is left is done in the next.
+#: Actions of one pass. The next pass takes the others.
 MOST_ACTIONS = 500
 #: What a node's Event names of what was deleted.
 DELETED_KINDS = {planning.DELETE_SLICE: "ResourceSlice", planning.DELETE_RULE: "DeviceTaintRule"}
@@ -57,10 +57,20 @@ class Cleaner:
         self._may_act = may_act
         self._rules_path = rules_path
         self._dry_run = dry_run
+        #: The number of attempts by verb and UID, for the actions of the last call of ``clean``.
+        self._attempts: dict[tuple[str, str], int] = {}
 
     async def pods(self, asked: Collection[PodKey]) -> dict[PodKey, str]:
-        """What has become of pods. Raises ApiError, ApiUnreachable."""
-        return {key: await self._pod(key) for key in sorted(asked)}
+        """Return the state of each pod, without pods that the server cannot return. Raises ApiError, ApiUnreachable."""
+        found: dict[PodKey, str] = {}
+        for key in sorted(asked):
+            try:
+                found[key] = await self._pod(key)
+            except ApiError as error:
+                if error.retry_after or error.status < 500:  # the other pods cannot be read either
+                    raise
+                LOG.warning("the pod %s/%s cannot be read and counts as alive: %s", key[0], key[1], error)
+        return found
 
     async def _pod(self, key: PodKey) -> str:
         namespace, name, uid = key
@@ -70,29 +80,46 @@ class Cleaner:
         finished = (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         return planning.POD_FINISHED if finished else planning.POD_ALIVE
 
-    async def clean(self, actions: Sequence[Action], gone: Mapping[str, str], pods: Mapping[PodKey, str]) -> None:
-        """Take the actions, one after the other. One that fails is logged, counted, and planned again in the next pass."""
+    async def clean(self, actions: Sequence[Action], gone: Mapping[str, str], pods: Mapping[PodKey, str]) -> int:
+        """Take up to MOST_ACTIONS actions, one after the other. Return the number of actions left that had no attempt yet.
+
+        Actions with fewer attempts come first, so that failing ones do not keep the others waiting. A failed action is logged, counted, and
+        planned again in the next pass. Raises ApiUnreachable, and ApiError if the server asks for a pause (Retry-After).
+        """
+        self._attempts = {_key(action): self._attempts.get(_key(action), 0) for action in actions}
+        ordered = sorted(actions, key=lambda action: self._attempts[_key(action)])  # otherwise in the given order
+        # A claim without its allocation no longer names the node, so its finalizer has to be removed before.
+        unreleased = {action.uid for action in actions if action.verb == planning.RELEASE}
         nodes: dict[str, NodeFacts | None] = {}
         deleted: dict[tuple[str, str], Counter[str]] = {}
         try:
-            for action in actions[:MOST_ACTIONS]:
+            for action in ordered[:MOST_ACTIONS]:
                 if not self._may_act():
-                    return
+                    return 0
+                self._attempts[_key(action)] += 1
+                if action.verb == planning.DEALLOCATE and action.uid in unreleased:
+                    continue
                 try:
                     if action.node not in nodes:
                         node = await self._get(f"/api/v1/nodes/{action.node}")
                         nodes[action.node] = node_facts(node) if node is not None else None
                     outcome = await self._act(action, nodes[action.node], gone, pods)
                 except Stopped:
-                    return
+                    return 0
                 except AcceleratorError as error:
-                    outcome = FAILED
+                    self._measurements.action(action.verb, FAILED)
                     LOG.warning("%s failed: %s", action, error, extra=fields(code=error.code))
+                    if isinstance(error, ApiUnreachable) or (isinstance(error, ApiError) and error.retry_after):
+                        raise  # the next request would fail as well
+                    continue
+                if action.verb == planning.RELEASE:
+                    unreleased.discard(action.uid)
                 if outcome == DONE and action.verb in DELETED_KINDS:
                     deleted.setdefault((action.node, action.why), Counter())[DELETED_KINDS[action.verb]] += 1
                 self._measurements.action(action.verb, "dry-run" if self._dry_run and outcome == DONE else outcome)
         finally:
             self._tell_deleted(deleted)
+        return sum(not self._attempts[_key(action)] for action in ordered)
 
     async def _act(
         self, action: Action, node: NodeFacts | None, gone: Mapping[str, str], pods: Mapping[PodKey, str]
@@ -199,3 +226,7 @@ class Cleaner:
             if not error.is_not_found:
                 raise
             return None
+
+
+def _key(action: Action) -> tuple[str, str]:
+    return action.verb, action.uid

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Collection
 from typing import Any, Callable
 
-from ..api.client import ApiClient
+from ..api.client import ApiClient, ApiError
 from ..api.events import EventRecorder
 from ..api.resources import GROUP, ResourceApi
 from ..api.watching import Watched
@@ -79,6 +80,8 @@ class Keeper:
         self._changed = asyncio.Event()
         self._rules_path = ""
         self._absent_since: dict[str, float] = {}
+        #: Until then the server wants no requests of the clean-up, by ``clock``.
+        self._paused_until = -math.inf
         self._state = StateLog(LOG)
         self._reporter = reporter
         self._cleaner = Cleaner(
@@ -159,6 +162,8 @@ class Keeper:
             try:
                 now = self._clock()
                 soon = planning.next_gone(self._absent_since, now=now, grace=self._grace)
+                if self._paused_until > now:
+                    soon = min(soon, self._paused_until - now)
                 await within(self._changed.wait(), min(self._interval, soon))
                 await asyncio.sleep(GATHER_SECONDS)
             except asyncio.TimeoutError:
@@ -203,16 +208,20 @@ class Keeper:
         asked = planning.pods_to_ask(view, gone, self._drivers)
         self._reporter.look(view, self._absent_since, now)
         seconds = time.perf_counter() - began
-        try:
-            pods = await self._cleaner.pods(asked)
-            began = time.perf_counter()
-            actions = planning.plan(view, gone, pods, self._drivers)
-            deleted = {action.uid for action in actions}
-            actions += [action for action in left if action.uid not in deleted]
-            seconds += time.perf_counter() - began
-            await self._cleaner.clean(actions, gone, pods)
-        except AcceleratorError as error:
-            LOG.warning("a pass was not finished: %s", error)
+        if now >= self._paused_until:
+            try:
+                pods = await self._cleaner.pods(asked)
+                began = time.perf_counter()
+                actions = planning.plan(view, gone, pods, self._drivers)
+                deleted = {action.uid for action in actions}
+                actions += [action for action in left if action.uid not in deleted]
+                seconds += time.perf_counter() - began
+                if await self._cleaner.clean(actions, gone, pods):
+                    self._changed.set()  # the next pass takes the others
+            except AcceleratorError as error:
+                if isinstance(error, ApiError) and error.retry_after:
+                    self._paused_until = self._clock() + error.retry_after
+                LOG.warning("a pass was not finished: %s", error)
         self._measurements.looked(
             seconds,
             nodes=len(view.nodes),
