@@ -4,6 +4,11 @@
 
 A value that a playbook passes to a role or to another playbook has a name that begins with two underscores, or the playbook refuses an extra
 variable of that name: extra variables have precedence over passed values. Values that roles pass to each other are in ``SET_BY_ROLES``.
+
+A task or a play on the Ansible controller has ``become: false`` and the variable ``ansible_become: false``. An inventory with ``ansible_become: true``
+for all hosts has precedence over the keyword.
+
+A play has ``strategy: linear``. With the strategy ``free`` of ansible.cfg, ``run_once`` is ignored and hosts of a batch do not wait for each other.
 """
 
 from __future__ import annotations
@@ -86,6 +91,31 @@ def extra_variable_problems(documents: Mapping[Path, Any], by_roles: set[str]) -
     ]
 
 
+def become_problems(path: Path, items: Any, is_unprivileged: bool = False) -> list[str]:
+    """Return the plays and tasks on the Ansible controller that an inventory can make run as root."""
+    problems = []
+    for item in items or ():
+        variables = item.get("vars") or {}
+        unprivileged = item.get("become", True) is False and variables.get("ansible_become", True) is False
+        is_local = item.get("delegate_to") == "localhost" or item.get("hosts") == "localhost"
+        if is_local and not (unprivileged or is_unprivileged):
+            problems.append(
+                f"{path}: {str(item.get('name'))!r} runs on localhost. Add `become: false` and, in its vars, `ansible_become: false`."
+            )
+        for key in BLOCKS:
+            problems += become_problems(path, item.get(key), unprivileged or is_unprivileged)
+    return problems
+
+
+def strategy_problems(path: Path, document: Any) -> list[str]:
+    """Return the plays of a playbook that run with the strategy of ansible.cfg."""
+    return [
+        f"{path}: the play {play.get('name')!r} has no `strategy: linear`. Add it."
+        for play in document
+        if "hosts" in play and play.get("strategy") != "linear"
+    ]
+
+
 def main() -> int:
     """Check every playbook and every file of tasks, and return the exit status."""
     paths = sorted(
@@ -93,6 +123,8 @@ def main() -> int:
     )
     documents = {path.relative_to(ROOT): yaml.safe_load(path.read_text(encoding="utf-8")) or [] for path in paths}
     problems = extra_variable_problems(documents, set_by_roles())
+    for path, document in documents.items():
+        problems += become_problems(path, document) + strategy_problems(path, document)
     return close(problems, len(documents), "files")
 
 
