@@ -37,11 +37,11 @@ from ._driver_install import (
     in_the_way,
     keep_record,
     last_words,
-    standing_still,
     text_or_none,
     verified_copy,
     waits_for_restart,
 )
+from ._stopped_services import stopped_services
 from .core.ascend import bus
 from .core.ascend.driver_files import CONTROL_NODES, INSTALL_INFO, MANAGER
 from .core.ascend.families import family_of
@@ -180,7 +180,7 @@ class Installer:
     def carry_out(self, steps: Sequence[Step], choices: Choices, record: Record) -> Record:
         """Take the steps with the services stopped; return the record afterwards. Raises AcceleratorError, saying how far it came."""
         done: list[str] = []
-        with standing_still(self.system, self.services):
+        with stopped_services(self.system, self.services):
             for step in steps:
                 record = self._take(step, choices, record, done)
                 done.append(step.describe())
@@ -249,8 +249,8 @@ class Installer:
         target = f"{FOLDER}/{posixpath.basename(package.path)}"
         if target != package.path:
             self.system.path(FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The copy goes after the step, so it is moved and not copied again.
-            self.system.path(self._copies.pop(package.path)).replace(self.system.path(target))
+            # The copy is deleted after the step, so it is moved and not copied again.
+            self.system.move(self._copies.pop(package.path), target)
         moved = Package(package.kind, target, package.chip, package.version, package.machine, package.checksum)
         return Step(step.verb, step.kind, step.before, moved)
 

@@ -62,7 +62,7 @@ class CopiedFiles(Files[Record]):
         number = 1
         while self.system.exists(f"{backup}.{number}"):
             number += 1
-        self.system.path(backup).rename(self.system.path(f"{backup}.{number}"))
+        self.system.move(backup, f"{backup}.{number}")
         self.module.warn(
             f"{backup} is a copy of an older {path}, and no record of changes names it. It was renamed to {backup}.{number}. "
             "Delete it if you do not need it."

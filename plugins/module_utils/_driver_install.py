@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What modules that install a vendor's driver share: who is in the way, services that stand still meanwhile, records, digests."""
+"""What modules that install a vendor's driver share: who is in the way, units, records, digests."""
 
 from __future__ import annotations
 
@@ -91,6 +91,8 @@ def text_or_none(system: System, path: str) -> str | None:
 def keep_record(system: System, path: str, text: str) -> None:
     """Write a record; an empty text removes it, with its folder and all that was kept there."""
     if text:
+        # A killed run can have left a temporary file.
+        system.remove_temporaries(path)
         system.write_atomic(path, text.encode(), mode=0o600, directory_mode=0o700)
     else:
         folder = posixpath.dirname(path)
@@ -218,27 +220,3 @@ def daemon_reload(system: System) -> None:
     done = system.run(["systemctl", "daemon-reload"], COMMAND_SECONDS * 5)
     if done.returncode:
         raise AcceleratorError(f"systemctl daemon-reload ended with {done.returncode}: {last_words(done.stderr)}")
-
-
-@contextlib.contextmanager
-def standing_still(system: System, services: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Stop those of the units that run, in this order, and start them again afterwards in the other; yields which they are.
-
-    One that runs by then is left alone, and one that has gone meanwhile, with its packages, is not started.
-    """
-    running = tuple(name for name in services if is_running(system, name))
-    try:
-        for name in running:
-            systemctl(system, "stop", name)
-        yield running
-    finally:
-        problems: list[AcceleratorError] = []
-        for name in reversed(running):
-            if not is_running(system, name) and property_of(system, name, "LoadState") != "not-found":
-                try:
-                    systemctl(system, "start", name)
-                except AcceleratorError as error:
-                    problems.append(error)
-        # One that does not start keeps none of the others from it.
-        if problems:
-            raise problems[0]

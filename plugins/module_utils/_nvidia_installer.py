@@ -21,7 +21,6 @@ from ._driver_install import (
     keep_record,
     last_words,
     property_of,
-    standing_still,
     systemctl,
     text_or_none,
     waits_for_restart,
@@ -43,6 +42,7 @@ from ._nvidia_machine import LOADED_MODULES, Machine, look
 from ._nvidia_record import KEPT, RECORD, Record, read_record
 from ._package_files import FileChange, Keeper, Kept, write_files
 from ._package_port import Change, Packages, PackageTool, upstream
+from ._stopped_services import stopped_services
 from .core.errors import AcceleratorError, InUse
 from .core.system import LONGEST_INSTALLATION, System
 
@@ -183,9 +183,10 @@ class Installer:
             return
         files: list[str] = []
         purge: list[str] = []
-        if record.now is not None and record.now.complete and record.doing == "install":
-            self.keeper.verify(record.now)
-            files = [str(self.system.path(each["path"])) for each in record.now.packages.values()]
+        before = self._before_interruption(record)
+        if before is not None and before.complete and record.doing == "install":
+            self.keeper.verify(before)
+            files = [str(self.system.path(each["path"])) for each in before.packages.values()]
         else:
             ours = {*record.added, *(record.now.packages if record.now else ())}
             purge = [name for name in packages.broken if name in ours]
@@ -193,13 +194,19 @@ class Installer:
         self.write(replace(record, doing=""))
 
     def carry_out(self, work: Work, record: Record) -> Record:
-        """Do the work with the services stopped; return the record afterwards. Raises AcceleratorError, saying what became of it."""
+        """Do the work with the services stopped, and return the record after it.
+
+        The previous driver is in the record before the first change, so that the run after a killed one can restore it. Raises AcceleratorError
+        with the state of the node.
+        """
         packages = self.apt.packages()
         former = self._former(record, packages.installed, work)
         added = tuple(dict.fromkeys((*record.added, *work.added)))
-        with standing_still(self.system, self.services if work.disturbs else ()):
-            waits = self._make_room(work, record)
-            self.write(replace(record, added=added, doing="install" if work.words or not work.sign else SIGN))
+        begun = replace(record, added=added, doing="install" if work.words or not work.sign else SIGN)
+        if former is not None and (record.now is None or not record.now.complete):
+            begun = replace(begun, former=former)
+        with stopped_services(self.system, self.services if work.disturbs else ()):
+            waits = self._begin(work, record, begun)
             try:
                 self._install(work, packages.broken)
                 if work.sign:
@@ -223,8 +230,25 @@ class Installer:
         # After the services are started again, of which it is one.
         return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
 
+    @staticmethod
+    def _before_interruption(record: Record) -> Kept | None:
+        """Return the driver before an interrupted run: the recorded one, or the one that the run found and recorded as the previous driver."""
+        now, former = record.now, record.former
+        if now is None or (not now.complete and former is not None and former.version == now.version):
+            return former
+        return now
+
+    def _begin(self, work: Work, record: Record, begun: Record) -> bool:
+        """Record what begins, then unload what is loaded; return whether a restart is needed. Raises InUse with the record as before."""
+        self.write(begun)
+        try:
+            return self._make_room(work, record)
+        except AcceleratorError:
+            self.write(record)
+            raise
+
     def _former(self, record: Record, installed: Mapping[str, str], work: Work) -> Kept | None:
-        """Return the driver that is there, with the files by which it can be gone back to; what is not kept yet is fetched."""
+        """Return the installed driver with the files that restore it. Files that are not kept yet are fetched."""
         if not work.words:
             return record.now
         if record.now is not None and record.now.complete:
@@ -234,6 +258,10 @@ class Installer:
         }
         versions = {upstream(installed[name]) for name in replaced if name in installed}
         found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
+        interrupted = self._before_interruption(record)
+        if interrupted is not None and interrupted.complete and (not found or interrupted.version in versions):
+            # An interrupted run has found it, when all of it was installed.
+            return interrupted
         if not found:
             return None
         self.keeper.fetch(found)
@@ -530,9 +558,8 @@ class Installer:
         """Remove packages and files with the services stopped; return the record afterwards. Raises AcceleratorError."""
         work = Work(Kept("", ""), load=True, reload=True)
         before = self.apt.lists()
-        with standing_still(self.system, self.services):
-            waits = self._make_room(work, record)
-            self.write(replace(record, doing="remove"))
+        with stopped_services(self.system, self.services):
+            waits = self._begin(work, record, replace(record, doing="remove"))
             # Before the packages go, in whose folders they lie.
             write_files(self.system, files)
             there = self.apt.packages()

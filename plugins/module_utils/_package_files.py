@@ -149,11 +149,16 @@ class Keeper:
                 shutil.copyfile(self.system.path(path), self.system.path(target))
 
     def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Return packages, given with their versions, with the files that are kept of them."""
+        """Return packages, given with their versions, with the files that are kept of them. These files are on the disk then."""
         there = self.apt.kept_in(self.folder) if self.keep else {}
+        if there:
+            self.system.sync(self.folder)
         found = {}
         for name, version in packages.items():
             path = there.get((name.partition(":")[0], version), "")
+            if path:
+                # A record names the file from now on.
+                self.system.sync(path)
             checksum = digest_of(self.system, path) if path else ""
             found[name] = {"version": version, "path": path, "checksum": checksum}
         return found

@@ -277,6 +277,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages 
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import InTheWay, wait_for_claims
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import (
+    describe_start,
+    interrupted_services,
+    resumed_services,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 
@@ -387,11 +392,17 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         keep=params["keep"],
     )
     with contextlib.closing(installer):
-        return work_with(installer, module)
+        if module.check_mode:
+            return work_with(installer, module, interrupted_services(installer.system))
+        with resumed_services(installer.system) as stopped:
+            return work_with(installer, module, stopped)
 
 
-def work_with(installer: Installer, module: AnsibleModule) -> dict[str, Any]:
-    """Do the module's work while the installer has its verified copies."""
+def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str]) -> dict[str, Any]:
+    """Do the module's work while the installer has its verified copies, and return the module's result.
+
+    ``stopped`` are the services that an interrupted run stopped; the caller starts them.
+    """
     params = module.params
     record, before = installer.record(), installer.installed()
     lacking: list[str] = []
@@ -416,11 +427,12 @@ def work_with(installer: Installer, module: AnsibleModule) -> dict[str, Any]:
             record = installer.carry_out(steps, choices, record)
             after = installer.installed().to_dict()
         waits = installer.waits_for_restart(record)
-        if record and not record.packages and not record.former and not waits:
+        if params["state"] == "absent" and not record.packages and not record.former and not waits:
+            # Also if the record is gone: a killed run can have left the directory.
             installer.write(Record())
     return {
-        "changed": bool(steps),
-        "steps": [step.describe() for step in steps],
+        "changed": bool(steps or stopped),
+        "steps": [*(step.describe() for step in steps), *map(describe_start, stopped)],
         "packages": [step.kind for step in steps if step.package is not None],
         "lacking": lacking,
         "in_the_way": {

@@ -270,8 +270,6 @@ reason:
   sample: Forbidden
 """
 
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -321,6 +319,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.dema
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.fleet import Fleet, InvalidFleet, read_fleet
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.plan import Plan, make_plan
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.problem import build
+from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import seconds_of
 
 CONSTRAINTS: dict[str, Any] = {
@@ -454,10 +453,8 @@ def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
     try:
         before = place.read_text(encoding="utf-8") if place.exists() else ""
         if before != after and not module.check_mode:
-            handle, name = tempfile.mkstemp(dir=module.tmpdir)
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(after)
-            module.atomic_move(name, path)
+            mode = place.stat().st_mode & 0o7777 if place.exists() else None
+            System().write_atomic(str(place.resolve()), after.encode(), mode)
     except (OSError, UnicodeDecodeError) as error:
         raise AcceleratorError(
             f"dest {path} cannot be written: {error}",

@@ -361,6 +361,7 @@ error_code:
   sample: not-loaded
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -390,6 +391,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_options 
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageTool, Places, upstream
 from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import (
+    describe_start,
+    interrupted_services,
+    resumed_services,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 HINT = "Drain the node and run this again; the role nvidia_driver does it with nvidia_driver_drain."
@@ -511,11 +517,19 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
     apt = apt or tool_of(system, timeout=float(module.params["timeout"]))
     given = module.params if module.params["state"] == "present" else {**module.params, "files": []}
     with verified_files(system, given, is_check=module.check_mode) as params:
-        return work_with(params, system, apt, check=module.check_mode)
+        if module.check_mode:
+            return work_with(params, system, apt, check=True, stopped=interrupted_services(system))
+        with resumed_services(system) as stopped:
+            return work_with(params, system, apt, check=False, stopped=stopped)
 
 
-def work_with(params: dict[str, Any], system: System, apt: PackageTool, *, check: bool) -> dict[str, Any]:
-    """Do the module's work with verified files of packages; returns the module's result. Raises AcceleratorError."""
+def work_with(
+    params: dict[str, Any], system: System, apt: PackageTool, *, check: bool, stopped: Sequence[str]
+) -> dict[str, Any]:
+    """Do the module's work with verified files of packages, and return the module's result.
+
+    ``stopped`` are the services that an interrupted run stopped; the caller starts them. Raises AcceleratorError.
+    """
     options = options_of(params, apt.places(GROUP))
     installer = Installer(
         system,
@@ -541,7 +555,8 @@ def work_with(params: dict[str, Any], system: System, apt: PackageTool, *, check
         else:
             record = installer.remove(decision.purge, decision.files, record)
     waits = installer.waits_for_restart(record)
-    if not check and params["state"] == "absent" and record and not waits:
+    if not check and params["state"] == "absent" and not waits:
+        # Also if the record is gone: a killed run can have left the directory.
         record = Record()
         installer.write(record)
     if check and decision.disturbs:
@@ -549,8 +564,8 @@ def work_with(params: dict[str, Any], system: System, apt: PackageTool, *, check
     after = foretold(before, decision) if check else seen(Planner(installer, options))
     shown = [change.describe() for change in decision.changes]
     return {
-        "changed": bool(decision.steps),
-        "steps": list(decision.steps),
+        "changed": bool(decision.steps or stopped),
+        "steps": [*decision.steps, *map(describe_start, stopped)],
         "changes": shown,
         "lacking": dict(decision.lacking),
         "in_the_way": {

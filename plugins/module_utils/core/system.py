@@ -326,6 +326,13 @@ class System:
         if durable:
             self._sync_directory(folder)
 
+    def move(self, source: str, target: str) -> None:
+        """Rename a file; after a power cut the whole file is at one of the two paths. Raises OSError."""
+        self.sync(source)
+        os.replace(self._where(source), self._where(target))  # noqa: PTH105  paths are texts here
+        for folder in dict.fromkeys((posixpath.dirname(target), posixpath.dirname(source))):
+            self.sync(folder)
+
     def remove_temporaries(self, path: str) -> int:
         """Remove what a writer of this file that was killed has left beside it; return how many there were. Raises OSError.
 

@@ -23,6 +23,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_port imp
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, DeviceNumber, System
 
+from tests.unit.crash_steps import step
+
 OPEN, PROPRIETARY = "nvidia-kernel-open-dkms", "nvidia-kernel-dkms"
 NAMES = ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, PROPRIETARY, "nvidia-persistenced")
 #: What each package brings along, in the same version.
@@ -70,6 +72,8 @@ class Machine(System):
         return program == "update-initramfs"
 
     def run(self, argv: Sequence[str], timeout: float, **_options: Any) -> Completed:
+        if argv[0] != "modinfo" and argv[1] not in ("show", "is-active"):
+            step(" ".join(argv))
         return getattr(self, "_" + argv[0].replace("-", "_"))(list(argv[1:]))
 
     def _update_initramfs(self, words: list[str]) -> Completed:
@@ -180,6 +184,7 @@ class FakeApt(AptForm):
             (Path(folder) / f"{name}_{version}_amd64.deb").write_text(word)
 
     def mark(self, verb: str, names: Sequence[str]) -> None:
+        step(f"mark {verb}")
         change = {"hold": self.held.update, "unhold": self.held.difference_update}
         change.get(verb, self.automatic.update)(names)
 
@@ -211,6 +216,7 @@ class FakeApt(AptForm):
 
     def mend(self, files: Sequence[str], purge: Sequence[str]) -> None:
         for path in files:
+            step(f"mend {Path(path).name}")
             found = name_of_file(path)
             assert found is not None and Path(path).exists()
             self.installed[found[0]] = found[1]
@@ -225,11 +231,13 @@ class FakeApt(AptForm):
     def act(self, verb: str, words: Sequence[str], options: Sequence[str] = ()) -> str:
         if verb == "purge":
             for name in words:
+                step(f"purge {name}")
                 self.installed.pop(name, None)
                 self._unbuild(name)
             self.broken = [name for name in self.broken if name not in words]
             return ""
         for change in self.foresee(["install", *words]):
+            step(f"{change.verb} {change.name}")
             if change.verb == "remove":
                 self.installed.pop(change.name)
                 self._unbuild(change.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _driver_install
+from ansible_collections.dra.accelerators.plugins.module_utils import _driver_install, _stopped_services
 from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
     PERSISTENCE_FILE,
     Offer,
@@ -260,7 +260,7 @@ def test_a_unit_that_does_not_start_keeps_none_of_the_others_from_it(node: Node)
     node.machine.broken_units = {"b.service"}
     with (
         pytest.raises(AcceleratorError, match=r"systemctl start b\.service"),
-        _driver_install.standing_still(node.machine, units),
+        _stopped_services.stopped_services(node.machine, units),
     ):
         assert not node.machine.running & set(units)
     assert node.machine.running & set(units) == {"a.service", "c.service"}
