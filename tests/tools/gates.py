@@ -11,7 +11,7 @@ from steps import ROOT, Step, cache, tree
 
 CHECKS = {
     "links": "every link inside README and docs leads somewhere",
-    "playbook_rules": "what playbooks pass, where they run, and their strategy do not depend on the user's variables and ansible.cfg",
+    "playbook_rules": "variables and ansible.cfg do not replace what playbooks pass, where tasks run, and their order; hidden tasks report errors",
     "role_arguments": "defaults, argument specs and README of each role name the same variables",
     "role_readmes": "the generated part of each role's README is what its argument specs say; `--write` makes it so",
     "security_rules": "no line has one of the classes of vulnerabilities that ruff's S rules do not find",

@@ -8,6 +8,8 @@ variable of that name: extra variables have precedence over passed values. Value
 A task or a play on the Ansible controller has ``become: false`` and the variable ``ansible_become: false``. An inventory with ``ansible_become: true``
 for all hosts has precedence over the keyword.
 
+A task with ``no_log`` is in a block with a rescue, which reports the message of the failed module and nothing else of its result.
+
 A play has ``strategy: linear``. With the strategy ``free`` of ansible.cfg, ``run_once`` is ignored and hosts of a batch do not wait for each other.
 """
 
@@ -116,6 +118,20 @@ def strategy_problems(path: Path, document: Any) -> list[str]:
     ]
 
 
+def no_log_problems(path: Path, items: Any, is_rescued: bool = False) -> list[str]:
+    """Return the tasks whose failure shows no reason."""
+    problems = []
+    for item in items or ():
+        if item.get("no_log") and not is_rescued:
+            problems.append(
+                f"{path}: {item.get('name')!r} has no_log, which hides why it failed. Put it into a block whose rescue fails with ansible_failed_result.msg."
+            )
+        for key in BLOCKS:
+            rescues = key == "block" and "ansible_failed_result.msg" in str(item.get("rescue"))
+            problems += no_log_problems(path, item.get(key), rescues)
+    return problems
+
+
 def main() -> int:
     """Check every playbook and every file of tasks, and return the exit status."""
     paths = sorted(
@@ -124,7 +140,9 @@ def main() -> int:
     documents = {path.relative_to(ROOT): yaml.safe_load(path.read_text(encoding="utf-8")) or [] for path in paths}
     problems = extra_variable_problems(documents, set_by_roles())
     for path, document in documents.items():
-        problems += become_problems(path, document) + strategy_problems(path, document)
+        problems += (
+            become_problems(path, document) + strategy_problems(path, document) + no_log_problems(path, document)
+        )
     return close(problems, len(documents), "files")
 
 

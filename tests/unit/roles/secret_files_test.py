@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from playing import play
+from token_server import TokenServer
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET_NAMES = re.compile(r"(kubeconfig|pip\.conf|install\.json|netrc|auth\.conf|token|[.-]key|key\.pem)[\"'}\s]*$")
@@ -97,3 +98,42 @@ def test_removal_with_diff_and_verbosity_shows_no_token(tmp_path: Path, role: st
     assert played.status == 0, played.output
     assert str(kubeconfig) in played.output and TOKEN not in played.output
     assert kubeconfig.exists() == bool(check)
+
+
+def hidden_blocks(role: str, file: str, module: str) -> dict[str, Any]:
+    """Return the block with the task of a module that has no_log."""
+    for item in yaml.safe_load((ROOT / "roles" / role / "tasks" / file).read_text("utf-8")):
+        if any(module in task and task.get("no_log") for task in item.get("block", [item])):
+            return {key: value for key, value in item.items() if key not in ("name", "when")}
+    raise AssertionError(f"{role} has no such task")
+
+
+@pytest.mark.parametrize(("role", "file"), [("dra_driver", "present.yml"), ("dra_controller", "service.yml")])
+def test_failed_token_request_reports_message_and_code_and_no_secret(
+    role: str, file: str, server: TokenServer, tmp_path: Path
+) -> None:
+    server.refuse_callers = True
+    variables = {
+        f"{role}_kubeconfig": str(server.kubeconfig(tmp_path / "operator", "operator-secret")),
+        f"{role}_context": "",
+        f"{role}_namespace": "dra-accelerators",
+        f"{role}_node_name": "node-1",
+        f"{role}_token_lifetime": 3600,
+        f"__{role}_account": "driver-node-1",
+        "__dra_controller_former": {"users": [{"user": {"token": TOKEN}}]},
+    }
+    block = hidden_blocks(role, file, "dra.accelerators.service_account_token")
+    played = play(tmp_path, [block], {"node-1": variables}, "-vvv")
+    assert played.status != 0
+    (told,) = re.findall(r'"msg": "(Cannot get a token .*)"', played.output)
+    assert told.startswith("Cannot get a token for the service account dra-accelerators/driver-node-1 of node node-1: ")
+    assert "Unauthorized" in told and re.search(r"Error code: [a-z-]+[.]", told), told
+    assert TOKEN not in played.output and "operator-secret" not in played.output
+
+
+def test_failed_read_of_a_kubeconfig_reports_the_message(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").mkdir()
+    block = hidden_blocks("dra_controller", "service.yml", "ansible.builtin.slurp")
+    played = play(tmp_path, [block], {"node-1": {"__dra_controller_folder": str(tmp_path)}})
+    told = played.failed["node-1"]["msg"]
+    assert told.startswith(f"Cannot read {tmp_path}/kubeconfig of node-1: ") and "directory" in told, told

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playbook_rules import become_problems, extra_variable_problems, set_by_roles, strategy_problems
+from playbook_rules import become_problems, extra_variable_problems, no_log_problems, set_by_roles, strategy_problems
 
 BOOK = Path("playbooks/site.yml")
 ROLE = Path("roles/nvidia_driver/tasks/main.yml")
@@ -76,3 +76,17 @@ def test_plays_need_a_strategy() -> None:
     assert strategy_problems(
         BOOK, [{"name": "Run", "hosts": "all"}, {"name": "Free", "hosts": "all", "strategy": "free"}]
     ) == [f"{BOOK}: the play '{name}' has no `strategy: linear`. Add it." for name in ("Run", "Free")]
+
+
+@pytest.mark.parametrize(
+    ("rescue", "is_found"),
+    [
+        ([], True),
+        ([{"ansible.builtin.fail": {"msg": "It failed."}}], True),
+        ([{"ansible.builtin.fail": {"msg": "It failed: {{ ansible_failed_result.msg }}"}}], False),
+    ],
+)
+def test_hidden_tasks_need_a_rescue_that_reports_the_message(rescue: list[dict[str, Any]], is_found: bool) -> None:
+    task = {"name": "Write the key", "no_log": True}
+    assert no_log_problems(ROLE, [task])
+    assert bool(no_log_problems(ROLE, [{"block": [task], "rescue": rescue}])) is is_found
