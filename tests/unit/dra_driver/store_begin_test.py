@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,6 +127,97 @@ def test_a_disk_that_fails_is_told_to_who_waits_and_the_change_can_be_taken_back
     again.close()
 
 
+def after_power_cut(store: Store, target: Path, lost: tuple[int, int, int]) -> Store:
+    """Return the store as a power failure leaves it: a part of one file, by inode and range, has not reached the disk."""
+    target.mkdir()
+    for suffix in [""] + ["-wal"] * Path(f"{store.path}-wal").exists():
+        source = Path(store.path + suffix)
+        data = bytearray(source.read_bytes())
+        inode, start, end = lost
+        if source.stat().st_ino == inode:
+            data[start:end] = bytes(end - start)
+        (target / f"state.db{suffix}").write_bytes(data)
+    return Store.open(str(target / "state.db"))
+
+
+@pytest.mark.parametrize("way", ["begin", "write", "not-durable", "loop"])
+def test_change_after_a_failed_sync_outlives_a_power_cut(tmp_path: Path, disk: Disk, way: str) -> None:
+    """The kernel does not write the pages of a failed sync again. Frames behind a lost one in SQLite's log are lost as well."""
+    disk.free.set()
+    store = Store.open(str(tmp_path / "state.db"))
+    replaced: list[str] = []
+    store.replaced = replaced.append
+    store.begin(Change(put=record("a"))).wait()
+    log = Path(f"{store.path}-wal")
+    with log.open("rb") as kept:  # so that no other file gets its inode
+        start = kept.seek(0, os.SEEK_END)
+        disk.error = errno.EIO
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.begin(Change(put=record("b"))).wait()
+        lost = (os.fstat(kept.fileno()).st_ino, start, kept.seek(0, os.SEEK_END))
+        disk.error = 0
+        if way == "begin":
+            store.begin(Change(put=record("c"))).wait()
+        elif way == "loop":
+            commit(store, Change(put=record("c")))
+        else:
+            store.write(Change(put=record("c"), durable=way == "write"))
+        again = after_power_cut(store, tmp_path / "after", lost)
+    # Nobody was told that "b" is there, and nobody has taken it back.
+    assert set(again.claims) == {"a", "b", "c"} == set(store.claims)
+    (message,) = replaced
+    assert "failed to write its log" in message and "state.db.damaged-" in message and "kernel log" in message
+    for each in (store, again):
+        each.close()
+
+
+def test_nothing_is_acknowledged_while_a_lost_log_cannot_be_replaced(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.free.set()
+    store = Store.open(str(tmp_path / "state.db"))
+    disk.error = errno.EIO
+    with pytest.raises(StoreError):
+        store.begin(Change(put=record("a"))).wait()
+    disk.error = 0
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        for change in (Change(put=record("b")), Change(put=record("c"), durable=False)):
+            with pytest.raises(StoreError, match="Input/output error"):
+                store.begin(change).wait()
+            with pytest.raises(StoreError, match="Input/output error"):
+                store.write(change)
+    assert set(store.claims) == {"a"}
+    store.write(Change(put=record("d")))
+    assert set(store.claims) == {"a", "d"}
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert set(again.claims) == {"a", "d"}
+    again.close()
+
+
+def test_store_whose_log_sqlite_cannot_write_is_written_anew(tmp_path: Path) -> None:
+    """SQLite reports an error of the disk in a commit: here the kernel's limit of a file's size."""
+    store = Store.open(str(tmp_path / "state.db"))
+    replaced: list[str] = []
+    store.replaced = replaced.append
+    store.write(Change(put=record("a")))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (Path(f"{store.path}-wal").stat().st_size, hard))
+    try:
+        with pytest.raises(StoreError, match="disk I/O error"):
+            store.write(Change(put=record("large", devices=500)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    store.write(Change(put=record("b")))
+    assert set(store.claims) == {"a", "b"} and len(replaced) == 1
+    store.close()
+
+
 def test_when_the_thread_that_waits_for_the_disk_ends_nobody_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +303,7 @@ def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_wa
     assert disk.asked.wait(60)  # the store's own thread waits for the disk from here on
     second = store.begin(Change(put=record("b")))
     with store._writing:
-        store._start_again(RuntimeError("found damaged by a test"), [])
+        store._start_again("a test found it damaged", [])
     disk.free.set()
     first.wait()
     second.wait()

@@ -82,5 +82,5 @@ def test_one_that_is_written_anew_from_memory_has_lost_nothing(tmp_path: Path) -
     with contextlib.closing(Store.open(str(path))) as store:
         first = store.identity
         with store._writing:
-            store._start_again(RuntimeError("found damaged by a test"), [Change(put=record("u1"))])
+            store._start_again("a test found it damaged", [Change(put=record("u1"))])
     assert identity(path) == first

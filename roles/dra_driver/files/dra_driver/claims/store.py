@@ -55,6 +55,8 @@ GROUP_LIMIT = 128
 BUSY_SECONDS = 10.0
 # How long a store that is closed waits for what is being written.
 CLOSE_SECONDS = 10.0
+# Why a store is replaced whose log is not on disk.
+LOST_LOG = "the disk failed to write its log"
 # Has each commit wait for the disk, or leaves that to the next one that does.
 _DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
@@ -102,6 +104,7 @@ class Store:
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
+        self._log_is_lost = False  # the disk did not take a part of SQLite's log: nothing behind it is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
@@ -338,13 +341,25 @@ class Store:
             self.failed(error)
 
     def _wait_for_log(self) -> AcceleratorError | None:
-        """Wait until SQLite's log is on disk, and return why it is not."""
-        try:
-            os.fdatasync(self._log_file())
-        except FileNotFoundError:
-            pass  # it was written anew meanwhile, from memory: then it is in the database, which is on disk
-        except OSError as problem:
-            return unwritable(self.path, problem)
+        """Wait until SQLite's log is on disk. Return the error if it is not.
+
+        After a failed sync the kernel takes the lost pages for written, and the next sync succeeds: only a new store is durable.
+        """
+        if not self._log_is_lost:
+            try:
+                os.fdatasync(self._log_file())
+            except FileNotFoundError:
+                pass  # the store was written anew from memory meanwhile, and is on disk
+            except OSError as problem:
+                self._log_is_lost = True
+                return unwritable(self.path, problem)
+        if self._log_is_lost:  # perhaps since a commit of another thread has failed at this moment
+            try:
+                with self._writing:
+                    if self._log_is_lost:
+                        self._start_again(LOST_LOG, [])
+            except AcceleratorError as error:
+                return error
         return None
 
     def _log_file(self) -> int:
@@ -373,13 +388,16 @@ class Store:
             pending.answer(error)
 
     def _write_now(self, changes: list[Change]) -> None:
+        if self._log_is_lost:
+            self._start_again(LOST_LOG, changes)
+            return
         try:
             self._transaction(changes)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
+                self._log_is_lost = "disk I/O error" in str(error)
                 raise unwritable(self.path, error) from error
-            self._start_again(error, changes)
-            self._content = self._with(changes)
+            self._start_again(f"it was damaged while it was open ({error})", changes)
 
     def _with(self, changes: Iterable[Change]) -> Content:
         """What is in memory, with changes."""
@@ -409,18 +427,19 @@ class Store:
             self._connection.execute(_DURABLE if durable else _SOON)
             self._waits_for_disk = durable
 
-    def _start_again(self, error: Exception, changes: list[Change]) -> None:
-        # The file was damaged while it was open. Memory holds everything that was committed: write it anew.
-        LOG.error("the store %s is damaged (%s); it is set aside and written anew from memory", self.path, error)
+    def _start_again(self, reason: str, changes: list[Change]) -> None:
+        """Replace the store by one with the content of memory, which is everything that was committed, and changes."""
+        LOG.error("the store %s is replaced from memory: %s", self.path, reason)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
-        former = replace(self.path, partial(fill, self._with(changes)))
+        content = self._with(changes)
+        former = replace(self.path, partial(fill, content))
         self._connection = _connect(self.path)
-        self._waits_for_disk = True
-        LOG.warning("the store %s was written anew; the damaged one is %s", self.path, former)
+        self._waits_for_disk, self._log_is_lost, self._content = True, False, content
+        LOG.warning("the store %s was written anew; the previous one is %s", self.path, former)
         self.replaced(
-            f"The store {self.path} was damaged while it was open ({error}). {former or 'nothing'} was set aside; "
-            "it was written anew from memory, and nothing is lost. Look for faults of the disk in the kernel log"
+            f"The store {self.path} was written anew from memory: {reason}. Nothing is lost. The previous store is "
+            f"{former or 'gone'}. Look for faults of the disk in the kernel log"
         )
 
 
