@@ -258,3 +258,46 @@ def test_without_an_offer_the_record_alone_is_told() -> None:
     (entry,) = prepared_entries(DRIVER, record, {}, "store-1")
     assert entry["data"] == {"uuid": "GPU-0", "driverStore": "store-1"}
     assert [each["type"] for each in entry["conditions"]] == ["Ready"]
+
+
+@pytest.mark.parametrize("status", [400, 403, 413])
+def test_refused_status_of_one_claim_does_not_delay_others(
+    short: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_LIMIT", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.statuses.REFUSED_FIRST", 0.1, raising=False)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        scene.api.refused_claims["a"] = status
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+
+        def attempts() -> int:
+            return sum(verb == "PATCH" and "/a/status" in path for verb, path in scene.api.writes())
+
+        await scene.until(attempts)
+        assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
+        await scene.until(lambda: told(scene, "b", "Ready"))
+        tried = attempts()
+        await scene.until(lambda: attempts() > tried)
+        scene.api.refused_claims.clear()
+        await scene.until(lambda: told(scene, "a", "Ready"))
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_prepare_throttled_read_is_repeated_without_event(short: Path, status: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        scene.api.retry_after = "0"
+        scene.api.failures = [("GET", status, "overloaded")] * 3
+        assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
+        assert not scene.api.failures
+        assert not [each for each in scene.api.events if each["type"] == "Warning"]
+
+    run(short, scenario)

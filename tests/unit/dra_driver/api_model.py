@@ -49,6 +49,8 @@ class ApiModel:
         self.failures: list[tuple[str, int, str]] = []
         self.failure_seconds = 0.0
         self.retry_after = ""
+        #: Status of the answer to writes of these claims' status, by the name of the claim.
+        self.refused_claims: dict[str, int] = {}
         self.watch_ends_at_once = False
         #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
         self.is_silent = False
@@ -125,7 +127,7 @@ class ApiModel:
         return web.json_response(
             {"kind": "Status", "message": message, "reason": "NotFound" if status == 404 else "Test", "code": status},
             status=status,
-            headers={"Retry-After": self.retry_after} if self.retry_after and status == 429 else {},
+            headers={"Retry-After": self.retry_after} if self.retry_after and status in (429, 503) else {},
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -195,6 +197,8 @@ class ApiModel:
         assert request.headers["Content-Type"] == "application/apply-patch+yaml" and request.query["force"] == "true"
         body = await request.json()
         claim = copy.deepcopy(self.claims.get(name))
+        if name in self.refused_claims:
+            return self._error(self.refused_claims[name], "refused")
         if claim is None:
             return self._error(404, "claim not found")
         if body["metadata"]["uid"] != claim["metadata"]["uid"]:

@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Callable, Protocol, TypeVar
 
+from ..api.throttling import retry_throttled
 from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.model import Device, Placement
 from ..core.repartition_record import Watch
@@ -66,6 +67,8 @@ T = TypeVar("T")
 READY_SECONDS = 5.0
 # How long a read of a prepared claim from the API server can take.
 COMPARE_SECONDS = 5.0
+# How long after the call of the kubelet a refused read of a claim is repeated. The kubelet waits for 45 s, and the rest is for the devices.
+THROTTLED_SECONDS = 30.0
 
 
 class ClaimSource(Protocol):
@@ -266,14 +269,15 @@ class ClaimService:
         if prepared and self._compared.get(reference.uid, 0.0) > asked:
             return None
         began = time.monotonic()
-        read = self.source.claim(reference.namespace, reference.name)
         if prepared:
             try:
-                claim = await within(read, COMPARE_SECONDS)
+                claim = await within(self.source.claim(reference.namespace, reference.name), COMPARE_SECONDS)
             except (AcceleratorError, asyncio.TimeoutError):
                 return None
         else:
-            claim = await read
+            claim = await retry_throttled(
+                lambda: self.source.claim(reference.namespace, reference.name), asked + THROTTLED_SECONDS - began
+            )
         allocation = decode_allocation(claim, reference, self.driver)
         self._compared[reference.uid] = began
         return allocation

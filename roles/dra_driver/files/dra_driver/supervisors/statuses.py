@@ -9,6 +9,7 @@ has started, which changes nothing where it was written before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,8 @@ from ..claims.missing import MissingDevice
 from ..claims.records import ClaimRecord, ClaimReference
 from ..claims.statuses import prepared_entries
 from ..core.errors import AcceleratorError
-from ..logs import StateLog
+from ..deadlines import within
+from ..logs import StateLog, fields
 from .shared import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ LOG = logging.getLogger(__name__)
 # A claim that lives shorter is not written; those of a burst do not keep the processor from the claims themselves.
 SETTLE_SECONDS = 1.0
 RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
+# The same for a claim whose status the API server refuses while it accepts those of other claims.
+REFUSED_FIRST, REFUSED_LIMIT = 10.0, 600.0
 # The claim is gone, another one has its name, or its allocation has changed: somebody else writes it, or nobody.
 OUTDATED = (404, 409, 422)
 
@@ -62,14 +66,19 @@ class ClaimStatuses:
         self._store = store
         self._missing = missing
         self._settle = settle
+        #: When each claim is due, by the monotonic clock, and how often in a row its status was refused.
         self._waiting: dict[str, float] = {}
+        self._refused: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._state = StateLog(LOG)
 
     def note(self, uid: str) -> None:
-        """A claim was prepared; one that was before, and given back, waits anew."""
-        self._waiting.pop(uid, None)  # so that those who wait are in the order of their time
-        self._waiting[uid] = time.monotonic() + self._settle
+        """Write the status of a claim that was just prepared, after the time that a claim must live."""
+        self._refused.pop(uid, None)
+        self._schedule(uid, self._settle)
+
+    def _schedule(self, uid: str, seconds: float) -> None:
+        self._waiting[uid] = time.monotonic() + seconds
         self._wake.set()
 
     async def run(self) -> None:
@@ -81,32 +90,36 @@ class ClaimStatuses:
         failures = 0
         while True:
             self._wake.clear()
-            if not self._waiting:
-                await self._wake.wait()
-                continue
-            uid, due = next(iter(self._waiting.items()))
-            await asyncio.sleep(max(due - time.monotonic(), 0.0))
-            if self._waiting.get(uid) != due:
+            uid, due = min(self._waiting.items(), key=lambda each: each[1], default=("", float("inf")))
+            if due > time.monotonic():
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(self._wake.wait(), min(due - time.monotonic(), REFUSED_LIMIT))
                 continue
             wait = await self._write(uid, failures)
             failures = failures + 1 if wait else 0
             await asyncio.sleep(wait)
 
     async def _write(self, uid: str, failures: int) -> float:
-        """Write one claim; return for how long the API server is to be left alone."""
+        """Write one claim; return how many seconds the next write of any claim must wait."""
         record = self._claims().get(uid)
         if record is None or not record.prepared or not record.devices or not record.name:
             self._waiting.pop(uid, None)
+            self._refused.pop(uid, None)
             return 0.0
         try:
             await self.write(record)
         except ApiError as error:
-            if error.status not in OUTDATED or error.is_of_server:
+            if _concerns_all_claims(error):
                 return self._failed(uid, error, failures, error.retry_after)
+            if error.status not in OUTDATED:
+                self._postpone(record, error)
+                return 0.0
+            self._refused.pop(uid, None)
             LOG.debug("the status of claim %s is not written: %s", record.describe(), error)
         except AcceleratorError as error:
             return self._failed(uid, error, failures, None)
         else:
+            self._refused.pop(uid, None)
             self._state.report("the status of claims is written")
         return 0.0
 
@@ -117,7 +130,22 @@ class ClaimStatuses:
         entries = prepared_entries(self._driver, record, offers, self._store, self._missing())
         await self._api.apply_claim_devices(record.reference, self._driver, entries)
 
+    def _postpone(self, record: ClaimRecord, error: ApiError) -> None:
+        """Write this claim again later. Other claims do not wait: a policy, or the size of the claim, concerns this one only."""
+        if record.uid in self._waiting:
+            return  # it was prepared again in the meantime
+        number = self._refused[record.uid] = self._refused.get(record.uid, 0) + 1
+        self._schedule(record.uid, min(REFUSED_FIRST * 2.0 ** min(number - 1, 30), REFUSED_LIMIT))
+        if number == 1:
+            text = f"the status of claim {record.describe()} is refused: {error}"
+            LOG.warning("%s", text, extra=fields(uid=record.uid, status=error.status))
+
     def _failed(self, uid: str, error: AcceleratorError, failures: int, told: float | None) -> float:
-        self.note(uid)
+        self._schedule(uid, self._settle)
         self._state.report(f"the status of claims cannot be written: {error}", level=logging.WARNING, code=error.code)
         return max(told or 0.0, min(RETRY_FIRST * 2.0 ** min(failures, 30), RETRY_LIMIT))
+
+
+def _concerns_all_claims(error: ApiError) -> bool:
+    """Return whether the API server would refuse other claims as well. Status 403 can be a policy that matches one claim."""
+    return error.is_of_server and error.status != 403
