@@ -20,6 +20,9 @@ from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
 from dra_driver.api.resources import ResourceApi, ResourceApiMissing, slice_from_version, slice_to_version
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.api_connection import INSECURE_EXTENSION
+from object_server import ObjectServer
+
+DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
 def run(tmp_path: Path, scenario: Any, **user: str) -> None:
@@ -100,6 +103,31 @@ def test_changed_kubeconfig_is_read_again(tmp_path: Path) -> None:
         assert await client.reload_if_changed()
         await client.get("/version")
         assert api.headers[-1]["Authorization"] == "Bearer renewed"
+
+    run(tmp_path, scenario)
+
+
+def test_new_token_keeps_open_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(api: ApiModel, client: ApiClient) -> None:
+        watch = client.watch(
+            "/apis/resource.k8s.io/v1/resourceslices",
+            resource_version="1",
+            params={"fieldSelector": "spec.driver=gpu.nvidia.com,spec.nodeName=node-1"},
+        )
+        following = asyncio.ensure_future(watch.__anext__())
+        while not any(method == "WATCH" for method, _path in api.log):
+            await asyncio.sleep(0.01)
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed and longer")))
+        with monkeypatch.context() as patch:
+            patch.setattr("dra_driver.api.client.REQUEST_SECONDS", 0.02)  # when replaced connections are closed
+            assert await client.reload_if_changed()
+        await client.get("/version")
+        assert api.headers[-1]["Authorization"] == "Bearer renewed and longer"
+        await asyncio.sleep(0.2)
+        api.slices["s"] = {"metadata": {"name": "s", "resourceVersion": "1"}, "spec": {}}
+        api.change_slice("s", {"x": 1})
+        assert (await asyncio.wait_for(following, 30)).type == "MODIFIED"
+        await watch.aclose()
 
     run(tmp_path, scenario)
 
@@ -410,3 +438,24 @@ def test_kubeconfigs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_access(str(tmp_path / "missing"))
     with pytest.raises(InvalidKubeconfig, match="No kubeconfig"):
         load_access("")
+
+
+def test_list_with_expired_continue_token_begins_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = ObjectServer()
+        file = await server.start(tmp_path)
+        client = ApiClient(file)
+        try:
+            for name in "abc":
+                server.put(f"{DEVICE_CLASSES}/{name}", {})
+            server.expired_pages = 2
+            found = await client.list_all(DEVICE_CLASSES, page=1)
+            assert [each["metadata"]["name"] for each in found] == ["a", "b", "c"]
+            server.expired_pages = 100
+            with pytest.raises(ApiError, match="410"):
+                await client.list_all(DEVICE_CLASSES, page=1)
+        finally:
+            await client.close()
+            await server.stop()
+
+    asyncio.run(main())

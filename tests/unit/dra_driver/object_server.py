@@ -36,6 +36,8 @@ class ObjectServer:
         self.refusals: list[tuple[str, str, int]] = []
         self.unserved: tuple[str, ...] = ()
         self.retry_after = ""
+        #: So many later pages of lists get 410: the snapshot of the list has expired.
+        self.expired_pages = 0
         self.revision = 100
         self.url = ""
         self._watchers: list[tuple[str, asyncio.Queue[Json | None]]] = []
@@ -159,6 +161,9 @@ class ObjectServer:
         named = sorted(name for name in self.objects if name.rsplit("/", 1)[0] == path)
         start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
         metadata = {"resourceVersion": str(self.revision)}
+        if start and self.expired_pages:
+            self.expired_pages -= 1
+            return self._error(410)
         if start + limit < len(named):
             metadata["continue"] = str(start + limit)
         items = [self.objects[name] for name in named[start : start + limit]]

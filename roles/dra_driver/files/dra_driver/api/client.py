@@ -45,8 +45,8 @@ WATCH_GRACE_SECONDS = 30.0
 # A watch whose answer has not begun after so long has none: a busy server lets a request wait for 15 s.
 HEAD_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
-# How often in a row a page of a list may be refused.
-PAGE_REFUSALS = 5
+# How often in a row a page of a list may be refused, and how often a list may begin again because its snapshot has expired.
+PAGE_REFUSALS, LIST_RESTARTS = 5, 3
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
 CONNECTIONS = 16
@@ -95,8 +95,12 @@ class ApiError(AcceleratorError):
 
 @dataclass(frozen=True)
 class _Connections:
-    """The connections to the server: of requests, of watches, which stay open for minutes, and one for liveness probes."""
+    """The connections to the server: of requests, of watches, which stay open for minutes, and one for liveness probes.
 
+    ``access`` is the access that they were opened with. Its token can be outdated.
+    """
+
+    access: Access
     requests: Exchange
     watches: aiohttp.ClientSession
     probes: Exchange
@@ -142,25 +146,38 @@ class ApiClient:
         return await self.request("GET", path, params=params)
 
     async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
-        """GET all objects of a list, so many in an answer."""
-        return [item async for answer in self.pages(path, params, page=page) for item in answer.get("items") or ()]
+        """GET all objects of a list, up to ``page`` in an answer."""
+        found: list[Json] = []
+        async for answer, is_first in self.pages(path, params, page=page):
+            if is_first:
+                found.clear()
+            found += answer.get("items") or ()
+        return found
 
-    async def pages(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> AsyncIterator[Json]:
-        """GET a list in answers of up to ``page`` objects.
+    async def pages(
+        self, path: str, params: Mapping[str, str] | None = None, *, page: int
+    ) -> AsyncIterator[tuple[Json, bool]]:
+        """GET a list in answers of up to ``page`` objects, each with whether it is the first one of the list.
 
-        A later page that the server refuses with Retry-After is requested again after that time: the pages before it stay valid.
+        A later page that the server refuses with Retry-After is requested again after that time: the pages before it stay valid. If the
+        snapshot of the list has expired (410), the list begins again with a first page, and the caller drops all earlier pages.
         """
-        query, refusals = {**(params or {}), "limit": str(page)}, 0
+        query, refusals, restarts = {**(params or {}), "limit": str(page)}, 0, 0
         while True:
+            is_first = "continue" not in query
             try:
                 answer = await self.get(path, query)
             except ApiError as error:
+                if not is_first and error.status == 410 and restarts < LIST_RESTARTS:
+                    restarts += 1
+                    del query["continue"]
+                    continue
                 refusals += 1
-                if "continue" not in query or error.retry_after is None or refusals > PAGE_REFUSALS:
+                if is_first or error.retry_after is None or refusals > PAGE_REFUSALS:
                     raise
                 await asyncio.sleep(error.retry_after)
                 continue
-            yield answer
+            yield answer, is_first
             refusals, rest = 0, str((answer.get("metadata") or {}).get("continue") or "")
             if not rest:
                 return
@@ -196,7 +213,7 @@ class ApiClient:
             self._observe(method, path, code, time.perf_counter() - began)
         if status >= 300:  # nobody but a server that is none of Kubernetes' leads elsewhere
             if status == 401:
-                self._retire()
+                self._access = None  # the next request reads the kubeconfig again
             raise _error(method, path, status, payload, asked_for, headers)
         return self._decoded(payload, path, is_read=method == "GET")
 
@@ -244,6 +261,8 @@ class ApiClient:
                     answered = True
                     self._observe("WATCH", path, str(response.status), 0.0)
                     if response.status >= 400:
+                        if response.status == 401:
+                            self._access = None
                         asked_for = response.headers.get("Retry-After", "")
                         raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
                     opened()
@@ -323,9 +342,12 @@ class ApiClient:
             await self._close_retired(session)
 
     def _retire(self) -> None:
-        """Open new connections for what comes; requests under way finish on the old ones."""
+        """Open new connections for later requests. Requests that have begun finish on the old connections."""
         connections, self._connections = self._connections, None
         self._access = None
+        self._close_later(connections)
+
+    def _close_later(self, connections: _Connections | None) -> None:
         if connections is not None:
             connections.requests.close()
             connections.probes.close()
@@ -348,12 +370,16 @@ class ApiClient:
         async with self._gate:
             if self._connections is None or self._access is None:
                 access = await asyncio.to_thread(load_access, self._kubeconfig)
-                context = access.ssl_context()
-                self._connections = _Connections(
-                    requests=self._exchange(access, context, CONNECTIONS),
-                    watches=self._watching(context),
-                    probes=self._exchange(access, context, 1),
-                )
+                if self._connections is None or not access.has_same_server_as(self._connections.access):
+                    context = access.ssl_context()
+                    opened = _Connections(
+                        access=access,
+                        requests=self._exchange(access, context, CONNECTIONS),
+                        watches=self._watching(context),
+                        probes=self._exchange(access, context, 1),
+                    )
+                    self._close_later(self._connections)
+                    self._connections = opened
                 self._access = access
                 self._fingerprint = access.fingerprint()
                 self._token_stamp = 0
@@ -388,11 +414,16 @@ class ApiClient:
         )
 
     async def reload_if_changed(self) -> bool:
-        """Open new connections if the kubeconfig or a file that it names has changed; return whether it has."""
+        """Read the kubeconfig again if it or a file that it names has changed; return whether it has.
+
+        A new token keeps the open connections and their watches: the API server authenticates a watch only when it begins.
+        """
         access = self._access
         if access is None or access.fingerprint() == self._fingerprint:
             return False
-        self._retire()
+        self._access = None
+        with contextlib.suppress(InvalidKubeconfig):  # the next request raises it
+            await self._connected()
         return True
 
     def _authorise(self, access: Access, headers: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import os
 import ssl
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,13 @@ class Access:
                 hint="Expected PEM: certificate-authority, and client-certificate with the matching client-key.",
             ) from error
         return context
+
+    def has_same_server_as(self, other: Access) -> bool:
+        """Return whether both lead to the same server with the same certificates, so that connections can be kept.
+
+        Tokens do not matter: each request sends its own.
+        """
+        return replace(self, token="", token_file="", sources=()) == replace(other, token="", token_file="", sources=())
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
         """Return name, time and size of every source, to see whether one has changed."""

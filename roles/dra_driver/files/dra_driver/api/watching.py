@@ -169,7 +169,9 @@ class Watched(Generic[T]):
     async def _list(self, path: str) -> str:
         found: dict[str, T] = {}
         version = ""
-        async for answer in self._client.pages(path, self._params, page=self._page):
+        async for answer, is_first in self._client.pages(path, self._params, page=self._page):
+            if is_first:
+                found.clear()
             for item in answer.get("items") or ():
                 kept = self._kept(item)
                 if kept is not None:
