@@ -139,7 +139,7 @@ def play(
         "current-context": "x",
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
-    for each in plays:
+    for each in (each for each in plays if "hosts" in each):
         # Each node has a library of its own, which finds its boards.
         each["environment"] = {"LD_LIBRARY_PATH": "{{ library }}"}
     (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
@@ -223,7 +223,8 @@ def play_all(
 ) -> subprocess.CompletedProcess[str]:
     """Play the whole playbook for a layout, but for roles. ``former_layouts`` are those that the nodes' drivers work by until then, by node."""
     plays = yaml.safe_load((ROOT / "playbooks/repartition.yml").read_text(encoding="utf-8"))
-    for each in plays:
+    plays[0]["ansible.builtin.import_playbook"] = str(ROOT / "playbooks/check_inventory.yml")
+    for each in plays[1:]:
         for task in each["tasks"]:
             if task.get("ansible.builtin.include_role") == {"name": "dra.accelerators.dra_driver"}:
                 del task["ansible.builtin.include_role"]

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OF_THE_OPERATOR = {
     "__dra_driver_named",
     "__dra_driver_named_ahead",
+    "accelerator_api",
     "accelerator_name",
     "accelerator_node_name",
     "accelerator_serial",
@@ -82,11 +83,13 @@ def has_tuples(expression: str) -> bool:
 
 #: A filter that reads accelerator_layouts of each host, and returns names of the inventory and numbers.
 ENTRIES = re.compile(r"dra\.accelerators\.layout_entries\(hostvars, groups\)")
+#: A filter that reads accelerator_api of each host, and returns names of the inventory.
+LEADERS = re.compile(r"dra\.accelerators\.cluster_leaders\(hostvars\)")
 
 
 def takes_answers(expression: str, known: dict[str, list[str]], seen: frozenset[str] = frozenset()) -> bool:
     """Return whether an expression reads another host's variable that can be an answer, directly or through its variables."""
-    for access in ACCESSES.finditer(ENTRIES.sub("", expression)):
+    for access in ACCESSES.finditer(ENTRIES.sub("", LEADERS.sub("", expression))):
         if (access["item"] or access["extract"] or access["map"]) not in OF_THE_OPERATOR:
             return True
     names = set(re.findall(r"\w+", expression)) & known.keys() - seen

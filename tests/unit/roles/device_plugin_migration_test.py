@@ -148,7 +148,7 @@ def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
 
 def test_everything_is_looked_at_before_anything_is_touched() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
-    looking = [task["name"] for task in plays[0]["tasks"]]
+    looking = [task["name"] for task in plays[1]["tasks"]]
     assert looking[-1] == "Have a DeviceClass for each resource that pods ask for"
     assert looking.index("Refuse while something is in the way") < looking.index(
         "Refuse what the fleet file contradicts"

@@ -65,7 +65,7 @@ def test_how_many_nodes_at_a_time(
 
 @pytest.mark.parametrize(("at_a_time", "expected"), [(2, [["a", "b"], ["c"]]), (1, [["a"], ["b"], ["c"]])])
 def test_as_many_nodes_at_a_time_as_the_plan_says(tmp_path: Path, at_a_time: int, expected: list[list[str]]) -> None:
-    fact = {"accelerator_fleet": {"plan": {"at_a_time": at_a_time}}}
+    fact = {"accelerator_fleet_planned": {"plan": {"at_a_time": at_a_time}}}
     # With --limit the group's first host has no plan.
     planned = {"hosts": "b", "gather_facts": False, "tasks": [{"ansible.builtin.set_fact": fact}]}
     assert batches(tmp_path, "repartition.yml", {}, {}, planned) == expected

@@ -34,7 +34,7 @@ OF_NPUS = [{"match": {"index": 0, "vendor": "ascend"}, "mode": "static", "partit
 
 
 def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
-    read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
+    _check, read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     names = ("accelerator_vendors_of_fleet", "accelerator_vendors_of_node")
     told_of = {name: prepare["vars"][name] for name in names}
     find = read["tasks"][-2:]
@@ -83,7 +83,7 @@ def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_b
 
 def test_a_node_is_asked_again_only_where_a_driver_was_touched(tmp_path: Path) -> None:
     """What was asked before the drivers is true afterwards where none of them had anything to do."""
-    _read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
+    _check, _read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     (again,) = (task for task in prepare["tasks"] if task.get("register") == "accelerator_node_asked_again")
     assert again["when"] == "accelerator_drivers_changed | bool"
     quiet = {"steps": [], "reboot_required": False}

@@ -1,0 +1,78 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: node_name_conflicts
+version_added: 0.1.0
+short_description: List Nodes that several hosts of one cluster name
+description:
+  - Returns a sentence for each Node of a cluster that more than one host of the inventory names, with C(accelerator_node_name) or with its
+    name in the inventory. A cluster is a kubeconfig and a context, so the same name in two clusters is no conflict.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of hosts, for example C(groups['accelerator_nodes']).
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description:
+      - The variables of all hosts. The filter reads C(accelerator_node_name), C(accelerator_kubeconfig), and
+        C(accelerator_kubeconfig_context).
+    type: dict
+    required: true
+notes:
+  - Hosts without C(accelerator_kubeconfig) use the environment variable E(KUBECONFIG).
+seealso:
+  - plugin: dra.accelerators.cluster_leaders
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Refuse hosts with the same node name
+  ansible.builtin.assert:
+    that: groups['accelerator_nodes'] | dra.accelerators.node_name_conflicts(hostvars) | length == 0
+    fail_msg: "{{ groups['accelerator_nodes'] | dra.accelerators.node_name_conflicts(hostvars) }}"
+  run_once: true
+"""
+
+RETURN = r"""
+_value:
+  description: The sentences, sorted by cluster and Node.
+  type: list
+  elements: str
+  sample: ["Hosts a, b have the same Node gpu-node-1 of the cluster /home/admin/.kube/config."]
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Member, cluster_of, name_conflicts
+
+
+def node_name_conflicts(hosts: Any, hostvars: Any) -> list[str]:
+    """Return a sentence for each conflict. Raises AnsibleFilterError."""
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence):
+        raise AnsibleFilterError(f"node_name_conflicts: found {type(hosts).__name__}, expected a list of hosts")
+    members = []
+    for host in hosts:
+        variables = hostvars[host]
+        kubeconfig = variables.get("accelerator_kubeconfig") or os.environ.get("KUBECONFIG")
+        cluster = cluster_of(kubeconfig, variables.get("accelerator_kubeconfig_context"))
+        members.append(Member(str(host), str(variables.get("accelerator_node_name") or host), cluster))
+    return name_conflicts(members)
+
+
+class FilterModule:
+    """The filter plugin."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"node_name_conflicts": node_name_conflicts}

@@ -1,0 +1,264 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Inventories with several clusters: the playbooks ask the cluster of each host, and reject inventories that name no node or one node twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from tests.unit.json_server import JsonHandler, JsonServer
+
+ROOT = Path(__file__).resolve().parents[3]
+Json = dict[str, Any]
+UNIT = "dra-accelerators-driver.service"
+
+
+class ClusterServer(JsonServer):
+    """The lists of an API server: Nodes, and claims whose devices pods of a node use."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = list(nodes)
+        self.claims: list[Json] = []
+        self.paths: list[str] = []
+        server = self
+
+        class Handler(JsonHandler):
+            def do_GET(self) -> None:
+                path = urlsplit(self.path).path
+                server.paths.append(path)
+                kind, _slash, name = path.rpartition("/")
+                if path == "/apis/resource.k8s.io":
+                    self.answer(200, {"versions": [{"version": "v1"}]})
+                elif kind == "/api/v1/nodes":
+                    found = {"metadata": {"name": name, "uid": name}, "spec": {}, "status": {}}
+                    self.answer(*((200, found) if name in server.nodes else (404, {"reason": "NotFound"})))
+                elif kind == "/api/v1/namespaces":
+                    self.answer(200, {"metadata": {"name": name}})
+                else:
+                    self.answer(200, {"items": server.claims if name == "resourceclaims" else []})
+
+        super().__init__(Handler)
+
+    def use(self, node: str) -> None:
+        """Have a pod use a device of a node."""
+        result = {"request": "r", "driver": "gpu.nvidia.com", "pool": node, "device": "gpu-0"}
+        status = {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": f"pod-on-{node}"}],
+        }
+        metadata = {"namespace": "default", "name": f"claim-on-{node}"}
+        self.claims.append({"metadata": metadata, "spec": {}, "status": status})
+
+    def kubeconfig(self, path: Path) -> str:
+        access = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        path.write_text(yaml.safe_dump(access), encoding="utf-8")
+        return str(path)
+
+
+@pytest.fixture
+def clusters() -> Iterator[tuple[ClusterServer, ClusterServer]]:
+    with ClusterServer("a1", "a2") as first, ClusterServer("b1", "b2") as second:
+        yield first, second
+
+
+def run_playbook(folder: Path, playbook: Path, groups: Json, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}), encoding="utf-8")
+    return subprocess.run(
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", folder / "hosts.yml", playbook),
+            *("-e", json.dumps({"accelerator_become": False}), *arguments),
+        ],
+        env={
+            **os.environ,
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+            "ANSIBLE_LIBRARY": str(folder / "library"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def group(names: list[str], **variables: Any) -> Json:
+    hosts: Json = {name: {} for name in names}
+    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    return {"hosts": hosts, "vars": {**common, **variables}}
+
+
+def two_clusters(folder: Path, clusters: tuple[ClusterServer, ClusterServer]) -> Json:
+    """The hosts a1 and a2 of the first cluster, and b1 and b2 of the second."""
+    first, second = (server.kubeconfig(folder / f"kubeconfig-{name}") for name, server in zip("ab", clusters))
+    children = {
+        "first": group(["a1", "a2"], accelerator_kubeconfig=first),
+        "second": group(["b1", "b2"], accelerator_kubeconfig=second),
+    }
+    return {"accelerator_nodes": {"children": children}}
+
+
+# ---- remove
+
+MODULE = """
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule({"answer": {"type": "dict"}}, supports_check_mode=True)
+module.exit_json(**module.params["answer"])
+"""
+
+
+def removal(folder: Path, *, ours: bool = True) -> Path:
+    """Write the playbook remove up to the point where a node's driver would be stopped; nodes answer that they have our driver."""
+    (folder / "library").mkdir()
+    (folder / "library/answer.py").write_text(MODULE, encoding="utf-8")
+    node = {
+        "driver": {"configuration": []},
+        "units": {UNIT: {"ours": ours}, "dra-accelerators-settings.service": {"ours": False}},
+        "devices": {"nvidia": ["0000:18:00.0"]},
+    }
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
+    check = [
+        {**each, "ansible.builtin.import_playbook": str(ROOT / "playbooks/check_inventory.yml")}
+        for each in plays
+        if "hosts" not in each
+    ]
+    read, take = (each for each in plays if each["name"] in ("Read what is asked for", "Take the driver away"))
+    take["gather_facts"] = False
+    tasks = []
+    for task in take["tasks"]:
+        if "dra.accelerators.node_info" in task:
+            task = {"name": task["name"], "answer": {"answer": node}, "register": task["register"]}
+        if "block" in task:
+            names = [each["name"] for each in task["block"]]
+            # Nothing is written before, apart from the cordon.
+            kept = task["block"][: names.index("Delete the pods")]
+            kept = [each for each in kept if "kubernetes.core.k8s" not in each]
+            task = {
+                "name": task["name"],
+                "block": [*kept, {"ansible.builtin.debug": {"msg": "stops {{ inventory_hostname }}"}}],
+            }
+        tasks.append(task)
+    take["tasks"] = tasks
+    path = folder / "play.yml"
+    path.write_text(yaml.safe_dump([*check, read, take], sort_keys=False), encoding="utf-8")
+    return path
+
+
+def stopped(output: str) -> set[str]:
+    return set(re.findall(r'"msg": "stops (\w+)"', output))
+
+
+def failures(output: str) -> dict[str, str]:
+    return dict(re.findall(r"^fatal: \[(\w+)[^\]]*\]: FAILED! => (.*)$", output, re.MULTILINE))
+
+
+def test_remove_refuses_a_node_whose_pod_uses_a_claim_of_the_second_cluster(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
+) -> None:
+    clusters[1].use("b2")
+    done = run_playbook(tmp_path, removal(tmp_path), two_clusters(tmp_path, clusters))
+    assert stopped(done.stdout) == {"a1", "a2", "b1"}, done.stdout
+    assert failures(done.stdout).keys() == {"b2"} and "default/pod-on-b2 with claim claim-on-b2" in done.stdout
+    # Each cluster is asked once for its own nodes before the removal, and once for claims.
+    for server, own in zip(clusters, ("a", "b")):
+        asked = [path for path in server.paths if path.startswith("/api/v1/nodes/")]
+        assert sorted(asked) == sorted([f"/api/v1/nodes/{own}{number}" for number in (1, 2)] * 2)
+        assert server.paths.count("/apis/resource.k8s.io/v1/resourceclaims") == 1
+
+
+def test_remove_refuses_a_driver_whose_node_is_missing(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
+) -> None:
+    """Also the first host of its cluster, which asks for the others."""
+    clusters[1].nodes.remove("b1")
+    clusters[1].use("b2")
+    done = run_playbook(tmp_path, removal(tmp_path), two_clusters(tmp_path, clusters))
+    assert stopped(done.stdout) == {"a1", "a2"}, done.stdout
+    assert failures(done.stdout).keys() == {"b1", "b2"}
+    assert "no Node b1" in failures(done.stdout)["b1"] and "accelerator_kubeconfig" in failures(done.stdout)["b1"]
+    assert "claim-on-b2" in failures(done.stdout)["b2"]
+
+
+def test_remove_of_a_host_without_driver_and_node_succeeds(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
+) -> None:
+    clusters[1].nodes.remove("b1")
+    done = run_playbook(tmp_path, removal(tmp_path, ours=False), two_clusters(tmp_path, clusters))
+    assert stopped(done.stdout) == {"a1", "a2", "b1", "b2"} and done.returncode == 0, done.stdout
+
+
+def test_remove_goes_on_in_one_cluster_where_another_does_not_answer(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
+) -> None:
+    groups = two_clusters(tmp_path, clusters)
+    away = yaml.safe_load((tmp_path / "kubeconfig-b").read_text("utf-8"))
+    away["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
+    (tmp_path / "kubeconfig-b").write_text(yaml.safe_dump(away), encoding="utf-8")
+    done = run_playbook(tmp_path, removal(tmp_path), groups)
+    assert stopped(done.stdout) == {"a1", "a2"}, done.stdout
+    assert failures(done.stdout).keys() == {"b1", "b2"}
+    assert all("127.0.0.1" in text and "Nothing was removed" in text for text in failures(done.stdout).values())
+
+
+# ---- the inventory
+
+PLAYBOOKS = ["site", "remove", "repartition", "upgrade", "report", "plan", "device_plugin_migration"]
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_empty_group_fails(tmp_path: Path, playbook: str) -> None:
+    done = run_playbook(tmp_path, ROOT / f"playbooks/{playbook}.yml", {"acelerator_nodes": group(["a1"])})
+    assert done.returncode != 0, done.stdout
+    assert "The group accelerator_nodes of the inventory has no hosts" in done.stdout
+    assert "acelerator_nodes" in done.stdout
+
+
+@pytest.mark.parametrize("limit", [(), ("--limit", "b1")])
+def test_same_node_name_in_one_cluster_fails(tmp_path: Path, limit: tuple[str, ...]) -> None:
+    """Also if the run is limited to one of the hosts."""
+    hosts = group(["a1", "b1", "c1"], accelerator_kubeconfig=str(tmp_path / "kubeconfig"))
+    hosts["hosts"] = {name: {"accelerator_node_name": "gpu-1"} for name in ("a1", "b1")} | {"c1": {}}
+    done = run_playbook(tmp_path, ROOT / "playbooks/site.yml", {"accelerator_nodes": hosts}, *limit)
+    assert done.returncode != 0 and "Prepare the nodes" not in done.stdout, done.stdout
+    assert f"Hosts a1, b1 have the same Node gpu-1 of the cluster {tmp_path}/kubeconfig." in done.stdout
+
+
+def test_same_node_name_in_two_clusters_passes(tmp_path: Path) -> None:
+    hosts = group(
+        ["a1", "b1", "c1"], accelerator_kubeconfig=str(tmp_path / "kubeconfig"), accelerator_node_name="gpu-1"
+    )
+    hosts["hosts"]["b1"] = {"accelerator_kubeconfig": str(tmp_path / "other")}
+    hosts["hosts"]["c1"] = {"accelerator_kubeconfig_context": "second"}
+    done = run_playbook(tmp_path, ROOT / "playbooks/check_inventory.yml", {"accelerator_nodes": hosts})
+    assert done.returncode == 0, done.stdout
+
+
+# ---- the answer of another host
+
+
+def test_host_answer_names_the_failed_host_and_its_error(tmp_path: Path) -> None:
+    fail = {"ansible.builtin.fail": {"msg": "no way"}, "register": "asked", "when": "inventory_hostname == 'a1'"}
+    take = {"dra.accelerators.host_answer": {"host": "a1", "name": "asked"}}
+    play = {"hosts": "all", "gather_facts": False, "tasks": [fail, take]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = run_playbook(tmp_path, tmp_path / "play.yml", {"accelerator_nodes": group(["a1", "a2"])})
+    assert "Host a1 has no usable result asked: no way" in failures(done.stdout)["a2"]
