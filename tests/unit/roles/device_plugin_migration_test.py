@@ -153,4 +153,4 @@ def test_everything_is_looked_at_before_anything_is_touched() -> None:
     assert looking.index("Refuse while something is in the way") < looking.index(
         "Refuse what the fleet file contradicts"
     )
-    assert plays[1]["when"] == "accelerator_way == 'site'" and plays[1]["vars"]["accelerator_migration"]
+    assert plays[2]["when"] == "accelerator_way == 'site'" and plays[2]["vars"]["accelerator_migration"]
