@@ -61,6 +61,8 @@ class ApiModel:
         self.dry_runs: list[Json] = []
         self.drop_fields: tuple[str, ...] = ()
         self._watchers: list[asyncio.Queue[Json | None]] = []
+        # Every change of a slice, for watches that are resumed from an earlier version.
+        self._slice_events: list[Json] = []
         self._claim_watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -120,8 +122,10 @@ class ApiModel:
         self._tell("MODIFIED", self.slices[name])
 
     def _tell(self, kind: str, item: Json) -> None:
+        event = {"type": kind, "object": copy.deepcopy(item)}
+        self._slice_events.append(event)
         for queue in self._watchers:
-            queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
+            queue.put_nowait(copy.deepcopy(event))
 
     def _error(self, status: int, message: str) -> web.Response:
         return web.json_response(
@@ -160,7 +164,8 @@ class ApiModel:
         if path.endswith("/resourceclaims"):
             if method == "WATCH":
                 since = int(request.query.get("resourceVersion") or self.revision)
-                missed = [each for each in self.claims.values() if _revision(each) > since]
+                changed = [each for each in self.claims.values() if _revision(each) > since]
+                missed = [{"type": "MODIFIED", "object": each} for each in changed]
                 return await self._watch(request, self._claim_watchers, missed)
             items = list(self.claims.values())
             answer = {"items": items, "metadata": {"resourceVersion": str(self.revision)}}
@@ -223,7 +228,9 @@ class ApiModel:
         if method in ("GET", "WATCH"):
             assert request.query["fieldSelector"] == f"spec.driver={self.driver},spec.nodeName=node-1"
         if method == "WATCH":
-            return await self._watch(request, self._watchers)
+            since = int(request.query.get("resourceVersion") or self.revision)
+            missed = [each for each in self._slice_events if _revision(each["object"]) > since]
+            return await self._watch(request, self._watchers, missed)
         if method == "GET":
             return web.json_response(
                 {"items": list(self.slices.values()), "metadata": {"resourceVersion": str(self.revision)}}
@@ -290,20 +297,20 @@ class ApiModel:
     async def _watch(
         self, request: web.Request, watchers: list[asyncio.Queue[Json | None]], missed: Sequence[Json] = ()
     ) -> web.StreamResponse:
-        """Tell of what has changed since the list, which is ``missed``, and of what changes from now on."""
+        """Send the events since the version that the watch starts from, which are ``missed``, and those of later changes."""
         response = web.StreamResponse()
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
-        for item in missed:
-            queue.put_nowait({"type": "MODIFIED", "object": copy.deepcopy(item)})
+        for event in missed:
+            queue.put_nowait(copy.deepcopy(event))
         watchers.append(queue)
         if self.watch_ends_at_once:
             queue.put_nowait(None)
         try:
             await response.prepare(request)
-            while (event := await queue.get()) is not None:
+            while (sent := await queue.get()) is not None:
                 if await self._stays_silent(request):
                     break
-                data = dumps(event) + b"\n"
+                data = dumps(sent) + b"\n"
                 for start in range(0, len(data), 1000):  # lines come in pieces
                     await response.write(data[start : start + 1000])
         except ConnectionError:
