@@ -25,6 +25,8 @@ from .core.texts import join_problems
 from .core.times import now_text
 
 LOOK_SECONDS = 2.0
+#: So many claims are read per second while the drain waits; a node with more held claims is looked at less often.
+CLAIMS_PER_SECOND = 10
 #: A scheduler may have bound a pod by what it knew before the rule: so long after it was written somebody new can still come.
 SETTLE_SECONDS = 4.0
 
@@ -165,16 +167,28 @@ class Drainer:
         mine = [each for each in found if drain.rule_facts(each)["operation"] == self._asked.operation]
         return mine, [drain.rule_facts(each) for each in found if each not in mine]
 
-    def _look(self) -> Plan:
+    def _look(self, held: Sequence[Held] = ()) -> Plan:
+        """Plan from what the cluster is now.
+
+        With ``held`` only these claims are read, by name, and not all claims of the cluster: so the drain waits for them.
+        """
         slices = self._slices()
         self.done.published = [f"{each.driver}/{each.pool}" for each in drain.published(slices, self._asked)]
-        claims = self._api.list_all(f"{self._base}/resourceclaims", {})
+        claims = self._claims(held) if held else self._api.list_all(f"{self._base}/resourceclaims", {})
         mine, self.done.others = self._found_rules()
         targets = drain.targets_of(self._asked, slices, claims, mine)
         pods = self._pods(drain.held_by(targets, claims, self._asked))
         return drain.plan(
             self._asked, self._consent, slices=slices, claims=claims, pods=pods, rules=mine, now=self._now()
         )
+
+    def _claims(self, held: Sequence[Held]) -> list[Json]:
+        place = f"{self._base}/namespaces"
+        read = (
+            found_or_none(self._api, f"{place}/{quote(each.namespace)}/resourceclaims/{quote(each.name)}")
+            for each in held
+        )
+        return [each for each in read if each is not None]
 
     def _pods(self, held: Sequence[Held]) -> list[Json]:
         found: dict[tuple[str, str], Json | None] = {}
@@ -232,12 +246,16 @@ class Drainer:
     # Pods
 
     def _clear(self, plan: Plan) -> None:
-        """Evict who may be, and wait until no claim has any of the devices. Raises TimeIsUp, ApiError."""
+        """Evict the pods that may be evicted, and wait until no claim has any of the devices. Raises TimeIsUp, ApiError.
+
+        The claims of the last complete look are waited for by name. When they are gone, a complete look shows whether new ones have come.
+        """
         begin = self._clock()
         deadline, settled = begin + self._timeout, begin + (SETTLE_SECONDS if self.done.steps else 0.0)
         refusals: dict[str, str] = {}
+        complete = True
         while True:
-            if not plan.claims and self._clock() >= settled:
+            if complete and not plan.claims and self._clock() >= settled:
                 self.done.waited = self._clock() - begin
                 return
             for each in plan.pods:
@@ -245,8 +263,10 @@ class Drainer:
                     self._evict(each, refusals)
             if plan.claims and self._clock() >= deadline:
                 self._say_who(plan, refusals)
-            self._sleep(LOOK_SECONDS)
-            plan = self._look()
+            if complete or plan.claims:
+                self._sleep(max(LOOK_SECONDS, len(plan.claims) / CLAIMS_PER_SECOND))
+            complete = not plan.claims
+            plan = self._look(plan.claims)
 
     def _may_evict(self, pod: Holder) -> bool:
         return bool(self._consent.evict) and (bool(pod.owner) or self._consent.evict_unmanaged)

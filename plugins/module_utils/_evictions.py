@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from ._kubernetes import Api, ApiError
+from ._kubernetes import DISRUPTION_BUDGET, Api, ApiError
 
 
 def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | None = None) -> str | None:
     """Request the eviction of one pod. ``grace_period`` is in seconds; None uses the grace period of the pod.
 
-    Returns None if the API server accepts the request, its message if a PodDisruptionBudget does not allow the eviction, and an empty
-    text if the pod no longer exists or another pod has its name. Raises ApiError for every other answer.
+    Returns None if the API server accepts the request, an empty text if the pod no longer exists or another pod has its name, and why not
+    if the same request can succeed later: a PodDisruptionBudget does not allow it, or the API server fails or cannot be reached.
+    Raises ApiError for every other answer.
     """
     options: dict[str, Any] = {
         "preconditions": {"uid": uid}
@@ -34,8 +35,10 @@ def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | Non
     except ApiError as error:
         if error.is_not_found or error.status == 409:
             return ""
-        # 429: a budget does not allow the eviction. 500: several budgets select the pod.
-        if error.status in (429, 500):
-            return str(error)
+        # The server does not support several budgets for one pod: it answers 500 without a reason (registry/core/pod/storage/eviction.go).
+        if DISRUPTION_BUDGET in error.causes or (error.status == 500 and "PodDisruptionBudget" in str(error)):
+            return f"A PodDisruptionBudget does not allow the eviction: {error}"
+        if error.status in (0, 429) or error.status >= 500:
+            return f"The request for the eviction failed: {error}"
         raise
     return None

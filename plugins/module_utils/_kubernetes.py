@@ -33,10 +33,12 @@ else:
     KUBERNETES_IMPORT_ERROR = ""
 
 TIMEOUT_SECONDS = 30
-#: How long a GET is repeated while the API server is overloaded, restarts, or cannot be reached any more; the pauses double.
+#: How long a request is repeated while the API server is overloaded, restarts, or cannot be reached any more; the pauses double.
 RETRY_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 _OVERLOADED = (429, 502, 503, 504)
+#: The cause that the server names when a PodDisruptionBudget does not allow an eviction (k8s.io/api/policy/v1 DisruptionBudgetCause).
+DISRUPTION_BUDGET = "DisruptionBudget"
 
 
 def _option(environment: str, **more: Any) -> dict[str, Any]:
@@ -57,14 +59,27 @@ API_REQUIRED_TOGETHER: list[tuple[str, ...]] = [("client_cert", "client_key")]
 
 
 class ApiError(AcceleratorError):
-    """The API server refused a request, or could not be reached (status 0). ``reason`` is the server's own word."""
+    """The API server refused a request, or could not be reached (status 0).
+
+    ``reason`` and ``causes`` are the server's own words (metav1.Status: ``reason`` and ``details.causes[].reason``).
+    """
 
     default_code = "api-error"
 
-    def __init__(self, message: str, *, status: int, reason: str = "", hint: str = "", code: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        reason: str = "",
+        causes: Sequence[str] = (),
+        hint: str = "",
+        code: str = "",
+    ) -> None:
         super().__init__(message, hint=hint, code=code)
         self.status = status
         self.reason = reason
+        self.causes = tuple(causes)
 
     @property
     def is_not_found(self) -> bool:
@@ -111,11 +126,15 @@ _HINTS = {
 class Api:
     """A connection to one API server that sends and returns plain dictionaries.
 
-    Objects that cannot be decoded are left out of lists; ``warn`` is called with a sentence that names them.
+    Objects that cannot be decoded are left out of lists; ``warn`` is called with a sentence that names them. ``retry_seconds`` is how long
+    a request is repeated; None means RETRY_SECONDS.
     """
 
-    def __init__(self, client: Any, warn: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self, client: Any, warn: Callable[[str], None] = lambda _text: None, retry_seconds: float | None = None
+    ) -> None:
         self._warn = warn
+        self._retry_seconds = retry_seconds
         self._configuration = client.configuration
         self._pool = client.rest_client.pool_manager
         self._has_answered = False
@@ -131,7 +150,9 @@ class Api:
     ) -> dict[str, Any]:
         """Send one request and return the answer; ``content_type`` is the kind of patch of a body. Raises ApiError for every answer other than success.
 
-        A GET is repeated while the API server is overloaded, or after a lost connection if the server has answered before.
+        A request that the server has not carried out is repeated: one that it answered with 429, or with 503 and a Retry-After header, and
+        one for which no connection could be made. A GET is also repeated after 502, 503, 504, and a lost connection. If the first
+        request finds no server, it is not repeated, because the address can be wrong.
         """
         if path.endswith("/"):
             # The API server would answer with the list of all objects.
@@ -150,7 +171,7 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
             data = json.dumps(body).encode("utf-8")
-        deadline = time.monotonic() + (RETRY_SECONDS if method == "GET" else 0.0)
+        deadline = time.monotonic() + (RETRY_SECONDS if self._retry_seconds is None else self._retry_seconds)
         pause = FIRST_PAUSE
         while True:
             try:
@@ -158,7 +179,8 @@ class Api:
                     method, url, body=data, headers=headers, timeout=TIMEOUT_SECONDS, retries=False
                 )
             except urllib3.exceptions.HTTPError as error:
-                if not self._has_answered or time.monotonic() + pause > deadline:
+                again = method == "GET" or isinstance(error, urllib3.exceptions.ConnectTimeoutError)
+                if not (again and self._has_answered) or time.monotonic() + pause > deadline:
                     raise ApiError(
                         f"The API server at {self._configuration.host} cannot be reached: {error}",
                         status=0,
@@ -169,8 +191,11 @@ class Api:
             else:
                 self._has_answered = True
                 wait = max(_retry_after(response.headers), pause)
-                if response.status not in _OVERLOADED or time.monotonic() + wait > deadline:
+                try:
                     return self._read(method, path, response.status, response.data)
+                except ApiError as error:
+                    if not _is_worth_repeating(method, error, response.headers) or time.monotonic() + wait > deadline:
+                        raise
             time.sleep(wait)
             pause = min(pause * 2, LONGEST_PAUSE)
 
@@ -201,20 +226,45 @@ class Api:
             f"{method} {path} was refused with HTTP status {status}: {message}",
             status=status,
             reason=str(answer.get("reason", "")),
+            causes=_causes(answer),
             hint=_HINTS.get(status, ""),
         )
 
     def list_all(self, path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return all objects of a list, page by page. Raises ApiError."""
+        """Return all objects of a list, page by page. Raises ApiError.
+
+        The server forgets after about five minutes what the next page is of (status 410): the list is then read again, in one page.
+        """
         items: list[dict[str, Any]] = []
         page = {**query, "limit": "500"}
         while True:
-            answer = self.request("GET", path, query=page)
+            try:
+                answer = self.request("GET", path, query=page)
+            except ApiError as error:
+                if error.status != 410 or "continue" not in page:
+                    raise
+                items, page = [], {**query}
+                continue
             items.extend(answer.get("items") or [])
             token = (answer.get("metadata") or {}).get("continue")
             if not token:
                 return items
             page["continue"] = token
+
+
+def _is_worth_repeating(method: str, error: ApiError, headers: Mapping[str, str]) -> bool:
+    """Return whether a refused request can succeed later, and cannot have been carried out yet."""
+    if method == "GET":
+        return error.status in _OVERLOADED
+    if error.status == 503:
+        return "Retry-After" in headers
+    return error.status == 429 and DISRUPTION_BUDGET not in error.causes
+
+
+def _causes(answer: Mapping[str, Any]) -> list[str]:
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return [str(each.get("reason", "")) for each in causes or [] if isinstance(each, dict)]
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
@@ -263,20 +313,26 @@ def _load(configuration: Any, params: Mapping[str, Any]) -> None:
             ) from second
 
 
-def connect(module: AnsibleModule) -> Api:
+def connect(module: AnsibleModule, retry_seconds: float | None = None) -> Api:
     """Return the connection that the module's options describe. Ends the module if the Python package is missing.
+
+    ``retry_seconds`` is how long a request is repeated, at least RETRY_SECONDS.
 
     Raises ApiError with code kubeconfig for options that lead nowhere. Sends nothing yet.
     """
     if not HAS_KUBERNETES:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=KUBERNETES_IMPORT_ERROR)
-    return connection(module.params, module.warn)
+    return connection(module.params, module.warn, retry_seconds)
 
 
-def connection(params: Mapping[str, Any], warn: Callable[[str], None] = lambda _text: None) -> Api:
+def connection(
+    params: Mapping[str, Any],
+    warn: Callable[[str], None] = lambda _text: None,
+    retry_seconds: float | None = None,
+) -> Api:
     """Return the connection that options such as ``API_OPTIONS`` describe, for a plugin.
 
-    ``warn`` is called with the names of skipped objects.
+    ``warn`` is called with the names of skipped objects; ``retry_seconds`` is as in ``connect``.
 
     Raises ApiError with code kubeconfig for options that lead nowhere or where the Python package is missing. Sends nothing yet.
     """
@@ -293,7 +349,9 @@ def connection(params: Mapping[str, Any], warn: Callable[[str], None] = lambda _
     _apply_options(configuration, params)
     for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file):
         _see_readable(path)
-    return Api(kubernetes.client.ApiClient(configuration), warn)
+    if retry_seconds is not None:
+        retry_seconds = max(retry_seconds, RETRY_SECONDS)
+    return Api(kubernetes.client.ApiClient(configuration), warn, retry_seconds)
 
 
 def _see_readable(path: str | None) -> None:

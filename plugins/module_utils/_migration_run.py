@@ -31,6 +31,8 @@ from .core.texts import join_problems
 
 MANAGER = "dra-accelerators-migration"
 LOOK_SECONDS = 2.0
+#: A look lists all claims of the cluster. The pause after it is so many times as long as the look took, if that is more than LOOK_SECONDS.
+LOOK_SHARE = 5
 #: A resource that a kubelet names with none of it may be named again for so long after it was taken away.
 QUIET_SECONDS = 25.0
 ATTEMPTS = 5
@@ -111,6 +113,7 @@ class Mover:
         self._clock = clock or time.monotonic
         self._sleep = sleep or time.sleep
         self._path = f"/api/v1/nodes/{quote(name, safe='')}"
+        self._pause = LOOK_SECONDS
         self.done = Done()
 
     def close(self) -> Done:
@@ -173,7 +176,9 @@ class Mover:
         return nodes.FOREIGN if node.kind == nodes.FOREIGN else nodes.OWN
 
     def _look(self) -> tuple[Node, Plan, tuple[Json, ...]]:
+        begin = self._clock()
         node, services, sets = look(self._api, self._name, direction=self._direction, kubelet_root=self._root)
+        self._pause = max(LOOK_SECONDS, LOOK_SHARE * (self._clock() - begin))
         known = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in sets]
         return node, nodes.plan(node, self._direction, self._wishes, services, known), sets
 
@@ -263,7 +268,7 @@ class Mover:
                     f"After {self._timeout:g} s the kubelet of {self._name} still names {', '.join(sorted(node.listed))}, of which it has none",
                     hint="This Kubernetes takes that for a device plugin. The kubelet forgets a plugin five minutes after it has gone: run again.",
                 )
-            self._sleep(LOOK_SECONDS)
+            self._sleep(self._pause)
 
     # Pods
 
@@ -289,7 +294,7 @@ class Mover:
                     hint="The taint stays, so that no new ones come. See why these do not end, and run again; or go back.",
                     pods=[each.key for each in holders],
                 )
-            self._sleep(LOOK_SECONDS)
+            self._sleep(self._pause)
 
     def _evict(self, holder: Holder, asked: set[str], refusals: dict[str, str]) -> None:
         refused = evict(self._api, holder.namespace, holder.name, holder.uid)
@@ -350,7 +355,7 @@ class Mover:
                     f"{', '.join(sorted(node.published)) or 'nobody'}; device plugins: {', '.join(each.key for each in node.plugins) or 'none'}",
                     hint="The taint stays. Mend what is said above and run again, which goes on from here; or go back.",
                 )
-            self._sleep(LOOK_SECONDS)
+            self._sleep(self._pause)
 
 
 def minor_of(api: Api) -> int:

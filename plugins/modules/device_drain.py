@@ -13,13 +13,14 @@ short_description: Have nobody on devices of a node, by the claims that hold the
 description:
   - Keeps new claims off devices by DeviceTaintRules, evicts exactly the pods whose claims hold these devices, and waits until the claims have
     given them back. A pod that holds none of them is not touched, and nor is the Node.
-  - Pods are evicted by the Eviction API, which keeps to PodDisruptionBudgets; what a budget refuses is asked again until the time is over.
+  - Pods are evicted with the Eviction API, which keeps to PodDisruptionBudgets. Evictions that a budget refuses, or that fail because the API
+    server is overloaded or unavailable, are requested again until O(timeout).
   - Says who would have to go before anything is touched, and does nothing where something is in the way.
   - The rules bear the operation that they are of. A run that was cut short is gone on with by the same call, and O(state=open) lifts them.
 notes:
   - The API server has to serve DeviceTaintRules, see M(dra.accelerators.device_taint).
-  - Needs the permissions to get, list, create, update and delete C(devicetaintrules), to list C(resourceslices) and C(resourceclaims), all in the API
-    group C(resource.k8s.io), to get C(nodes), to get and list C(pods), and to create C(pods/eviction).
+  - Needs the permissions to get, list, create, update and delete C(devicetaintrules), to list C(resourceslices), and to get and list
+    C(resourceclaims), all in the API group C(resource.k8s.io), to get C(nodes), to get and list C(pods), and to create C(pods/eviction).
   - A kubelet lets the claims of a pod go when the driver has unprepared them, so that a claim that is given back is unprepared. Pods that somebody
     deletes by force are the exception; modules that change devices on the node look there as well.
 author:
@@ -434,7 +435,7 @@ def result(done: Done) -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    api = connect(module)
+    api = connect(module, retry_seconds=params["timeout"])
     try:
         drainer = Drainer(
             api,

@@ -245,7 +245,7 @@ def argument_spec() -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
-    api = connect(module)
+    api = connect(module, retry_seconds=params["timeout"])
     if params["state"] == "absent":
         return _result(running.forget(api, dry=module.check_mode))
     if params["state"] == "prepared":

@@ -42,8 +42,8 @@ class JsonHandler(BaseHTTPRequestHandler):
 class JsonServer:
     """Listens on a port of its own while it is entered."""
 
-    def __init__(self, handler: type[JsonHandler]) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[JsonHandler], port: int = 0) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 

@@ -63,6 +63,7 @@ class DrainWorld(World):
         self.steady: set[str] = set()
         self.refuses_after = 10**6
         self.served = True
+        self.claim_reads: list[str] = []
 
     def list_all(self, path: str, query: Mapping[str, str]) -> list[Json]:
         if path.endswith("/devicetaintrules"):
@@ -72,6 +73,8 @@ class DrainWorld(World):
                 for each in self.kinds["devicetaintrules"]
                 if "dra.accelerators/drain" in each["metadata"]["labels"]
             ]
+        if path.endswith("/resourceclaims"):
+            self.claim_reads.append("list")
         return super().list_all(path, query)
 
     def request(
@@ -87,6 +90,10 @@ class DrainWorld(World):
             return {"resources": [{"name": rules.PLURAL}] if self.served else []}
         if re.fullmatch(r"/apis/resource\.k8s\.io/(v1beta2|v1alpha3)", path):
             raise ApiError("not served", status=404)
+        if "/resourceclaims/" in path and method == "GET":
+            name = path.rpartition("/")[2]
+            self.claim_reads.append(name)
+            return copy.deepcopy(self.find("resourceclaims", name))
         if "/pods/" in path and method == "GET":
             return copy.deepcopy(self.find("pods", path.rpartition("/")[2]))
         if "/devicetaintrules" in path:

@@ -219,7 +219,11 @@ class World:
         name = path.split("/")[-2]
         if self.budget.get(name, 0) > 0:
             self.budget[name] -= 1
-            raise ApiError("Cannot evict pod as it would violate the pod's disruption budget.", status=429)
+            raise ApiError(
+                "Cannot evict pod as it would violate the pod's disruption budget.",
+                status=429,
+                causes=["DisruptionBudget"],
+            )
         found = self.find("pods", name)
         assert body["deleteOptions"]["preconditions"]["uid"] == found["metadata"]["uid"]
         found["metadata"]["deletionTimestamp"] = "now"

@@ -109,6 +109,54 @@ def test_without_a_word_on_evictions_nothing_is_touched_and_pods_are_named(devic
     assert len(world.rule_targets()) == 1
 
 
+def test_claims_are_read_by_name_while_the_drain_waits() -> None:
+    world = busy()
+    world.steady = {"p0"}
+    sleep = world.sleep
+
+    def ends(seconds: float) -> None:
+        if world.now > 100:
+            world.steady.clear()
+        sleep(seconds)
+
+    world.sleep = ends  # type: ignore[method-assign]
+    drainer(world, timeout=600).drain()
+    # The first look, and a last one that finds no new claims.
+    assert world.claim_reads.count("list") == 2 and world.claim_reads[-1] == "list"
+    assert set(world.claim_reads) == {"list", "c0", "c1", "cp"} and world.claim_reads.count("c0") > 40
+
+
+def test_claim_that_comes_while_the_drain_waits_is_drained_too() -> None:
+    world = busy()
+    late = pod("late", on="a")
+    sleep = world.sleep
+
+    def comes(seconds: float) -> None:
+        sleep(seconds)
+        if late not in world.kinds["pods"] and "p0" not in names(world) and "late" not in world.seen:
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"].append(claim_of("c-late", "a", "gpu-0", pods=(late,)))
+
+    world.sleep = comes  # type: ignore[method-assign]
+    assert drainer(world).drain().evicted == ["default/p0", "default/p1", "default/part", "default/late"]
+
+
+def test_eviction_that_fails_is_requested_again() -> None:
+    world = busy()
+    request = world.request
+    failures = {"p0": [503, 0, 429, 500], "p1": [500]}
+
+    def fails(method: str, path: str, **more: Any) -> Json:
+        name = path.split("/")[-2]
+        if path.endswith("/eviction") and failures.get(name):
+            raise ApiError("the server is away", status=failures[name].pop())
+        return request(method, path, **more)
+
+    world.request = fails  # type: ignore[method-assign]
+    done = drainer(world).drain()
+    assert sorted(done.evicted) == ["default/p0", "default/p1", "default/part"] and not any(failures.values())
+
+
 def test_who_is_not_evicted_is_waited_for() -> None:
     world = busy()
     sleep = world.sleep
@@ -399,7 +447,7 @@ def test_the_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch
     world = busy()
     for name in ("a", "b"):
         drainer(world, node=name, devices=("gpu-0",)).drain()
-    monkeypatch.setattr(device_drain, "connect", lambda module: world)
+    monkeypatch.setattr(device_drain, "connect", lambda module, **_options: world)
     opening = {"state": "open", "operation": "new-driver"}
     refused = run_here("device_drain", {**opening, "published": {"driverVersion": 1}})
     assert refused["error_code"] == "no-node" and len(world.rule_targets()) == 2

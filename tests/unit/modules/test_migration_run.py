@@ -372,7 +372,7 @@ def test_what_is_left_for_all_nodes_goes_with_the_last_one() -> None:
 def test_the_report(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     world = foreign_world()
     world.kinds["nodes"].append(node("bare"))
-    monkeypatch.setattr(device_plugin_migration_info, "connect", lambda _module: world)
+    monkeypatch.setattr(device_plugin_migration_info, "connect", lambda _module, **_options: world)
     told = run_here("device_plugin_migration_info", {})
     assert [each["name"] for each in told["pods"]] == ["far", "p"] and set(told["nodes"]) == {"a", "b"}
     assert (
@@ -391,7 +391,7 @@ def test_the_report(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
 
 def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     world = own_world()
-    monkeypatch.setattr(device_plugin_migration, "connect", lambda _module: world)
+    monkeypatch.setattr(device_plugin_migration, "connect", lambda _module, **_options: world)
     monkeypatch.setattr(running.time, "sleep", world.sleep)
     options = {"state": "closed", "node": "a"}
     assert run_here("device_plugin_migration", options)["error_code"] == "blocked"
