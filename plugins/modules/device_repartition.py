@@ -315,13 +315,13 @@ operations:
       returned: success
       sample: false
     driver_layout_before:
-      description: What the driver works by until the operation is done.
+      description: The node's layout until the operation is done, for the node driver and for the next boot.
       type: list
       elements: dict
       returned: success
       sample: []
     driver_layout:
-      description: What it works by afterwards.
+      description: The node's layout afterwards.
       type: list
       elements: dict
       returned: success

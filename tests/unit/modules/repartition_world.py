@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PLUGINS = Path(__file__).with_name("ansible_plugins")
 OPERATION_TASKS = ROOT / "playbooks/tasks/repartition_operation.yml"
 DRIVER = "gpu.nvidia.com"
+#: The layout for the next boot, in a node's kubelet directory.
+LAYOUT = "layout.json"
 RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 FIRST = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}}
 SECOND = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}
@@ -194,12 +196,34 @@ def away(folder: Path) -> Path:
     return folder / "away"
 
 
+def tasks_of(tasks: list[Json]) -> Iterator[Json]:
+    """Return the tasks of blocks, at any depth."""
+    for task in tasks:
+        yield task
+        for key in ("block", "rescue", "always"):
+            yield from tasks_of(task.get(key, []))
+
+
+def is_boot_role(task: Json) -> bool:
+    """Return whether a task writes the layout of the GPUs for the next boot."""
+    return task.get("ansible.builtin.include_role") == {"name": "dra.accelerators.nvidia_mig", "tasks_from": "boot.yml"}
+
+
 def operation_tasks(folder: Path) -> str:
     """A file with the tasks of one operation, as they are, but that what is set is noted in the node's own folder and not on this machine."""
     blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
     # The blocks share their defaults.
     defaults = next(each["module_defaults"] for each in blocks if "module_defaults" in each)
     defaults["dra.accelerators.nvidia_gpu"]["record"] = "{{ accelerator_kubelet_root }}/settings-nvidia.json"
+    for task in tasks_of(blocks):
+        # What the role writes for the next boot is written to the node's own directory.
+        if is_boot_role(task):
+            del task["ansible.builtin.include_role"]
+            task["ansible.builtin.copy"] = {
+                "dest": f"{{{{ accelerator_kubelet_root }}}}/{LAYOUT}",
+                "content": "{{ __nvidia_mig_layout | to_json }}",
+                "mode": "0644",
+            }
     path = folder / OPERATION_TASKS.name
     path.write_text(yaml.safe_dump(blocks, sort_keys=False), encoding="utf-8")
     return str(path)
@@ -221,7 +245,10 @@ def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) 
 def play_all(
     node: Node, cluster: Cluster, folder: Path, *layout: Json, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Play the whole playbook for a layout, but for roles. ``former_layouts`` are those that the nodes' drivers work by until then, by node."""
+    """Play the whole playbook for a layout, without roles.
+
+    ``former_layouts`` are the layouts of the nodes before the run, by node; by default the one that is kept for the next boot.
+    """
     plays = yaml.safe_load((ROOT / "playbooks/repartition.yml").read_text(encoding="utf-8"))
     plays[0]["ansible.builtin.import_playbook"] = str(ROOT / "playbooks/check_inventory.yml")
     for each in plays[1:]:
@@ -238,11 +265,21 @@ def play_all(
                 options = task["dra.accelerators.device_repartition"]
                 options |= {
                     "vendor": ["nvidia"],
-                    "former_layout": "{{ former_layouts[inventory_hostname] | default([]) }}",
+                    "former_layout": "{{ former_layouts[inventory_hostname] | default(kept_layout, true) }}",
                 }
             if "ansible.builtin.include_tasks" in task:
                 task["ansible.builtin.include_tasks"] = operation_tasks(folder)
-    return play(node, cluster, folder, plays, {"nvidia_mig_layout": list(layout), "former_layouts": {}, **more})
+    for name in cluster.nodes:
+        kept = kubelet(folder, name) / LAYOUT
+        if not kept.exists():
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text("[]", encoding="utf-8")
+    variables = {
+        "nvidia_mig_layout": list(layout),
+        "former_layouts": {},
+        "kept_layout": f"{{{{ lookup('ansible.builtin.file', accelerator_kubelet_root ~ '/{LAYOUT}') | from_json }}}}",
+    }
+    return play(node, cluster, folder, plays, {**variables, **more})
 
 
 def planned(
@@ -269,5 +306,6 @@ def steps() -> list[str]:
         task["name"]
         for task in tasks
         if not {"ascend", "settings"} & set(re.findall(r"[a-z]+", str(task.get("when", ""))))
-        and "ansible.builtin.include_role" not in task
+        and ("ansible.builtin.include_role" not in task or is_boot_role(task))
+        and "ansible.builtin.set_fact" not in task
     ]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from repartition_world import FIRST, KILLED, SECOND, Cluster, away, play_all, steps
+from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from repartition_world import FIRST, KILLED, LAYOUT, SECOND, Cluster, away, play_all, steps
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.prove
 
 STEPS = steps()
-HOLD, DRAIN, UNPREPARED, CHANGE, LOOK, TELL, PUBLISH, WAIT, OPEN = STEPS
+HOLD, DRAIN, UNPREPARED, CHANGE, LOOK, BOOT, TELL, PUBLISH, WAIT, OPEN = STEPS
 #: Those that ask the API server, and those that are done on the node; of the latter, those that write down how far it is.
 ASK = (DRAIN, WAIT, OPEN)
 ON_NODE = tuple(each for each in STEPS if each not in ASK)
@@ -62,6 +63,21 @@ class World:
         there = next((name for name, each in layouts if self.profiles() == Counter(each["partitions"])), "neither")
         return f"{there}, {step}, {len(self.cluster.rules)} rules"
 
+    def boot(self) -> str:
+        """Return which layout the first GPU has after a reboot."""
+        rules = parse_rules(json.loads((self.folder / "kubelet" / LAYOUT).read_text(encoding="utf-8")))
+        rule = next(rule for rule in rules if rule.match.uuid in (None, (self.uuid,)))
+        counts = Counter[str]()
+        for each in rule.partitions:
+            counts[each.profile] += each.count
+        layouts = (("former layout", FIRST), ("new layout", SECOND))
+        return next((name for name, each in layouts if counts == Counter(each["partitions"])), f"neither: {counts}")
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of the first GPU."""
+        return str(self.node.module("accelerator_info", {})["devices"][0]["uuid"])
+
     def at(self, step: str, what: Callable[[], bool]) -> None:
         """Have something done as that step begins, the first time."""
         done: list[str] = []
@@ -87,6 +103,7 @@ class World:
 @pytest.fixture
 def world(node: Node, tmp_path: Path) -> Iterator[World]:
     (tmp_path / "kubelet/plugins/gpu.nvidia.com").mkdir(parents=True)
+    (tmp_path / "kubelet" / LAYOUT).write_text(json.dumps([FIRST]), encoding="utf-8")
     node.layout(FIRST)
     with Cluster(node) as cluster:
         yield World(node, cluster, tmp_path)
@@ -126,6 +143,8 @@ def failed_at(world: World, step: str) -> str:
 def test_ansible_is_killed(world: World, step: str, *, reverts: bool) -> None:
     world.at(step, lambda: True)
     assert play_all(world.node, world.cluster, world.folder, SECOND).returncode == KILLED
+    # A reboot restores what was verified, and what is published from then on.
+    assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "former layout")
     next_run(world, "killed as it begins", step, reverts=reverts)
 
 
@@ -164,7 +183,7 @@ def test_the_record_cannot_be_written(world: World, step: str) -> None:
 
     world.at(step, goes)
     failed_at(world, step)
-    assert world.profiles() == Counter(FIRST["partitions"])
+    assert world.profiles() == Counter(FIRST["partitions"]) and world.boot() == "former layout"
     next_run(world, "record cannot be written", step, reverts=False)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import Taken, parse
-from repartition_world import DRIVER, FIRST, KILLED, SECOND, Cluster, Json, planned, play_all, play_operation
+from repartition_world import DRIVER, FIRST, KILLED, LAYOUT, SECOND, Cluster, Json, planned, play_all, play_operation
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -50,6 +50,34 @@ def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: P
     assert not cluster.rules and cluster.writes == ["POST", "POST", "DELETE", "DELETE"]
     assert not (state / "repartition.json").exists()
     assert [each.step for each in told(state)] == ["draining", "applying", "publishing", "released"]
+
+
+def test_reboot_between_operations_restores_the_layout_of_each_device(
+    node: Node, cluster: Cluster, tmp_path: Path, state: Path
+) -> None:
+    """Ansible is killed before the second of two operations: after a reboot the first GPU has the new layout, the second the former one."""
+
+    def on(index: int, rule: Json) -> Json:
+        return {**rule, "match": {"index": index}}
+
+    former = [on(0, FIRST), on(1, FIRST)]
+    node.layout(*former)
+    file = tmp_path / "kubelet" / LAYOUT
+    file.write_text(json.dumps(former), encoding="utf-8")
+    holds: list[str] = []
+
+    def second(task: str) -> bool:
+        holds.extend([task] * (task == "Have the driver prepare no new claim on the device"))
+        return len(holds) == 2
+
+    cluster.at_step = second
+    assert play_all(node, cluster, tmp_path, on(0, SECOND), on(1, SECOND)).returncode == KILLED
+    between = node.partitions()
+    assert between[0] != between[1] and not (state / "repartition.json").exists()
+    # The reboot: no partition survives it, and the layout unit applies what was written.
+    node.reboot()
+    node.layout(*json.loads(file.read_text(encoding="utf-8")))
+    assert node.partitions() == between
 
 
 class Occupied(Cluster):
