@@ -185,8 +185,8 @@ STAMPS = "/var/lib/systemd/timers"
 METADATA = "metadata"
 # What the driver makes in its folder below the kubelet's.
 OWN_NAMES = re.compile(
-    r"driver\.lock|handed-over|(health|device-plugin|numbers|repartition(-steps)?)\.json(\.damaged)?|"
-    r"\.(health|device-plugin|numbers|repartition(-steps)?)\.json\.[^/]*\.tmp|"
+    r"driver\.lock|handed-over|(health|device-plugin|numbers|machine|repartition(-steps)?)\.json(\.damaged)?|"
+    r"\.(health|device-plugin|numbers|machine|repartition(-steps)?)\.json\.[^/]*\.tmp|"
     r"state\.db(-wal|-shm|-journal)?|state\.db\.(damaged|form|new|rebuilt)[^/]*"
     r"|[a-z]+(-[A-Za-z0-9-]+)?\.sock"
     rf"|{LOCKS}/([^/]+\.lock)?|{METADATA}/"

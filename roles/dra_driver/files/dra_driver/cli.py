@@ -110,6 +110,17 @@ def _parser() -> argparse.ArgumentParser:
     recovered.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     recovered.set_defaults(run=_recovered)
 
+    machine = commands.add_parser(
+        "machine", help="the machine that the driver's state belongs to, and what to do with the state of a copied disk"
+    )
+    machine.add_argument(
+        "action",
+        choices=("show", "accept", "reset"),
+        help="show both identities; accept: this is the same node with other hardware; reset: this machine is a copy, delete the copied state",
+    )
+    machine.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
+    machine.set_defaults(run=_machine)
+
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -131,6 +142,13 @@ def _recovered(options: argparse.Namespace) -> int:
     from .commands.recovered import report_repairs
 
     sys.stdout.write("".join(f"{line}\n" for line in report_repairs(options.config, options.device)))
+    return 0
+
+
+def _machine(options: argparse.Namespace) -> int:
+    from .commands.machine import run_action
+
+    sys.stdout.write("".join(f"{line}\n" for line in run_action(options.action, options.config)))
     return 0
 
 

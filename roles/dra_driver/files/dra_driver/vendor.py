@@ -31,6 +31,8 @@ from .core.telemetry import Telemetry
 from .kubelet.server import DRAIN_SECONDS, PluginServer
 from .kubelet.sockets import paths_of, remove_stale
 from .logs import StateLog, fields
+from .machine import PART as MACHINE
+from .machine import ForeignState, check_machine, is_accepted
 from .metrics import Metrics
 from .monitoring.view import View
 from .serving import PARTS, Serving
@@ -58,6 +60,8 @@ STALE_LOOKS = 4
 LEFT_SECONDS = 1.0
 # How long calls under way may take when another instance is to take over: the kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
+# How often an instance that may not serve looks whether its machine was accepted.
+MACHINE_SECONDS = 5.0
 # How long calls are still taken after the registration was withdrawn, when another instance is to take over.
 SETTLE_SECONDS = 3.0
 
@@ -101,6 +105,8 @@ class VendorDriver:
             events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.look_again
         )
         self._boot_id = ""
+        #: Why the state directory is not this machine's; "" if it is.
+        self._foreign = ""
         self._role = Role.STARTING
         self._server: PluginServer | None = None
         self._serving = self._new_serving()
@@ -133,6 +139,7 @@ class VendorDriver:
         status = StatusServer(self._paths.status, self.status)
         telling = asyncio.get_running_loop().create_task(keep("status", status.run))
         try:
+            await self._verify_machine(started)
             while True:
                 self._serving = self._new_serving()
                 await self._have_turn(turn, started, held=held, asks=asks)
@@ -145,10 +152,27 @@ class VendorDriver:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
 
+    async def _verify_machine(self, started: asyncio.Event) -> None:
+        """Return if the state directory belongs to this machine, or as soon as an administrator accepts the machine.
+
+        Until then nothing is published, and the kubelet is not served. The process answers for its status.
+        """
+        try:
+            await asyncio.to_thread(check_machine, self._system, self._directory)
+        except ForeignState as error:
+            self._foreign = str(error)
+            LOG.error("%s", error, extra=fields(driver=self.driver))  # noqa: TRY400  an administrator has to act, no code
+            started.set()
+            while not await asyncio.to_thread(is_accepted, self._system, self._directory):
+                await asyncio.sleep(MACHINE_SECONDS)
+            self._foreign = ""
+            LOG.info("the state directory belongs to this machine now", extra=fields(driver=self.driver))
+
     def status(self) -> Status:
         """Return how the driver is at this moment."""
         serving = self._serving
         found = {
+            MACHINE: self._foreign,
             storage.PART: "" if serving.conditions.problem_of(storage.PART) else storage.unwritable(self._directory),
             "identity": self._identity(),
             "publish": serving.publisher.problem,
@@ -215,7 +239,7 @@ class VendorDriver:
             pool=self.pool,
             picture=self._serving.pictures.value,
             records=tuple(service.store.claims.values()) if service is not None else (),
-            parts=(*PARTS, TURN, "identity", "publish", "kubelet", "device-nodes"),
+            parts=(*PARTS, TURN, MACHINE, "identity", "publish", "kubelet", "device-nodes"),
             problems=problems,
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
