@@ -20,6 +20,8 @@ _TRUSTED = "/var/lib/dra-accelerators/rpm-keys"
 #: What the names of files and folders have, in caches, behind the name of a repository.
 _OF_CACHE = r"(-[0-9a-f]{16}|(-[a-z]+)?\.solvx?)?"
 _QUIET = {"LC_ALL": "C", "LANG": "C"}
+#: Seconds that zypper waits while another program manages packages. Its default is 0. dnf waits by itself.
+_ZYPPER_LOCK = {"ZYPP_LOCK_TIMEOUT": "300"}
 #: What several of a package may be installed of, in several versions: kernels and what is built for one.
 _SEVERAL = ("installonlypkg(", "multiversion(")
 
@@ -197,7 +199,7 @@ class RpmTool(abc.ABC):
         """Run a program that asks nothing."""
         if self.bundle and argv[0] == self.title:
             argv = [argv[0], *self.bundle_options(), *argv[1:]]
-        variables = {**_QUIET, **(environment or {})}
+        variables = {**_QUIET, **_ZYPPER_LOCK, **(environment or {})}
         return self.system.run(
             argv, seconds or self.timeout, input="", environment=variables, longest=LONGEST_INSTALLATION
         )

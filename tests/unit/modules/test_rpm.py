@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,18 @@ def test_a_node_has_its_distributions_package_manager(text: str, kind: type, tmp
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text(text)
     assert isinstance(tool_of(System(str(tmp_path)), timeout=1.0), kind)
+
+
+def test_zypper_waits_while_another_program_manages_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in its place ends with 7, as zypper does without the variable (zypp.conf(5), lock_timeout)."""
+    program = tmp_path / "zypper"
+    program.write_text('#!/bin/sh\n[ "${ZYPP_LOCK_TIMEOUT:-0}" -ge 300 ] || exit 7\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    zypper = Zypper(System(str(tmp_path)), timeout=60.0)
+    zypper.update()
+    zypper.install(["a=1-1"])
+    assert zypper.foresee_install(["a=1-1"]) == ()
 
 
 def test_a_node_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
