@@ -202,6 +202,16 @@ class Installer:
         self._forget(record, now)
         return now
 
+    def finish_removal(self, record: Record) -> Record:
+        """Return the record if neither driver nor firmware is left, and delete the kept packages.
+
+        An interrupted run did not record whether its removal needs a restart, so a restart is required after it.
+        """
+        now = Record(boot=record.boot or (self.system.boot_id() if record.doing else ""))
+        self.write(now)
+        self._forget(record, now)
+        return now
+
     def _run(self, step: Step, choices: Choices) -> str:
         if step.package is None:
             script = removal_script(self.installed(), step.kind)

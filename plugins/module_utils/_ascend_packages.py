@@ -291,7 +291,12 @@ class Record:
     doing: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.packages or self.former or self.boot or self.doing)
+        return bool(self.is_of_packages or self.boot)
+
+    @property
+    def is_of_packages(self) -> bool:
+        """Whether the record names packages or an interrupted step, and not only the boot."""
+        return bool(self.packages or self.former or self.doing)
 
     def to_text(self) -> str:
         """Return the record as it is written."""

@@ -138,10 +138,16 @@ class FileWriter:
             self.label(path)
 
     def _make_directory(self, path: str, mode: int, owner: tuple[int, int]) -> None:
-        """Create a directory, closed until it has its owner and mode."""
-        Path(path).mkdir(mode=0o700)
-        os.chown(path, *owner)
-        Path(path).chmod(mode)
+        """Create a directory with its mode at once: the next run does not correct the mode of a parent that a killed run has created."""
+        umask = os.umask(0)
+        try:
+            Path(path).mkdir(mode=mode)
+        finally:
+            os.umask(umask)
+        if owner != (-1, -1):
+            os.chown(path, *owner)
+        if mode & 0o7000:
+            Path(path).chmod(mode)
         self.label(path)
         self.system.sync(path)
         self.system.sync(os.path.dirname(path))  # noqa: PTH120  a text

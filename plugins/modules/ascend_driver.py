@@ -409,8 +409,11 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
     choices = Choices(
         params["type"], params["folder"], params["user"], params["group"], params["for_all"], params["build"]
     )
+    finishing: list[str] = []
     if params["state"] == "absent":
         steps = plan_removal(before)
+        if not steps and record.is_of_packages:
+            finishing = ["finish an interrupted removal"]
         refuse_removal(steps, record, params)
         if steps:
             refuse_users(installer, params, check=module.check_mode)
@@ -426,13 +429,15 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         if steps:
             record = installer.carry_out(steps, choices, record)
             after = installer.installed().to_dict()
+        if params["state"] == "absent" and record.is_of_packages:
+            record = installer.finish_removal(record)
         waits = installer.waits_for_restart(record)
-        if params["state"] == "absent" and not record.packages and not record.former and not waits:
+        if params["state"] == "absent" and not waits:
             # Also if the record is gone: a killed run can have left the directory.
             installer.write(Record())
     return {
-        "changed": bool(steps or stopped),
-        "steps": [*(step.describe() for step in steps), *map(describe_start, stopped)],
+        "changed": bool(steps or finishing or stopped),
+        "steps": [*(step.describe() for step in steps), *finishing, *map(describe_start, stopped)],
         "packages": [step.kind for step in steps if step.package is not None],
         "lacking": lacking,
         "in_the_way": {
@@ -442,7 +447,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
         },
         "before": before.to_dict(),
         "after": after,
-        "reboot_required": waits or (module.check_mode and bool(steps)),
+        "reboot_required": waits or (module.check_mode and bool(steps or finishing)),
         "diff": shown(before, after),
     }
 

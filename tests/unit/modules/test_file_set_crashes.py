@@ -1,0 +1,82 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module file_set, killed before any of its steps, and the next run. The table in docs/crash-points.md names these tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.unit.crash_steps import kill_before
+
+Run = Callable[..., dict[str, Any]]
+TOKENS = ("token-of-before", "token-of-now")
+
+
+def prepare(folder: Path) -> list[dict[str, Any]]:
+    """Make the entries of before, and return a set that changes, creates, and removes entries of each kind."""
+    (folder / "etc").mkdir(parents=True)
+    for name, text, mode in (
+        ("settings", "level: info\n", 0o640),
+        ("token", f"{TOKENS[0]}\n", 0o600),
+        ("old", "x\n", 0o644),
+        ("shown", "x\n", 0o600),
+    ):
+        (folder / "etc" / name).write_text(text)
+        (folder / "etc" / name).chmod(mode)
+    (folder / "current").symlink_to("releases/1")
+    (folder / "linked").symlink_to("etc/old")
+    (folder / "empty").mkdir()
+    return [
+        {"path": str(folder / "etc/settings"), "content": "level: debug\n", "mode": "0644"},
+        {"path": str(folder / "etc/token"), "secret_content": f"{TOKENS[1]}\n", "mode": "0600", "group": "4711"},
+        {"path": str(folder / "etc/shown"), "mode": "0644"},
+        {"path": str(folder / "etc/old"), "state": "absent"},
+        {"path": str(folder / "new/one"), "content": "new\n", "mode": "0600"},
+        {"path": str(folder / "units"), "state": "directory", "mode": "0750"},
+        {"path": str(folder / "linked"), "content": "file\n"},
+        {"path": str(folder / "current"), "state": "link", "target": "releases/2"},
+        {"path": str(folder / "empty"), "state": "absent"},
+    ]
+
+
+def entries(folder: Path) -> dict[str, tuple[int, int, str]]:
+    """Return mode, group, and content (of a link: its target) of each entry below a directory."""
+    found = {}
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        if path.is_symlink():
+            text = str(path.readlink())
+        else:
+            text = path.read_text() if path.is_file() else ""
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_gid, text)
+    return found
+
+
+def test_file_set_killed_before_any_step_next_run_completes_it(run_here: Run, tmp_path: Path) -> None:
+    """After the kill each path has its previous entry or the new one, except for attributes that are changed in place."""
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for number in itertools.chain([1 << 20], itertools.count()):
+        folder = tmp_path / str(number)
+        files = prepare(folder)
+        before = before or entries(folder)
+        step = kill_before(number, lambda files=files: run_here("file_set", {"files": files}), folder)
+        found = entries(folder)
+        if not after:
+            after = found
+            assert not step and {"new/one", "units"} <= set(after) - set(before)
+            continue
+        if not step:
+            assert number > 20 and found == after
+            return
+        for path, (mode, _group, text) in found.items():
+            assert mode & 0o077 == 0 or not any(token in text for token in TOKENS), (step, path)
+        for path in (set(before) | set(after)) - {"units", "new"}:
+            assert found.get(path) in (before.get(path), after.get(path)), (step, path)
+        done = run_here("file_set", {"files": files})
+        assert not done.get("failed") and entries(folder) == after, (step, done)
+        assert not run_here("file_set", {"files": files})["changed"], step
