@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.cdi import ContainerEdits, build_spec
 from .core.errors import AcceleratorError
 from .core.model import DEVICE, PARTITION, Device

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, InUse, LayoutFailed, Unsupported
 from .core.layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, Step, plan_layouts

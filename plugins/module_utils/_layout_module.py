@@ -32,7 +32,7 @@ from ._layout import (
 from ._layout_checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
 from ._layout_states import describe_devices
 from ._module import end, fail_all
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.device_locks import DeviceLocks
 from .core.errors import AcceleratorError, NotFound
 from .core.layout_differences import compare, owner_of, partition_facts, unread_difference

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ._layout import Look
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.errors import AcceleratorError, Unsupported
 from .core.layout import CreatePartition, ResetDevice, SetPartitioning
 from .core.layout_rules import Rule, wanted_for

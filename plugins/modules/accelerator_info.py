@@ -335,7 +335,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._state_directory 
     state_directory_of,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core import health
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
 from ansible_collections.dra.accelerators.plugins.module_utils.core.labels import (
     BUS_FIELDS,

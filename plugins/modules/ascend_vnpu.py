@@ -508,8 +508,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout_module im
     restore_devices,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.backend import AscendBackend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE, family_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.names import VENDOR
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switches import (
     RECOVER,
     SHARE,
@@ -517,7 +517,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switc
     Switches,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.tool import Tool
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import Backend, create
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
     AcceleratorError,
     InvalidLayout,
@@ -698,7 +698,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     if module.params["state"] == VALID:
         return {"changed": False}
     system = System()
-    backend = create(VENDOR, system)
+    backend = AscendBackend(system)
     backend.open()
     try:
         return bring_about(module, backend, system)

@@ -192,7 +192,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._state_directory 
     check_one_vendor,
     state_directory_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System

@@ -423,7 +423,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._state_directory 
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_steps as steps
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules

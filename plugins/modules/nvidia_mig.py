@@ -640,9 +640,10 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
 from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.backend import NvidiaBackend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import (
     configuration_of,
     file_in_config_map,
@@ -784,7 +785,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             "dra.accelerators.python_environment, or name another with the option interpreter.",
             code="binding-missing",
         )
-    backend = BACKENDS["nvidia"](System())
+    backend = NvidiaBackend(System())
     backend.open()
     try:
         return bring_about(module, backend)

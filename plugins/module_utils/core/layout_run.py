@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Callable
 
-from .backend import Backend
+from .backend_protocol import Backend
 from .errors import AcceleratorError, LayoutFailed
 from .layout import CreatePartition, DestroyPartition, LayoutPlan, ResetDevice, SetPartitioning, Step
 from .model import Partition

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .backend import Backend
+from .backend_protocol import Backend
 from .device_locks import DeviceLocks, library_alone
 from .errors import AcceleratorError, DeviceFaulty, InUse, SettingsFailed
 from .model import Fault, Finding, well

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .backend import Backend
+from .backend_protocol import Backend
 from .errors import AcceleratorError, InUse
 from .layout import (
     CreatePartition,

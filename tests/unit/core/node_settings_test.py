@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import board_model
 import pytest
-from dra_driver.core.backend import Backend
+from dra_driver.core.backend_protocol import Backend
 from dra_driver.core.documents import Choice, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, InUse, InvalidSettings, SettingsFailed, Unsupported
 from dra_driver.core.model import Device, Finding, Process

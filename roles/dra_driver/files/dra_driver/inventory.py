@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from .claims.plan import Inventory
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.composed import compose
 from .core.errors import unexpected
 from .core.layout_rules import DYNAMIC, Rule, wanted_for

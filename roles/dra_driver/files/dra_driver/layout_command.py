@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from . import config
-from .core.backend import BACKENDS, Backend, create, vendors_there
+from .core.backend import BACKENDS, create, vendors_there
+from .core.backend_protocol import Backend
 from .core.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
 from .core.layout import LayoutPlan, ResetDevice, plan_layout, plan_layouts

@@ -20,7 +20,7 @@ from .claims.service import ClaimService
 from .claims.store import Store, refuse_other_releases
 from .config import Configuration
 from .core import metadata
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.cdi import spec_path
 from .core.device_locks import REQUEST, DeviceLocks
 from .core.errors import AcceleratorError

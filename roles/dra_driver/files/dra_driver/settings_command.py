@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from . import config
-from .core.backend import Backend, create, vendors_there
+from .core.backend import create, vendors_there
+from .core.backend_protocol import Backend
 from .core.errors import AcceleratorError
 from .core.node_settings import KEYS, DevicePlan, SettingsPlan, parse_settings
 from .core.node_settings_run import Asked, Decision, decide, execute, keep_notes, undisturbed

@@ -24,7 +24,7 @@ from .api.events import EventRecorder
 from .api.resources import ResourceApi
 from .commands import probe
 from .config import Configuration
-from .core.backend import Backend
+from .core.backend_protocol import Backend
 from .core.errors import AcceleratorError
 from .core.system import System
 from .core.telemetry import Telemetry

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core import metadata
-from ..core.backend import Backend
+from ..core.backend_protocol import Backend
 from ..core.cdi import ContainerEdits
 from ..core.errors import NotFound
 from ..core.model import PARTITION, AttributeValue, Device, Partition

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Callable, TypeVar
 
 from ..core import passthrough, pci
-from ..core.backend import Backend
+from ..core.backend_protocol import Backend
 from ..core.cdi import (
     ContainerEdits,
     DeviceNode,

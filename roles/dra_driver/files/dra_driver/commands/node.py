@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import config
 from ..claims.records import ClaimRecord
 from ..config import Configuration
-from ..core.backend import Backend, create
+from ..core.backend import create
+from ..core.backend_protocol import Backend
 from ..core.errors import AcceleratorError
 from ..core.system import System
 from ..deadlines import within

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..core.backend import Backend
+from ..core.backend_protocol import Backend
 from ..core.cdi import ContainerEdits, write_spec
 from ..core.errors import AcceleratorError
 from ..core.model import Device

@@ -16,7 +16,7 @@ from typing import Callable, TypeVar
 from ..claims.ownership import Ownership
 from ..claims.records import ClaimRecord
 from ..claims.refusals import Refusals
-from ..core.backend import Backend
+from ..core.backend_protocol import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected
 from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings

@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import Callable
 
-from ..core.backend import Backend
+from ..core.backend_protocol import Backend
 from ..core.errors import AcceleratorError
 from ..core.model import Notice
 from ..logs import fields

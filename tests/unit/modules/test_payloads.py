@@ -1,0 +1,99 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How much code of the collection Ansible sends with each module, to each node and for each task."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from ansible._internal._ansiballz._builder import ExtensionManager
+from ansible.executor.module_common import recursive_finder
+from ansible.plugins.loader import init_plugin_loader
+from ansible.utils.collection_loader import AnsibleCollectionConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = {path.stem: path for path in (ROOT / "plugins/modules").glob("*.py")}
+#: The most KiB of compressed code of the collection, by module. With a new import, first look for the name in a smaller file.
+BUDGETS = {
+    "accelerator_info": 260,
+    "accelerator_report": 450,
+    "ascend_driver": 90,
+    "ascend_runtime": 80,
+    "ascend_vnpu": 215,
+    "bundle": 145,
+    "bundle_folder": 110,
+    "bundle_packages": 55,
+    "cdi_spec": 255,
+    "claim_config_info": 260,
+    "claim_explanation_info": 155,
+    "claim_info": 35,
+    "cluster_info": 25,
+    "containerd_config": 50,
+    "containerd_handler": 90,
+    "device_class": 30,
+    "device_drain": 105,
+    "device_plugin_leftovers": 55,
+    "device_plugin_migration": 100,
+    "device_plugin_migration_info": 90,
+    "device_repartition": 325,
+    "device_taint": 45,
+    "docker_runtime": 40,
+    "file_set": 25,
+    "fleet_plan": 380,
+    "host_answer": 5,
+    "node_driver": 115,
+    "node_info": 85,
+    "node_labels": 265,
+    "nvidia_container_toolkit": 125,
+    "nvidia_driver": 145,
+    "nvidia_fabric_manager": 155,
+    "nvidia_gpu": 210,
+    "nvidia_mig": 230,
+    "repartition_plan": 295,
+    "resource_slices": 45,
+    "runtime_cdi": 70,
+    "service_account_token": 25,
+    "token_audiences_info": 20,
+    "webhook_authority": 25,
+}
+#: A module of one vendor sends no code of another one.
+VENDORS = ("ascend", "nvidia")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections() -> None:
+    """Let Ansible find the collection."""
+    if AnsibleCollectionConfig.collection_finder is None:
+        init_plugin_loader()
+
+
+def payload(name: str) -> dict[str, int]:
+    """Return the compressed bytes of each file of the collection that Ansible packs with a module."""
+    full, data = f"ansible_collections.dra.accelerators.plugins.modules.{name}", MODULES[name].read_bytes()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{full.replace('.', '/')}.py", data)
+        recursive_finder(name, full, data, archive, datetime.datetime(2026, 1, 1), ExtensionManager.create({}))
+    with zipfile.ZipFile(packed) as archive:
+        return {
+            each.filename: each.compress_size for each in archive.infolist() if "ansible_collections" in each.filename
+        }
+
+
+def test_each_module_has_a_budget() -> None:
+    assert BUDGETS.keys() == MODULES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(BUDGETS))
+def test_payload_is_within_its_budget(name: str) -> None:
+    files = payload(name)
+    largest = sorted(files, key=lambda each: -files[each])[:12]
+    size = sum(files.values()) / 1024
+    assert size <= BUDGETS[name], f"{name} sends {size:.1f} KiB, the largest files are {largest}"
+    others = {vendor for vendor in VENDORS if name.startswith(VENDORS) and not name.startswith(vendor)}
+    assert [file for file in files if any(f"/core/{vendor}/" in file for vendor in others)] == []
