@@ -29,7 +29,7 @@ REQUESTS_OF_ADDRESS = 4
 #: Bodies that are in memory at once, of usual size and larger ones: at most 256 MiB and 64 MiB.
 USUAL_AT_ONCE, LARGE_AT_ONCE = 1024, 16
 #: Time for a request, in seconds, as long as the API server waits (timeoutSeconds of the webhook).
-REQUEST_SECONDS = 5.0
+REQUEST_SECONDS = 1.0
 
 
 class AdmissionQueue:
