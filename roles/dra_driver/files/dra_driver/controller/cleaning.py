@@ -191,8 +191,8 @@ class Cleaner:
             return
         patch: Json = {"metadata": dict(bound)}
         if action.verb == planning.DEALLOCATE:
-            # What the allocation brought along goes with it; the server clears the devices' own status by itself.
-            patch["status"] = {"allocation": None, "reservedFor": None, "devices": None}
+            # The server removes the devices' statuses with their allocation. A patch that names them needs the rights of all drivers.
+            patch["status"] = {"allocation": None, "reservedFor": None}
             path = f"{path}/status"
         else:
             patch["metadata"]["finalizers"] = [
