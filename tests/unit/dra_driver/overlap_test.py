@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -287,6 +289,28 @@ def test_who_lives_is_found_by_the_sockets_of_its_status(short: Path) -> None:
         (short / name).touch()
     assert [Path(path).name for path in status_paths(str(short))] == ["status-1.sock", "status.sock"]
     assert status_paths(str(short / "none")) == ()
+
+
+@pytest.mark.parametrize("way", ["begin", "ask", "stand_by"])
+def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """The file is created, its content is not. The process serves all vendors, and goes on."""
+    monkeypatch.setattr("dra_driver.supervisors.turn.DISK_SECONDS", 0.01)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def scenario() -> None:
+        turn = Turn(str(short / "state"), "", "boot")
+        # The kernel refuses to write any file, as on a full disk.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            taking = asyncio.ensure_future(getattr(turn, way)())
+            assert await asyncio.wait({taking}, timeout=0.1) == (set(), {taking})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await asyncio.wait_for(taking, 30)
+        assert turn.is_held and (short / "state/driver.lock").read_text() == f"pid {os.getpid()}\n"
+        turn.drop()
+
+    asyncio.run(scenario())
 
 
 def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

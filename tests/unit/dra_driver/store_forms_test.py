@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from dra_driver.claims import forms, store_tables
-from dra_driver.claims import store as store_module
 from dra_driver.claims.forms import (
     IDENTITY_KEY,
     Content,
@@ -106,7 +105,7 @@ def test_backups_are_bounded(tmp_path: Path) -> None:
 def test_a_store_that_is_being_read_waits_to_be_brought_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.store_files.BUSY_SECONDS", 0.05)
     path = tmp_path / "state.db"
     former = FormerStore.make(path, CLAIMS.values(), META)
     with contextlib.closing(sqlite3.connect(path)) as reader:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 from dra_driver.claims.forms import StoreDamaged
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
 from dra_driver.claims.store import Store, refuse_other_releases
-from dra_driver.claims.store_files import StoreError, set_aside
+from dra_driver.claims.store_files import LOG_BYTES, StoreError, set_aside
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.prepared import checksum, prepared_claims
 from hypothesis import given
@@ -219,6 +221,74 @@ def test_full_disk_is_an_error_and_nothing_changes(tmp_path: Path) -> None:
     commit(store, Change(put=record("after")))
     assert set(store.claims) == {"before", "after"}
     store.close()
+
+
+def full_disk(patch: pytest.MonkeyPatch, bytes_free: int = 0) -> None:
+    """Report a full disk; files can be written up to the length that they have."""
+    found = list(os.statvfs("/"))
+    found[1:5] = [1, bytes_free, bytes_free, bytes_free]  # f_frsize, f_blocks, f_bfree, f_bavail
+    patch.setattr(os, "statvfs", lambda _path: os.statvfs_result(found))
+
+
+def test_claims_are_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has space in advance: SQLite writes within its length, which the kernel's limit of a file's length enforces."""
+    store = Store.open(str(tmp_path / "state.db"))
+    commit(store, *(Change(put=record(f"u{number}")) for number in range(60)))
+    log = Path(f"{store.path}-wal")
+    store.begin(Change(put=record("u0", "prepared"))).wait()
+    while store._reserved is None:  # the store's own thread reserves it after the first change
+        time.sleep(0.01)
+    size = log.stat().st_size
+    assert size >= LOG_BYTES and log.stat().st_blocks * 512 >= LOG_BYTES
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patch:
+        full_disk(patch)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(StoreError, match=r"has 0 bytes free.*Claims can still be released"):
+                store.write(Change(put=record("new")))
+            store.write(Change(put=record("u1", "prepared")))
+            for number in range(60):
+                store.write(Change(delete=f"u{number}", meta={f"pending:{number}": "x" * 100}))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not store.claims and log.stat().st_size == size
+    store.write(Change(put=record("new")))
+    store.close()
+    again = Store.open(str(tmp_path / "state.db"))
+    assert set(again.claims) == {"new"} and len(again.meta) > 60
+    again.close()
+
+
+def test_log_does_not_stay_longer_than_its_reserved_space(tmp_path: Path) -> None:
+    """A reader keeps SQLite from writing the log back; afterwards the log is cut."""
+    store = Store.open(str(tmp_path / "state.db"))
+    store.write(Change(put=record("u1")))
+    log = Path(f"{store.path}-wal")
+    with contextlib.closing(sqlite3.connect(store.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM meta").fetchall()
+        number = 0
+        while log.stat().st_size <= 2 * LOG_BYTES:
+            number += 1
+            store.write(Change(meta={f"key{number}": "x" * 500_000}))
+    for number in range(3):
+        store.write(Change(meta={f"key{number}": None}))
+    assert log.stat().st_size <= LOG_BYTES + 65536
+    store.close()
+
+
+def test_damaged_stores_are_kept_three_times(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    names = []
+    for number in range(6):
+        path.write_bytes(b"no database %d" % number)
+        Path(f"{path}-wal").write_bytes(b"log")
+        store = Store.rebuild(str(path), [], {})
+        names.append(Path(str(store.former)).name)
+        store.close()
+    found = {each.name for each in tmp_path.glob("state.db.damaged-*")}
+    assert found == {f"{name}{suffix}" for name in names[-3:] for suffix in ("", "-wal")}
 
 
 def test_folder_that_is_a_file(tmp_path: Path) -> None:

@@ -33,15 +33,18 @@ from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
 from ..core.prepared import FORM
-from .forms import Content, StoreDamaged, of_content, read
+from .forms import Content, StoreDamaged, read
 from .records import ClaimRecord
 from .store_files import (
     StoreError,
+    connect,
     drop_new,
     exchange,
+    refuse_full_disk,
     refuse_header,
     remove_old_backups,
     replace,
+    reserve_log,
     take_new,
     unwritable,
 )
@@ -51,8 +54,6 @@ LOG = logging.getLogger(__name__)
 
 # Changes in one transaction. More would make the first of them wait for the last one's statements.
 GROUP_LIMIT = 128
-# How long SQLite waits for another program that reads.
-BUSY_SECONDS = 10.0
 # How long a store that is closed waits for what is being written.
 CLOSE_SECONDS = 10.0
 # Why a store is replaced whose log is not on disk.
@@ -107,6 +108,7 @@ class Store:
         self._log_is_lost = False  # the disk did not take a part of SQLite's log: nothing behind it is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+        self._reserved: sqlite3.Connection | None = None  # the connection whose log has its space on the disk
         self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to do, or never again
         self._writing = threading.Lock()
@@ -134,12 +136,12 @@ class Store:
             raise StoreDamaged(f"The store {path} is no file")
         drop_new(path)
         refuse_header(path)
-        connection = _connect(path)
+        connection = connect(path)
         try:
             found = read(connection, path)
             if found.form < FORM:
                 backup = exchange(path, connection, found.form, partial(fill, found.content))
-                connection = _connect(path)
+                connection = connect(path)
                 LOG.info(
                     "the store %s was brought from form %s to %s; %s is what it was", path, found.form, FORM, backup
                 )
@@ -183,6 +185,7 @@ class Store:
 
         Cancelling the caller does not undo a change that is under way.
         """
+        self._refuse_new_claim(change)
         future = asyncio.get_running_loop().create_future()
         self._hand_over(Pending(change, future))
         await future
@@ -193,9 +196,15 @@ class Store:
         ``wait`` of what is returned returns when it is there, or raises StoreError: the store may have the change then nonetheless, and
         who began it takes it back.
         """
+        self._refuse_new_claim(change)
         pending = Pending(change)
         self._write_here(pending, in_time=False)
         return pending
+
+    def _refuse_new_claim(self, change: Change) -> None:
+        """Raise StoreError for a claim that the store does not have if the disk is full: the reserved space is for releases."""
+        if change.put is not None and change.put.uid not in self.claims:
+            refuse_full_disk(self.path)
 
     def _hand_over(self, pending: Pending) -> None:
         """Give a change to the store's own thread."""
@@ -223,6 +232,7 @@ class Store:
 
     def write(self, change: Change) -> None:
         """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
+        self._refuse_new_claim(change)
         pending = Pending(change)
         self._write_here(pending, in_time=True)
         pending.wait()
@@ -241,6 +251,9 @@ class Store:
             while self._wake.get():
                 self._sync()
                 self._write_queued()
+                if self._reserved is not self._connection:
+                    with self._writing:
+                        self._reserved = self._connection if reserve_log(self.path) else None
             self._sync()
             self._write_queued()
         except BaseException as error:  # noqa: BLE001  whoever waits was told
@@ -434,7 +447,7 @@ class Store:
             self._connection.close()
         content = self._with(changes)
         former = replace(self.path, partial(fill, content))
-        self._connection = _connect(self.path)
+        self._connection = connect(self.path)
         self._waits_for_disk, self._log_is_lost, self._content = True, False, content
         LOG.warning("the store %s was written anew; the previous one is %s", self.path, former)
         self.replaced(
@@ -476,21 +489,3 @@ def refuse_other_releases(path: str) -> None:
         connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")
         read(connection, path)
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
-    except sqlite3.Error as error:
-        raise unwritable(path, error) from error
-    connection.row_factory = sqlite3.Row
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(_DURABLE)
-        connection.execute("PRAGMA foreign_keys = ON")
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message of SQLite's may quote what is no text
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError) and not of_content(error):
-            raise unwritable(path, error) from error
-        raise StoreDamaged(f"The store {path} is no database: {error}") from error
-    return connection

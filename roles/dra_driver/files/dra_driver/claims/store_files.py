@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from .forms import Content, StoreDamaged, read, sound_content
+from .forms import Content, StoreDamaged, of_content, read, sound_content
 from .records import OtherRelease
 
 # What SQLite keeps beside a database.
@@ -27,6 +27,13 @@ COMPANIONS = ("-wal", "-shm", "-journal")
 # How many backups of older forms are kept, and how many damaged stores.
 BACKUPS = 2
 DAMAGED = 3
+# Space that SQLite's log has in advance, so that claims can be forgotten on a full disk. A longer log is cut to it. SQLite writes
+# the log back to the database after 4 MiB.
+LOG_BYTES = 8 * 1024 * 1024
+# With less free space no claim is recorded that the store does not have.
+LEAST_BYTES = 1024 * 1024
+# How long SQLite waits for another program that reads.
+BUSY_SECONDS = 10.0
 #: What to do about a store that the disk does not take.
 REMEDY = "Check that its folder exists, is writable and that the disk is not full."
 #: Writes everything into an empty database.
@@ -45,6 +52,55 @@ def unwritable(path: str, error: BaseException) -> StoreError:
         f"The store {path} cannot be used: {error}",
         hint=REMEDY,
     )
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open a store in the mode of a log that is synced at each commit. Raises StoreError, StoreDamaged."""
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+    except sqlite3.Error as error:
+        raise unwritable(path, error) from error
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message of SQLite's may quote what is no text
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError) and not of_content(error):
+            raise unwritable(path, error) from error
+        raise StoreDamaged(f"The store {path} is no database: {error}") from error
+    return connection
+
+
+def reserve_log(path: str) -> bool:
+    """Reserve disk space for the log of an open store. Return False if the disk is full, or SQLite has not created the log yet."""
+    try:
+        descriptor = os.open(f"{os.path.realpath(path)}-wal", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < LOG_BYTES:
+                os.posix_fallocate(descriptor, size, LOG_BYTES - size)  # SQLite ignores zeros behind the last frame
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def refuse_full_disk(path: str) -> None:
+    """Raise StoreError if the reserved space of a store is all that is left on its disk."""
+    try:
+        found = os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
+    except OSError:
+        return  # the write reports it
+    if found.f_bfree * found.f_frsize < LEAST_BYTES:
+        raise StoreError(
+            f"The store {path} takes no new claim: its disk has {found.f_bfree * found.f_frsize} bytes free, expected "
+            f"{LEAST_BYTES} or more",
+            hint="Free space on this disk. Claims can still be released.",
+        )
 
 
 def replace(path: str, fill: Fill) -> str | None:

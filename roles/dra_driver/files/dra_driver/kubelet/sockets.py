@@ -236,19 +236,15 @@ def restrict(path: str) -> None:
 def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
     """Take the lock that makes this process the only one with this state; it holds until the file is closed.
 
-    Raises SocketError, with the code already-running when another process of this instance has it, another-instance when one
-    of another instance has, and LOCK_UNUSABLE when the disk does not let it be made.
+    Raises SocketError, with the code already-running if another process of this instance has it, another-instance if one
+    of another instance has, and LOCK_UNUSABLE if the file cannot be created or written.
     """
     path = Path(directory) / "driver.lock"
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        file = path.open("a+b")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)
     except OSError as error:
-        raise SocketError(
-            f"The lock {path} cannot be made: {error.strerror}",
-            hint="Check that its folder is writable and that the disk is not full; it is tried again.",
-            code=LOCK_UNUSABLE,
-        ) from error
+        raise _unusable(path, error) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -261,7 +257,19 @@ def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
             hint="Stop it first; one process serves a driver's state.",
             code="another-instance" if is_other else "already-running",
         ) from error
-    file.truncate(0)
-    file.write(f"pid {os.getpid()}{OF_INSTANCE + instance if instance else ''}\n".encode())
-    file.flush()
+    try:
+        # The file is overwritten before it is cut: a full disk has no block for a file that was emptied first.
+        file.seek(0)
+        file.truncate(file.write(f"pid {os.getpid()}{OF_INSTANCE + instance if instance else ''}\n".encode()))
+    except OSError as error:
+        file.close()
+        raise _unusable(path, error) from error
     return file
+
+
+def _unusable(path: Path, error: OSError) -> SocketError:
+    return SocketError(
+        f"The lock {path} cannot be written: {error.strerror}",
+        hint="Check that its directory is writable and that the disk is not full. The driver tries again.",
+        code=LOCK_UNUSABLE,
+    )

@@ -18,7 +18,7 @@ from ..claims.records import ClaimRecord, OtherRelease
 from ..claims.recovery import amended, completed, found_again, records_in_files
 from ..claims.settings import forgotten
 from ..claims.store import Store
-from ..claims.store_files import REMEDY, StoreError, new_store, take_new
+from ..claims.store_files import LEAST_BYTES, REMEDY, StoreError, new_store, take_new
 from ..claims.store_tables import Change
 from ..core.cdi import remove_leftovers
 from ..core.errors import AcceleratorError
@@ -32,8 +32,6 @@ LOG = logging.getLogger(__name__)
 PART = "store"
 # The Event on the node while nothing can be read or written down. The recorder raises its count now and then.
 UNUSABLE = "StoreUnusable"
-# What one claim's record and its log may take; with less left on the disk none can be written down.
-LEAST_BYTES = 1024 * 1024
 RETRY_SECONDS = 5.0
 # How often the folder's file system is looked at while no claim comes that would show what is wrong with it.
 WATCH_SECONDS = 30.0

@@ -82,7 +82,7 @@ class Turn:
         """Ask whoever holds it to hand over, and wait until it is ours; where several ask, one after the other. Raises SocketError."""
         try:
             while True:
-                if (self._asking.holds(SUCCESSOR) or self._asking.take(SUCCESSOR)) and self.take():
+                if (self._asking.holds(SUCCESSOR) or self._asking.take(SUCCESSOR)) and await self.begin():
                     return
                 await asyncio.sleep(ASKING_SECONDS)
         finally:
@@ -90,7 +90,7 @@ class Turn:
 
     async def stand_by(self) -> None:
         """Wait until nobody holds it or asks for it, and take it. Raises SocketError."""
-        while not self.take():
+        while not await self.begin():
             await asyncio.sleep(STANDBY_SECONDS)
 
     async def asked(self) -> str:
