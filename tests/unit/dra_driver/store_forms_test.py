@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from dra_driver.claims import forms, store_tables
+from dra_driver.claims import store as store_module
 from dra_driver.claims.forms import (
     IDENTITY_KEY,
     Content,
