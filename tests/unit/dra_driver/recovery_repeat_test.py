@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, SMALL_2, prepare, unprepare
 from dra_driver.claims.execute import Hands
+from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Fault
 from dra_driver.supervisors.recovery import Recovery
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
@@ -28,6 +29,7 @@ class Restart:
         self.snapshots = Shared(Snapshot())
         self.conditions = Conditions("claims")
         self.stages: list[str] = []
+        self.boot_id = "boot-1"
         #: The stages at whose completion an exception is raised, once for each entry.
         self.defects: list[str] = []
         self.stops_at = ""
@@ -49,7 +51,7 @@ class Restart:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
         """Start the driver with its recovery, and stop both at the end."""
-        node = Node(self.directory, self.claims, reached=self.reached)
+        node = Node(self.directory, self.claims, reached=self.reached, boot_id=self.boot_id)
         await node.look()
         recovery = Recovery(
             node.service,
@@ -137,6 +139,39 @@ def test_exception_in_one_restore_leaves_the_others(tmp_path: Path) -> None:
             reference = node.store.claims[failed].reference
             assert await prepare(node, reference) == "", "the kubelet's call repeats the failed step"
             assert sorted(node.cdi_files()) == sorted(uids)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+@pytest.mark.parametrize("state", ["deleted", "new UID", "deallocated", "exists", "no answer"])
+def test_claim_of_an_old_store_is_restored_only_if_it_may_exist(tmp_path: Path, boot_id: str, state: str) -> None:
+    """A copy of the store was put back after its claims had ended: the API server is asked before partitions are created."""
+
+    async def scenario(restart: Restart) -> None:
+        (old,) = await restart.prepare_before(SMALL)
+        copy = (tmp_path / "state/state.db").read_bytes()
+        node = Node(tmp_path, restart.claims)
+        await node.start()
+        assert await unprepare(node, node.store.claims[old].reference) == ""
+        assert node.partitions() == []
+        node.close()
+        (tmp_path / "state/state.db").write_bytes(copy)
+        claim = restart.claims.claims["default", "old-0"]
+        if state == "deleted":
+            del restart.claims.claims["default", "old-0"]
+        elif state == "new UID":
+            claim["metadata"]["uid"] = "another"
+        elif state == "deallocated":
+            del claim["status"]["allocation"]
+        elif state == "no answer":
+            restart.claims.failures = [BackendUnavailable("the API server is away")] * 9
+        restart.boot_id = boot_id
+        async with restart.running() as node:
+            await until(lambda: "recovery-step-done" in restart.stages)
+            exists = state in ("exists", "no answer")
+            assert (len(node.partitions()), list(node.cdi_files())) == ((1, [old]) if exists else (0, []))
+            assert old in node.store.claims, "the reconciler releases it"
 
     run(tmp_path, scenario)
 

@@ -143,15 +143,16 @@ class Adopting:
         service, found = self._service, []
         for uid in uids:
             reference = await service.thread(service.hands.keeper.claim_named, uid)
-            if reference is None or not await self._may_be_here(reference, pool):
+            if reference is None or not await self.may_be_here(reference, pool):
                 found.append(uid)
         return tuple(found)
 
-    async def _may_be_here(self, reference: ClaimReference, pool: str) -> bool:
+    async def may_be_here(self, reference: ClaimReference, pool: str) -> bool:
+        """Return whether the API server has a claim with devices of this pool. True as well if it does not answer."""
         try:
             claim = await self._read(reference)
         except AcceleratorError as error:
-            LOG.warning("what runs for claim %s stays until it is known whether it is there: %s", reference.uid, error)
+            LOG.warning("claim %s is kept until the API server answers for it: %s", reference.uid, error)
             return True
         return allocated_here(claim, reference.uid, self._service.driver, pool)
 

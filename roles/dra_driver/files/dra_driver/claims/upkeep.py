@@ -50,6 +50,18 @@ class Upkeep:
                 await self._service.thread(self._hands.remove_cdi, uid)
                 await self._service.thread(self._hands.files.remove, uid)
 
+    async def has_ended(self, uid: str, boot_id: str) -> bool:
+        """Return whether a claim with no CDI file of this boot has ended, according to the API server.
+
+        An old copy of the store contains such claims. False while the API server does not answer.
+        """
+        record = self._store.claims.get(uid)
+        if record is None or not record.name:
+            return False
+        if record.boot_id == boot_id and self._hands.system.exists(self._hands.cdi_path(uid)):
+            return False
+        return not await self._adopting.may_be_here(record.reference, self._inventory().pool)
+
     async def end_companions(self, uid: str) -> None:
         """End the companions of a claim that is not there, or has none. Raises AcceleratorError."""
         async with self._claims.hold([uid]):

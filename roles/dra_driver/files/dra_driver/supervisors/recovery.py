@@ -142,8 +142,15 @@ class Recovery:
         return plan
 
     async def _restore(self, uid: str) -> None:
-        await self._step(self._service.restore(uid), "restore", uid)
+        await self._step(self._restore_unless_ended(uid), "restore", uid)
         self._to_restore.discard(uid)
+
+    async def _restore_unless_ended(self, uid: str) -> None:
+        """Restore a claim, unless the API server has it no more. The reconciler releases such a claim."""
+        if await self._service.upkeep.has_ended(uid, self._boot_id):
+            LOG.warning("recovery: claim has ended, it is not restored", extra=fields(uid=uid))
+        else:
+            await self._service.restore(uid)
 
     async def _catch_up(self, current: Survey, faults: Collection[str]) -> None:
         """Undo pending cleanups and restore prepared claims on devices that answer again."""
