@@ -142,7 +142,8 @@ def failed_at(world: World, step: str) -> str:
 @pytest.mark.parametrize("step", STEPS)
 def test_ansible_is_killed(world: World, step: str, *, reverts: bool) -> None:
     world.at(step, lambda: True)
-    assert play_all(world.node, world.cluster, world.folder, SECOND).returncode == KILLED
+    done = play_all(world.node, world.cluster, world.folder, SECOND)
+    assert done.returncode == KILLED, done.stdout + done.stderr
     # A reboot restores what was verified, and what is published from then on.
     assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "former layout")
     next_run(world, "killed as it begins", step, reverts=reverts)

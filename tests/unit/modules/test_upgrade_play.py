@@ -124,7 +124,9 @@ def collection(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def upgrade(collection: Path, cluster: Cluster, *words: str, **variables: Any) -> tuple[int, str]:
+def upgrade(
+    collection: Path, cluster: Cluster, *words: str, unreachable: tuple[str, ...] = (), **variables: Any
+) -> tuple[int, str]:
     """Play it; returns the exit status and what was said."""
     access = {
         "apiVersion": "v1",
@@ -136,6 +138,9 @@ def upgrade(collection: Path, cluster: Cluster, *words: str, **variables: Any) -
     }
     (collection / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
     hosts = {name: {"ansible_connection": "local"} for name in NODES}
+    for name in unreachable:
+        # Nothing listens on port 1.
+        hosts[name] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": "1"}
     (collection / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}), encoding="utf-8")
     common = {
         "ansible_python_interpreter": sys.executable,
@@ -223,6 +228,17 @@ def test_upgrade_evicts_where_the_fleet_file_and_the_upgrade_allow_it(
     options = {} if upgrade_evict is None else {"accelerator_upgrade_evict": upgrade_evict}
     status, said = upgrade(collection, cluster, nvidia_driver_drain=role, **options)
     assert status == 0 and said.count(f"drain {expected}, 900") == len(NODES), said
+
+
+def test_unreachable_nodes_are_named_with_the_limit_that_leaves_them_out(collection: Path, cluster: Cluster) -> None:
+    status, said = upgrade(collection, cluster, unreachable=("a", "c"))
+    words = " ".join(said.split())
+    assert status != 0 and exchanged(said) == [] and "Cannot connect to a, c, so no node was changed." in words, said
+    assert "--limit 'accelerator_nodes,!a,!c'" in words, said
+    status, said = upgrade(collection, cluster, "--limit", "accelerator_nodes,!a,!c", unreachable=("a", "c"))
+    assert status == 0 and exchanged(said) == ["b"], said
+    status, said = upgrade(collection, cluster, "--limit", "a,b", unreachable=("a",))
+    assert status != 0 and "--limit 'a,b,!a'" in " ".join(said.split()), said
 
 
 def test_a_fleet_file_that_opens_no_door_is_refused(collection: Path, cluster: Cluster) -> None:
