@@ -153,17 +153,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import create
+from ansible_collections.dra.accelerators.plugins.module_utils._vendor_facts import VENDOR_FACTS
 
 
 def facts(vendors: Any) -> list[dict[str, Any]]:
     """Return what the vendors' things are called. Raises AnsibleFilterError."""
     if not isinstance(vendors, (list, tuple)):
         raise AnsibleFilterError(f"vendor_facts: found {vendors!r}, expected a list of vendors")
-    try:
-        return [create(each).facts.document() for each in dict.fromkeys(vendors)]
-    except ValueError as error:
-        raise AnsibleFilterError(f"vendor_facts: {error}") from error
+    unknown = [str(each) for each in vendors if each not in VENDOR_FACTS]
+    if unknown:
+        raise AnsibleFilterError(
+            f"vendor_facts: found {', '.join(unknown)}, expected {' or '.join(sorted(VENDOR_FACTS))}"
+        )
+    return [VENDOR_FACTS[each].document() for each in dict.fromkeys(vendors)]
 
 
 class FilterModule:

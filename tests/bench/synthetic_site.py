@@ -31,6 +31,7 @@ IDENTITY = "3.11.2 (main)"
 GPUS = 8
 #: Placements of each GPU that are published for dynamic partitions.
 PARTITIONS = 25
+CLUSTER = {"server": "https://192.0.2.1:6443", "certificate-authority-data": "QUJD" * 350}
 LAYOUT = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "dynamic"}]}]
 RECAP = re.compile(r"^(?P<host>\S+)\s+: ok=(?P<ok>\d+)\s+changed=(?P<changed>\d+)", re.MULTILINE)
 
@@ -80,7 +81,7 @@ def _node(name: str, release: str) -> dict[str, Any]:
     reference = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"{name}-gpu"}}
     return {
         "exists": True,
-        "uid": hashlib.sha256(name.encode()).hexdigest()[:36],
+        "uid": f"uid-of-{name}",
         "ready": "True",
         "kubelet": "v1.36.0",
         "runtime": "containerd://2.3.7",
@@ -147,12 +148,7 @@ def _node_info(release: str) -> dict[str, Any]:
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [
-            {
-                "name": "cluster",
-                "cluster": {"server": "https://192.0.2.1:6443", "certificate-authority-data": "QUJD" * 350},
-            }
-        ],
+        "clusters": [{"name": "cluster", "cluster": CLUSTER}],
         "contexts": [{"name": "kubelet", "context": {"cluster": "cluster", "user": "kubelet"}}],
         "current-context": "kubelet",
     }
@@ -213,12 +209,12 @@ def _node_info(release: str) -> dict[str, Any]:
             "fingerprint": "1f2e3d4c5b6a7988",
             "identity": {
                 "exists": True,
-                "account": "",
-                "node": "",
-                "node_uid": "",
+                "account": "system:serviceaccount:dra-accelerators:driver-@node@",
+                "node": "@node@",
+                "node_uid": "uid-of-@node@",
                 "seconds_left": 86400,
                 "lifetime": 86400,
-                "cluster": {},
+                "cluster": CLUSTER,
                 "accepted": True,
                 "problem": "",
             },

@@ -4,7 +4,7 @@
 """Connection to a node that does not exist: modules are built as for a real one and answered from a file.
 
 The processor time of a run is then that of the Ansible controller alone. ``DRA_ACCELERATORS_SYNTHETIC`` names the file: a JSON object
-from the name of a module to its result.
+from the name of a module to its result, in which ``NODE`` stands for the name of the host.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ author: The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment: [connection_pipelining]
 """
 
+NODE = "@node@"
 _MODULE = re.compile(
     rb"mod_name='(?:ansible_collections\.)?([a-z0-9_.]+)'|\"?module_fqn\"?[=:] ?[\"'](?:ansible_collections\.)?([a-z0-9_.]+)[\"']"
 )
@@ -59,7 +60,7 @@ class Connection(ConnectionBase):  # type: ignore[misc]
         name = (found[1] or found[2]).decode().rpartition(".")[2]
         if name not in _answers():
             raise ValueError(f"No answer for the module {name}")
-        return 0, json.dumps(_answers()[name]).encode(), b""
+        return 0, json.dumps(_answers()[name]).replace(NODE, self._play_context.remote_addr).encode(), b""
 
     def put_file(self, in_path: str, out_path: str) -> None:
         """Refuse: all modules are given on standard input."""

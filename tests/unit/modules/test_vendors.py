@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,13 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.npu_claim import FilterModule as NpuClaim
 from ansible_collections.dra.accelerators.plugins.filter.vendor_facts import FilterModule as VendorFacts
 from ansible_collections.dra.accelerators.plugins.module_utils import _vendors
+from ansible_collections.dra.accelerators.plugins.module_utils._vendor_facts import VENDOR_FACTS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend import driver_files
+from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples/ascend"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples/ascend"
 EXAMPLE = EXAMPLES / "near-npus.yaml"
 NIC_OF_HUAWEI = ("0x19e5", "0x020000")
 GPU, NPU, AUDIO_OF_A_GPU = ("0x10de", "0x030200"), ("0x19e5", "0x120000"), ("0x10de", "0x040300")
@@ -93,6 +99,19 @@ def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
     put(tmp_path, "/dev/davinci_manager")
     found = _vendors.ascend_facts(System(str(tmp_path)))
     assert found["answers"] and found["library"] == "/usr/local/dcmi/libdcmi.so" and found["version"] == ""
+
+
+def test_vendor_facts_are_those_of_all_backends() -> None:
+    assert {vendor: create(vendor).facts for vendor in BACKENDS} == VENDOR_FACTS
+
+
+@pytest.mark.parametrize("plugin", sorted((ROOT / "plugins/filter").glob("*.py")), ids=lambda path: path.stem)
+def test_filters_do_not_import_backends(plugin: Path) -> None:
+    """Ansible loads all filters of the collection in each task that uses one of them."""
+    name = f"ansible_collections.dra.accelerators.plugins.filter.{plugin.stem}"
+    program = f"import sys, {name}; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert [module for module in done.stdout.split() if re.fullmatch(r"ansible_collections\..*\.backend", module)] == []
 
 
 def test_the_filters() -> None:
