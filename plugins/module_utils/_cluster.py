@@ -20,6 +20,16 @@ MANAGED_BY = "app.kubernetes.io/managed-by=dra-accelerators"
 KINDS = (
     ("resource.k8s.io/v1", "DeviceClass", "/apis/resource.k8s.io/v1/deviceclasses"),
     (
+        "flowcontrol.apiserver.k8s.io/v1",
+        "FlowSchema",
+        "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas",
+    ),
+    (
+        "flowcontrol.apiserver.k8s.io/v1",
+        "PriorityLevelConfiguration",
+        "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations",
+    ),
+    (
         "admissionregistration.k8s.io/v1",
         "ValidatingAdmissionPolicyBinding",
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
+from tests.cluster.manifests import claim, dynamic, pod
 
 # Two of them read the audiences of the API server, which the policies for tokens allow. One shows the warning about open metrics.
 MOST_TASKS = 45
@@ -98,6 +99,44 @@ def test_second_run_changes_nothing(cluster: Cluster) -> None:
     # What users wait for: Ansible takes its time for each task and host, whatever the task does.
     for host, counts in second.hosts.items():
         assert counts["ok"] <= MOST_TASKS, f"{host}: {counts}\n{second.output}"
+
+
+def dispatched(cluster: Cluster, schema: str) -> float:
+    """Return how many requests the API server has dispatched for a FlowSchema, in its own priority level."""
+    lines = cluster.kubectl("get", "--raw", "/metrics").splitlines()
+    found = [
+        line
+        for line in lines
+        if line.startswith("apiserver_flowcontrol_dispatched_requests_total{")
+        and f'flow_schema="{schema}"' in line
+        and f'priority_level="{schema}"' in line
+    ]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+def test_api_server_ranks_requests_of_drivers(cluster: Cluster) -> None:
+    assert dispatched(cluster, "dra-accelerators-driver") > 0
+    for schema in cluster.get("flowschemas.flowcontrol.apiserver.k8s.io")["items"]:
+        dangling = [each for each in schema["status"]["conditions"] if each["type"] == "Dangling"]
+        assert [each["status"] for each in dangling] == ["False"], schema
+    before = dispatched(cluster, "dra-accelerators-driver-claims")
+    documents = (
+        claim("ranked", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
+        pod("ranked", "ranked"),
+    )
+    cluster.apply(*documents)
+    try:
+        cluster.wait_running("ranked")
+        assert dispatched(cluster, "dra-accelerators-driver-claims") > before
+    finally:
+        cluster.delete(*reversed(documents))
+
+
+def test_changed_flow_schema_is_restored(cluster: Cluster) -> None:
+    name = ("flowschema.flowcontrol.apiserver.k8s.io", "dra-accelerators-driver")
+    cluster.kubectl("patch", *name, "--type=merge", "--patch", '{"spec": {"matchingPrecedence": 9500}}')
+    assert cluster.playbook("site.yml").failed == 0
+    assert cluster.get(*name)["spec"]["matchingPrecedence"] == 1002
 
 
 def test_driver_runs_sandboxed(cluster: Cluster) -> None:
