@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from dra_driver.api.client import ApiError, ApiUnreachable
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.device_locks import DeviceLocks
-from dra_driver.supervisors.reconciler import RECONCILE_SECONDS, Reconciler, visit_pause
+from dra_driver.kubelet.pod_resources import container_devices, socket_path
+from dra_driver.supervisors.reconciler import FULL_VISITS, RECONCILE_SECONDS, Reconciler, visit_pause
 from dra_driver.supervisors.recovery import Recovery
 from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from machine_model import POOL, Claims, Node
+from monitoring_test import kubelet
 
 
 class Reader:
@@ -249,3 +252,48 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
         node.close()
 
     asyncio.run(main())
+
+
+def test_claims_that_containers_have_are_read_in_one_of_several_visits(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("s")
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        first, second, _third = await three(node, claims)
+        reader, clock = Reader(claims), Clock()
+        reconciler = Reconciler(
+            node.service,
+            source=reader,
+            reporter=node.reports,
+            pool=POOL,
+            boot_id=node.boot_id,
+            snapshots=Shared(Snapshot()),
+            clock=clock,
+            in_use=functools.partial(container_devices, socket_path(str(root))),
+        )
+
+        async def reads_of_visits() -> list[list[str]]:
+            found = []
+            for _each in range(FULL_VISITS):
+                reader.reads.clear()
+                await reconciler.visit()
+                found.append(sorted(reader.reads))
+            return sorted(found)
+
+        with kubelet(root) as shown:
+            # Claim a as it was prepared; claim b with a device that it does not have; nothing of claim c.
+            shown.pods = [("pod-a", "a", SMALL), ("pod-b", "b", "gpu-3")]
+            await reconciler.visit()
+            assert sorted(reader.reads) == ["a", "b", "c"], "all are read after a start"
+            assert await reads_of_visits() == [["a", "b", "c"], *[["b", "c"]] * (FULL_VISITS - 1)]
+            # A claim that is missing is read until it is dropped, whatever the kubelet shows.
+            claims.remove(first)
+            await reads_of_visits()
+            clock.now += RECONCILE_SECONDS
+            await reconciler.visit()
+            assert first.uid not in node.store.claims
+        assert await reads_of_visits() == [["b", "c"]] * FULL_VISITS, "the kubelet does not answer"
+        assert second.uid in node.store.claims
+
+    run(tmp_path, scenario)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,7 +29,7 @@ from .core.plugin_devices import PLUGIN_FILE, cdi_kind
 from .core.repartition_record import Watch
 from .core.repartition_steps import Taken
 from .core.system import System
-from .kubelet.pod_resources import socket_path
+from .kubelet.pod_resources import container_devices, socket_path
 from .metrics import Metrics
 from .publish.publisher import Publisher
 from .supervisors import hardware, recovery, sockets, storage
@@ -300,6 +301,7 @@ class Serving:
             boot_id=boot_id,
             snapshots=self._snapshots,
             metrics=self._metrics,
+            in_use=functools.partial(container_devices, socket_path(configuration.kubelet_root)),
         )
         ahead = PreparingAhead(
             service,

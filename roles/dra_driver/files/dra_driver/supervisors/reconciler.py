@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..api.client import ApiError, ApiUnreachable
@@ -20,6 +20,7 @@ from ..claims.records import ClaimRecord
 from ..claims.recovery import droppable
 from ..claims.service import ClaimService
 from ..core.errors import AcceleratorError, to_error
+from ..kubelet.pod_resources import ContainerDevice
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics
 from . import shared
@@ -32,6 +33,9 @@ RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
 # After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
 MOST_UNREACHABLE = 2
+# Every so many visits all claims are read. In between, claims that a running pod has are not: the kubelet unprepares them itself.
+FULL_VISITS = 6
+KUBELET_SECONDS = 5.0
 
 
 def visit_pause() -> float:
@@ -51,7 +55,10 @@ class ClaimSource(Protocol):
 
 
 class Reconciler:
-    """Visits every prepared claim every ten minutes. Nothing is dropped before the hardware has answered."""
+    """Visits every prepared claim every ten minutes, and claims that a container has once an hour.
+
+    Nothing is dropped before the hardware has answered.
+    """
 
     def __init__(
         self,
@@ -64,7 +71,12 @@ class Reconciler:
         snapshots: Shared[Snapshot],
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        in_use: Callable[[float], Sequence[ContainerDevice]] = lambda _seconds: (),
     ) -> None:
+        """Create a reconciler.
+
+        ``in_use`` asks the kubelet, within the given seconds, which containers have devices of claims, and raises AcceleratorError.
+        """
         self._clock = clock
         self._service = service
         self._metrics = metrics or NoMetrics()
@@ -78,6 +90,9 @@ class Reconciler:
         self._errors: dict[str, StateLog] = {}
         #: How many seconds the API server asked to be left alone in the last visit.
         self._retry_after = 0.0
+        self._in_use, self._kubelet = in_use, StateLog(LOG)
+        self._is_first_visit = True
+        self._visits = random.randrange(FULL_VISITS)  # noqa: S311  spreads the full visits of nodes that started together
         self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
@@ -102,7 +117,8 @@ class Reconciler:
         for known in (self._missing, self._errors):
             for uid in known.keys() - set(uids):
                 del known[uid]
-        left = await self._visit_claims(uids)
+        used = await self._used_claims()
+        left = await self._visit_claims([uid for uid in uids if uid not in used])
         await self._visit_companions()
         await self._visit_files()
         return left
@@ -131,6 +147,31 @@ class Reconciler:
                 if unreachable >= MOST_UNREACHABLE or self._retry_after:
                     return [*uids[number + 1 :], *failed]
         return failed
+
+    async def _used_claims(self) -> Collection[str]:
+        """Return the UIDs of claims that need no visit now: the kubelet shows a container with each device that they were prepared with."""
+        self._visits += 1
+        if self._is_first_visit or self._visits % FULL_VISITS == 0:
+            self._is_first_visit = False
+            return ()
+        try:
+            shown = await asyncio.to_thread(self._in_use, KUBELET_SECONDS)
+        except AcceleratorError as error:
+            self._kubelet.report(f"the kubelet does not show which claims are in use, all are read: {error}")
+            return ()
+        self._kubelet.report("the kubelet shows which claims are in use", level=logging.DEBUG)
+        devices: dict[tuple[str, str], set[str]] = {}
+        for each in shown:
+            if each.driver == self._service.driver and each.pool == self._pool:
+                devices.setdefault((each.namespace, each.claim), set()).add(each.device)
+        return {
+            uid
+            for uid, record in self._service.store.claims.items()
+            if record.prepared
+            and record.devices
+            and uid not in self._missing
+            and {each.name for each in record.devices} == devices.get((record.namespace, record.name))
+        }
 
     async def _visit_files(self) -> None:
         """Remove the files of claims that are not there."""
