@@ -20,7 +20,11 @@ HOSTS = {
     "accelerator_controllers": {"hosts": {"control": {}}},
 }
 #: Tasks of check_inventory.yml, which comes before every other play.
-CHECKS = {"TASK [Reject an empty group accelerator_nodes]", "TASK [Reject hosts with the same node name]"}
+CHECKS = {
+    "TASK [Reject an empty group accelerator_nodes]",
+    "TASK [Reject hosts with the same node name]",
+    "TASK [Reject text where a list or a mapping is expected]",
+}
 LAYOUT = [{"match": {}, "mode": "whole"}]
 OTHER = [{"match": {}, "mode": "dynamic"}]
 

@@ -1,0 +1,90 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lists and mappings that arrive as text are rejected by the names of their variables: from INI inventories, surveys, and -e key=value."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.dra.accelerators.plugins.filter.text_variables import KINDS
+
+ROOT = Path(__file__).resolve().parents[3]
+INVENTORY = """
+[accelerator_nodes]
+a ansible_connection=local accelerator_layouts='[{"hosts": "all", "layout": []}]'
+b ansible_connection=local
+[accelerator_controllers]
+c ansible_connection=local
+[accelerator_nodes:vars]
+GROUP
+"""
+
+
+def play(folder: Path, group: str, *words: str, playbook: str = "check_inventory.yml") -> tuple[int, str]:
+    """Run a playbook over an INI inventory with variables of its group; return the status and the output."""
+    (folder / "hosts.ini").write_text(INVENTORY.replace("GROUP", group), encoding="utf-8")
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
+    program = Path(sys.executable).with_name("ansible-playbook")
+    command = [program, "-i", folder / "hosts.ini", ROOT / "playbooks" / playbook, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "words", "found"),
+    [
+        ("accelerator_vendors=nvidia, ascend", (), "accelerator_vendors is text for a, b, expected a list."),
+        ("", ("-e", "accelerator_vendors=nvidia"), "accelerator_vendors is text for a, b, c, expected a list."),
+        (
+            "",
+            ("-e", json.dumps({"accelerator_proxy": "http://p"})),
+            "accelerator_proxy is text for a, b, c, expected a mapping.",
+        ),
+        (
+            "named='{{ texts }}'",
+            ("-e", json.dumps({"nvidia_settings_rules": "{{ 'x' }}"})),
+            "nvidia_settings_rules is text for a, b, c",
+        ),
+        # INI values that are Python literals, as that of host a, are lists; undefined and empty values are no text.
+        (
+            "accelerator_vendors=",
+            ("-e", json.dumps({"nvidia_settings_rules": "{{ nowhere }}", "accelerator_go_on": "yes"})),
+            "",
+        ),
+        ("", ("-e", json.dumps({"accelerator_vendors": "{{ ['nvidia'] }}"})), ""),
+    ],
+)
+def test_text_in_place_of_a_list_is_rejected_by_name(
+    group: str, words: tuple[str, ...], found: str, tmp_path: Path
+) -> None:
+    status, output = play(tmp_path, group, *words)
+    assert (status != 0) == bool(found) and found in output, output
+    assert (" is text for " in output) == bool(found)
+
+
+def test_controller_playbook_rejects_text(tmp_path: Path) -> None:
+    status, output = play(tmp_path, "", "-e", "dra_controller_pod_tolerations=x", playbook="controller.yml")
+    assert status != 0 and "dra_controller_pod_tolerations is text for c, expected a list." in output, output
+
+
+def test_known_variables_are_those_of_the_argument_specs() -> None:
+    specs = {}
+    for path in ROOT.glob("roles/*/meta/argument_specs.yml"):
+        for entry in yaml.safe_load(path.read_text("utf-8"))["argument_specs"].values():
+            for name, option in (entry.get("options") or {}).items():
+                if option.get("type") in ("list", "dict"):
+                    specs[name] = "a list" if option["type"] == "list" else "a mapping"
+    assert {name: kind for name, kind in KINDS.items() if not name.startswith("accelerator_")} == specs
+    texts = "".join(path.read_text("utf-8") for path in ROOT.glob("playbooks/*.yml"))
+    used = set(re.findall(r"(accelerator_\w+) \| default\((?:\[|\{)", texts)) & set(
+        re.findall(r"accelerator_\w+", "".join(path.read_text("utf-8") for path in ROOT.glob("docs/*.md")))
+    )
+    assert used <= KINDS.keys()
