@@ -174,6 +174,22 @@ def test_change_after_a_failed_sync_outlives_a_power_cut(tmp_path: Path, disk: D
         each.close()
 
 
+def test_power_failure_before_the_sync_loses_only_what_nobody_was_told(tmp_path: Path, disk: Disk) -> None:
+    store = Store.open(str(tmp_path / "state.db"))
+    store.write(Change(put=record("answered")))
+    log = Path(f"{store.path}-wal")
+    before = log.read_bytes()
+    pending = store.begin(Change(put=record("begun")))
+    assert disk.asked.wait(60) and outcome(pending) == []
+    differs = [at for at, pair in enumerate(zip_longest(before, log.read_bytes())) if pair[0] != pair[1]]
+    again = after_power_cut(store, tmp_path / "after", (log.stat().st_ino, differs[0], differs[-1] + 1))
+    assert set(again.claims) == {"answered"}
+    disk.free.set()
+    pending.wait()
+    for each in (store, again):
+        each.close()
+
+
 def test_nothing_is_acknowledged_while_a_lost_log_cannot_be_replaced(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
