@@ -16,6 +16,11 @@ from .core.extended_claims import describe_duplicate, duplicates
 GROUP = "resource.k8s.io"
 _UNPROCESSABLE = 422
 MANAGED_BY = "app.kubernetes.io/managed-by=dra-accelerators"
+NODES, SLICES = "/api/v1/nodes", f"/apis/{GROUP}/v1/resourceslices"
+#: Up to so many Nodes are read one by one. More are read as a list, if the cluster has at most NODES_FOR_EACH Nodes for each of them.
+FEW_NODES, NODES_FOR_EACH = 10, 10
+#: By name, the Node or None, and its slices.
+NodesRead = dict[str, "tuple[dict[str, Any] | None, list[dict[str, Any]]]"]
 # Every kind of object that the collection makes, in the order in which they can be removed.
 KINDS = (
     ("resource.k8s.io/v1", "DeviceClass", "/apis/resource.k8s.io/v1/deviceclasses"),
@@ -179,6 +184,35 @@ def found_or_none(api: Api, path: str) -> dict[str, Any] | None:
         raise
 
 
+def _lists_are_cheaper(api: Api, number: int) -> bool:
+    """Return whether lists of all Nodes and slices cost less than two requests for each of ``number`` Nodes."""
+    if number <= FEW_NODES:
+        return False
+    page = api.request("GET", NODES, query={"limit": "1"})
+    total = len(page.get("items") or []) + int((page.get("metadata") or {}).get("remainingItemCount") or 0)
+    return total <= number * NODES_FOR_EACH
+
+
+def _read_by_name(api: Api, nodes: Iterable[str], *, with_slices: bool) -> NodesRead:
+    found: NodesRead = {}
+    for name in nodes:
+        node, slices = found_or_none(api, f"{NODES}/{quote(name)}"), list[dict[str, Any]]()
+        if with_slices:
+            slices = api.list_all(SLICES, {"fieldSelector": f"spec.nodeName={name}"})
+        found[name] = node, slices
+    return found
+
+
+def _read_listed(api: Api, nodes: Iterable[str], *, with_slices: bool) -> NodesRead:
+    listed = {one["metadata"]["name"]: one for one in api.list_all(NODES, {})}
+    found: NodesRead = {name: (listed.get(name), []) for name in nodes}
+    for each in api.list_all(SLICES, {}) if with_slices else ():
+        name = each["spec"].get("nodeName")
+        if name in found:
+            found[name][1].append(each)
+    return found
+
+
 def ask(
     api: Api | None,
     problem: str,
@@ -187,8 +221,12 @@ def ask(
     namespace: str,
     counters: bool,
     drivers: Sequence[str],
+    own: bool,
 ) -> dict[str, Any]:
-    """Ask for everything; changes nothing. ``problem`` says why there is no connection, ``drivers`` whose claims are asked for."""
+    """Read everything and change nothing.
+
+    ``problem`` says why there is no connection, ``drivers`` whose claims are read, ``own`` whether the collection's own objects are read.
+    """
     answer: dict[str, Any] = {
         "reached": False,
         "problem": problem,
@@ -205,7 +243,7 @@ def ask(
     if api is None:
         return answer
     try:
-        _ask(api, answer, nodes=nodes, namespace=namespace, counters=counters, drivers=drivers)
+        _ask(api, answer, nodes=nodes, namespace=namespace, counters=counters, drivers=drivers, own=own)
     except ApiError as error:
         answer["problem"] = str(error)
     else:
@@ -214,20 +252,26 @@ def ask(
 
 
 def _ask(
-    api: Api, answer: dict[str, Any], *, nodes: Sequence[str], namespace: str, counters: bool, drivers: Sequence[str]
+    api: Api,
+    answer: dict[str, Any],
+    *,
+    nodes: Sequence[str],
+    namespace: str,
+    counters: bool,
+    drivers: Sequence[str],
+    own: bool,
 ) -> None:
     group = found_or_none(api, f"/apis/{GROUP}")
     answer["versions"] = [one["version"] for one in (group or {}).get("versions") or []]
     served = "v1" in answer["versions"]
-    for name in nodes:
-        answer["nodes"][name] = node_facts(found_or_none(api, f"/api/v1/nodes/{quote(name)}"))
-        if served:
-            listed = api.list_all(f"/apis/{GROUP}/v1/resourceslices", {"fieldSelector": f"spec.nodeName={name}"})
-            answer["nodes"][name]["slices"] = sorted(map(slice_facts, listed), key=lambda one: str(one["name"]))
+    read = _read_listed if _lists_are_cheaper(api, len(nodes)) else _read_by_name
+    for name, (node, slices) in read(api, nodes, with_slices=served).items():
+        answer["nodes"][name] = node_facts(node)
+        answer["nodes"][name]["slices"] = sorted(map(slice_facts, slices), key=lambda one: str(one["name"]))
     if served and counters and nodes:
         answer["counters"] = ask_counters(api)
     answer["namespace"]["exists"] = found_or_none(api, f"/api/v1/namespaces/{quote(namespace)}") is not None
-    for version, kind, path in KINDS:
+    for version, kind, path in KINDS if own else ():
         if path.startswith(f"/apis/{GROUP}/") and not served:
             continue
         listed = api.list_all(path.format(namespace=quote(namespace)), {"labelSelector": MANAGED_BY})
@@ -235,8 +279,10 @@ def _ask(
     answer["accounts"] = sorted(one["metadata"]["name"] for one in answer["own"] if one["kind"] == "ServiceAccount")
     if served:
         listed = api.list_all(f"/apis/{GROUP}/v1/deviceclasses", {})
-        mine = {one["metadata"]["name"] for one in answer["own"] if one["kind"] == "DeviceClass"}
-        answer["classes"] = {one["metadata"]["name"]: one["metadata"]["name"] in mine for one in listed}
+        label, _equals, value = MANAGED_BY.partition("=")
+        answer["classes"] = {
+            one["metadata"]["name"]: (one["metadata"].get("labels") or {}).get(label) == value for one in listed
+        }
         answer["duplicates"] = [describe_duplicate(*each) for each in duplicates(listed).items()]
     if served and drivers:
         listed = api.list_all(f"/apis/{GROUP}/v1/resourceclaims", {})

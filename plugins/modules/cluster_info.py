@@ -51,6 +51,13 @@ options:
     type: list
     elements: str
     default: [gpu.nvidia.com]
+  own:
+    description:
+      - Whether the collection's own objects are returned. If V(false), RV(own) and RV(accounts) are empty, and the module sends fewer requests.
+    type: bool
+    default: true
+notes:
+  - With more than ten O(nodes), the module lists all Nodes and ResourceSlices of the cluster, if the cluster has at most ten times as many Nodes.
 seealso:
   - module: dra.accelerators.node_info
 """
@@ -171,6 +178,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "counters": {"type": "bool", "default": True},
         "claims": {"type": "bool", "default": False},
         "drivers": {"type": "list", "elements": "str", "default": ["gpu.nvidia.com"]},
+        "own": {"type": "bool", "default": True},
         **API_OPTIONS,
     }
 
@@ -191,6 +199,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         namespace=params["namespace"],
         counters=params["counters"],
         drivers=params["drivers"] if params["claims"] else (),
+        own=params["own"],
     )
     return {"changed": False, **found}
 

@@ -87,11 +87,13 @@ class Server(JsonServer):
             ],
         }
         self.writes: list[tuple[str, str]] = []
+        self.reads: list[str] = []
         server = self
 
         class Handler(JsonHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
+                server.reads.append(self.path)
                 if parts.path in server.objects:
                     self.answer(200, server.objects[parts.path])
                     return
@@ -104,7 +106,9 @@ class Server(JsonServer):
                 found = [
                     one for one in items or [] if not selector or one["metadata"].get("labels", {}).get(key) == value
                 ]
-                self.answer(200, {"items": found, "metadata": {}})
+                limit = int(dict(parse_qsl(parts.query)).get("limit", 500))
+                rest = {"remainingItemCount": len(found) - limit} if limit == 1 and len(found) > limit else {}
+                self.answer(200, {"items": found[:limit], "metadata": rest})
 
             def do_POST(self) -> None:
                 body = self.body()
@@ -223,3 +227,41 @@ def test_an_api_server_that_does_not_answer_is_an_answer(ask: Callable[..., Resu
     found = ask(host="http://127.0.0.1:9")
     assert not found["reached"] and "127.0.0.1:9" in found["problem"]
     assert found["nodes"]["node-1"]["exists"] is False
+
+
+def fleet(server: Server, number: int) -> list[str]:
+    """Give the server so many Nodes, each with a slice; return their names."""
+    names = [f"node-{position}" for position in range(number)]
+    server.lists["/api/v1/nodes"] = [named(name) for name in names]
+    server.objects |= {f"/api/v1/nodes/{name}": named(name) for name in names}
+    slices = [resource_slice(f"slice-of-{name}", "dra-accelerators-driver") for name in names]
+    for name, each in zip(names, slices):
+        each["spec"]["nodeName"] = name
+    server.lists[f"{DRA}/v1/resourceslices"] = slices
+    return names
+
+
+def test_many_nodes_are_read_with_lists(ask: Callable[..., Result], server: Server) -> None:
+    names = fleet(server, 200)
+    found = ask(nodes=[*names[:40], "missing"], own=False, counters=False)
+    assert [name for name, node in found["nodes"].items() if not node["exists"]] == ["missing"]
+    assert {name: [each["name"] for each in node["slices"]] for name, node in found["nodes"].items()} == {
+        **{name: [f"slice-of-{name}"] for name in names[:40]},
+        "missing": [],
+    }
+    assert len(server.reads) < 10, server.reads
+
+
+@pytest.mark.parametrize("batch", [10, 15])
+def test_few_nodes_of_a_large_cluster_are_read_by_name(ask: Callable[..., Result], server: Server, batch: int) -> None:
+    names = fleet(server, 200)
+    found = ask(nodes=names[:batch], own=False, counters=False)
+    assert all(node["exists"] for node in found["nodes"].values())
+    assert not [path for path in server.reads if "limit=500" in path and path.startswith("/api/v1/nodes?")]
+    assert [path for path in server.reads if "fieldSelector=spec.nodeName%3Dnode-9" in path]
+
+
+def test_own_objects_are_read_only_if_they_are_asked_for(ask: Callable[..., Result], server: Server) -> None:
+    found = ask(own=False)
+    assert found["own"] == found["accounts"] == [] and not [path for path in server.reads if "labelSelector" in path]
+    assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}
