@@ -32,7 +32,7 @@ BUDGETS = {
     "claim_config_info": 260,
     "claim_explanation_info": 155,
     "claim_info": 35,
-    "cluster_info": 25,
+    "cluster_info": 30,
     "containerd_config": 50,
     "containerd_handler": 90,
     "device_class": 30,
