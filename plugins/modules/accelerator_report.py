@@ -64,6 +64,19 @@ options:
     description:
       - By the name that a node has in the cluster, what this module has answered there. Where a node did not answer, an empty dictionary.
     type: dict
+  not_asked:
+    description:
+      - With O(nodes), the names of nodes that this run did not ask, for example because of C(--limit). They are reported as such, and not as nodes that
+        did not answer. What their slices and O(former) contain is used for them.
+    type: list
+    elements: str
+    default: []
+  run:
+    description:
+      - A text that identifies the run. On a node it is part of the answer. With O(nodes), answers of other runs, for example from a fact cache, count as
+        missing. An empty text accepts the answers of all runs.
+    type: str
+    default: ""
   cluster:
     description: With O(nodes), whether to read the cluster. If it is V(false), the report contains only the results of the nodes.
     type: bool
@@ -229,7 +242,7 @@ ansible_facts:
             - What somebody should look at, each with a C(code), a C(message), a C(remedy) and, where it is of one, the UUID of the C(device). Of a fleet
               also with the C(node), which is empty for what is of no one node.
             - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(no-partitions), V(made-by-hand),
-              V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(node-unknown), V(not-published),
+              V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(nodes-not-asked), V(node-unknown), V(not-published),
               V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ),
               V(duplicate-extended-resource) and V(not-explained).
           returned: success
@@ -248,6 +261,22 @@ ansible_facts:
           returned: with O(nodes)
           type: dict
           sample: {}
+        answered_at:
+          description: When the node answered, RFC 3339.
+          returned: without O(nodes)
+          type: str
+          sample: "2026-11-23T12:00:00Z"
+        run:
+          description: The value of O(run).
+          returned: without O(nodes)
+          type: str
+          sample: ""
+        not_asked:
+          description: The nodes that were not asked.
+          returned: with O(nodes)
+          type: list
+          elements: str
+          sample: []
         silent:
           description: The nodes that have not answered.
           returned: with O(nodes)
@@ -360,6 +389,8 @@ def argument_spec() -> dict[str, Any]:
         "kubelet_root": {"type": "path", "default": "/var/lib/kubelet"},
         "root": {"type": "path", "default": "/opt/dra-accelerators"},
         "nodes": {"type": "dict"},
+        "not_asked": {"type": "list", "elements": "str", "default": []},
+        "run": {"type": "str", "default": ""},
         "cluster": {"type": "bool", "default": True},
         "health": {"type": "bool", "default": True},
         "reasons": {"type": "dict", "default": {}},
@@ -423,15 +454,17 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
         "release": programs["release"],
         "environment": programs["environment"],
     }
-    return node_report([ask(each, system, params["kubelet_root"]) for each in vendors], rules, source, versions)
+    report = node_report([ask(each, system, params["kubelet_root"]) for each in vendors], rules, source, versions)
+    return {**report, "answered_at": now_text(), "run": params["run"]}
 
 
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
-    nodes, reasons = module.params["nodes"], checked_reasons(module.params["reasons"])
+    nodes, reasons = of_run(module.params["nodes"], module.params["run"]), checked_reasons(module.params["reasons"])
     generated, former = now_text(), read_former(module.params["former"])
+    not_asked = module.params["not_asked"]
     if not module.params["cluster"]:
-        report = fleet_report(nodes, None, [])
+        report = fleet_report(nodes, None, [], not_asked)
         return {**report, "picture": picture(report, None, generated=generated, former=former)}
     api = connect(module)
     drivers = {each["driver_name"] for report in nodes.values() for each in (report or {}).get("drivers", ())}
@@ -439,7 +472,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
     pods = pods_by_name(api, found) if module.params["health"] else {}
     pending = pending_pods(api) if module.params["health"] else None
     published = devices(slices, found)
-    report = fleet_report(nodes, published, facts_by(found, published, pods))
+    report = fleet_report(nodes, published, facts_by(found, published, pods), not_asked)
     report["attention"] += duplicate_classes(api)
     rules = rules_there(api)
     explained: dict[str, Any] = {}
@@ -461,6 +494,11 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
         differing=told_by_slices(slices),
     )
     return {**report, "picture": drawn}
+
+
+def of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
+    """Return the answers of nodes, without those of other runs; pure."""
+    return {name: each if each and run in ("", each.get("run")) else {} for name, each in nodes.items()}
 
 
 def read_former(path: str | None) -> dict[str, Any] | None:

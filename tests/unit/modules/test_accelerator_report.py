@@ -245,31 +245,36 @@ def test_a_report_says_all_of_it_in_words() -> None:
     assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
 
 
-@pytest.mark.parametrize("injected", [True, False], ids=["facts-as-variables", "facts-by-themselves"])
-def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injected: bool) -> None:
-    """On this machine, which has no accelerators, and on one that does not answer."""
+def report_play(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the playbook over this machine, which has no accelerators, and a host that cannot be reached."""
     common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
     hosts = {
-        "here": {**common, "ansible_connection": "local", "accelerator_node_name": "node-1"},
         "away": {**common, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
+        "here": {**common, "ansible_connection": "local", "accelerator_node_name": "node-1"},
     }
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
-    variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(tmp_path / "out.md")}
-    variables |= {"accelerator_kubelet_root": str(tmp_path)}
-    subprocess.run(
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
+    variables = {"accelerator_report_cluster": False, "accelerator_report_file": str(folder / "out.md")}
+    variables |= {"accelerator_kubelet_root": str(folder)}
+    return subprocess.run(
         [
-            *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
-            *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables)),
+            *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", folder / "hosts.yml"),
+            *(ROOT / "playbooks/report.yml", "--extra-vars", json.dumps(variables), *arguments),
         ],
         env={
             **os.environ,
-            "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"),
-            "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r"),
-            "ANSIBLE_INJECT_FACT_VARS": str(injected),
+            "ANSIBLE_LOCAL_TEMP": str(folder / "l"),
+            "ANSIBLE_REMOTE_TEMP": str(folder / "r"),
+            **environment,
         },
         check=False,
         capture_output=True,
+        text=True,
     )
+
+
+@pytest.mark.parametrize("injected", [True, False], ids=["facts-as-variables", "facts-by-themselves"])
+def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injected: bool) -> None:
+    report_play(tmp_path, ANSIBLE_INJECT_FACT_VARS=str(injected))
     text = (tmp_path / "out.md").read_text()
     assert text.startswith("# Accelerators\n\nNodes: 1, devices: 0")
     assert "## node-1\n" in text and "**away**: away has not answered." in text
@@ -278,3 +283,42 @@ def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injec
     page = (tmp_path / "out.html").read_text()
     start = page.index(">", page.index('id="data"')) + 1
     assert json.loads(page[start : page.index("</script>", start)]) == picture
+
+
+def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
+    """A fact cache has what a node, which cannot be reached now, said before."""
+    cache = {"ANSIBLE_CACHE_PLUGIN": "jsonfile", "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(tmp_path / "facts")}
+    report_play(tmp_path, "--limit", "here,localhost", **cache)
+    (answered,) = (tmp_path / "facts").glob("*here")
+    answered.with_name(answered.name.replace("here", "away")).write_bytes(answered.read_bytes())
+    report_play(tmp_path, **cache)
+    text = (tmp_path / "out.md").read_text()
+    assert "**away**: away has not answered." in text and "## away\n" not in text
+
+
+def test_answers_of_other_runs_count_as_missing() -> None:
+    answers = {"a": {"run": "1"}, "b": {"run": "2"}, "c": {}, "d": {"no": "run"}}
+    assert accelerator_report.of_run(answers, "1") == {"a": {"run": "1"}, "b": {}, "c": {}, "d": {}}
+    assert accelerator_report.of_run(answers, "") == answers
+
+
+def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
+    done = report_play(tmp_path, "--limit", "here")
+    assert done.returncode == 0, done.stdout
+    text = (tmp_path / "out.md").read_text()
+    assert "One node was not asked in this run: away (nodes-not-asked)" in text and "has not answered" not in text
+    picture = json.loads((tmp_path / "out.json").read_text())
+    assert [(each["name"], each["asked"]) for each in picture["nodes"]] == [("away", False), ("node-1", True)]
+    assert picture["totals"]["silent"] == 0 and 'mark sick">silent' not in (tmp_path / "out.html").read_text()
+
+
+def test_node_whose_question_fails_is_reported_and_fails_the_run(tmp_path: Path) -> None:
+    done = report_play(
+        tmp_path,
+        "--limit",
+        "here",
+        "--extra-vars",
+        '{"accelerator_layouts": [{"hosts": "here", "layout": [{"no": 1}]}]}',
+    )
+    assert done.returncode == 2, done.stdout
+    assert "**node-1**: node-1 has not answered." in (tmp_path / "out.md").read_text()

@@ -484,3 +484,35 @@ def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path
     play(accelerator_plan_write=True)
     written = yaml.safe_load((tmp_path / "layouts.yml").read_text())["accelerator_layouts"]
     assert [each["hosts"] for each in written] == ["first.example.com", "gpu-2"]
+
+
+def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
+    common = {"ansible_python_interpreter": sys.executable, "ansible_connection": "local"}
+    hosts = {"first.example.com": {**common, "accelerator_node_name": "gpu-1"}, "gpu-2": common}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))
+    variables = {
+        "accelerator_plan_cluster": False,
+        "accelerator_plan_wanted": [{"name": "notebooks", "profile": "1g.10gb", "count": 1}],
+        "accelerator_plan_keep_nodes": str(tmp_path / "nodes.json"),
+        "accelerator_become": False,
+        "accelerator_kubelet_root": str(tmp_path),
+    }
+    done = subprocess.run(
+        [
+            *(
+                Path(sys.executable).with_name("ansible-playbook"),
+                "--inventory",
+                tmp_path / "hosts.yml",
+                "--limit",
+                "gpu-2",
+            ),
+            *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps(variables)),
+        ],
+        env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "gpu-1 was not asked in this run." in done.stdout, done.stdout
+    kept = json.loads((tmp_path / "nodes.json").read_text())["nodes"]
+    assert kept["gpu-1"] == {} and kept["gpu-2"]["answered_at"]

@@ -27,12 +27,15 @@ def duplicate_class_notes(classes: Iterable[Json]) -> list[dict[str, str]]:
     ]
 
 
-def fleet_report(nodes: Mapping[str, Json], published: Sequence[Json] | None, claims: Sequence[Json]) -> Json:
+def fleet_report(
+    nodes: Mapping[str, Json], published: Sequence[Json] | None, claims: Sequence[Json], not_asked: Collection[str] = ()
+) -> Json:
     """Join the answers of nodes, by the nodes' names, with what the cluster has: ``published`` devices and facts of claims.
 
-    None for ``published`` where no cluster was asked. A node whose answer is empty is silent.
+    None for ``published`` where no cluster was asked. A node whose answer is empty is silent, except for nodes of ``not_asked``.
     """
-    silent = [name for name in nodes if not nodes[name]]
+    unasked = sorted(name for name in not_asked if not nodes.get(name))
+    silent = [name for name in nodes if not nodes[name] and name not in unasked]
     answered = {name: report for name, report in nodes.items() if report}
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
@@ -41,6 +44,9 @@ def fleet_report(nodes: Mapping[str, Json], published: Sequence[Json] | None, cl
         {"node": name, **attention("node-silent", f"{name} has not answered", "See why it could not be asked.")}
         for name in silent
     ]
+    if unasked:
+        number = f"{len(unasked)} nodes were" if len(unasked) > 1 else "One node was"
+        notes.append({"node": "", **attention("nodes-not-asked", f"{number} not asked in this run: {', '.join(unasked)}")})
     told = {}
     for name, report in answered.items():
         extra = _published(report, by_node.get(name, [])) if published is not None else {}
@@ -48,7 +54,7 @@ def fleet_report(nodes: Mapping[str, Json], published: Sequence[Json] | None, cl
         told[name] = {**report, **extra, "cluster_claims": mine}
         notes += [{"node": name, **each} for each in (*report["attention"], *_of_cluster(extra))]
     for name in sorted(by_node):
-        if name and name not in nodes:
+        if name and name not in nodes and name not in unasked:
             notes.append(
                 {
                     "node": name,
@@ -60,6 +66,7 @@ def fleet_report(nodes: Mapping[str, Json], published: Sequence[Json] | None, cl
     return {
         "nodes": told,
         "silent": silent,
+        "not_asked": unasked,
         "totals": _totals(answered, published, claims),
         "products": _counted(device["product"] for report in answered.values() for device in report["devices"]),
         "versions": versions,

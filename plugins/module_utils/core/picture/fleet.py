@@ -52,7 +52,7 @@ def picture(
     numbers: dict[tuple[Any, ...], int] = {}
     nodes = []
     known = remember(former, generated)
-    for name in sorted({*report["nodes"], *report["silent"], *(each for each in by_node if each)}):
+    for name in sorted({*report["nodes"], *report["silent"], *report["not_asked"], *(each for each in by_node if each)}):
         answer = report["nodes"].get(name)
         nodes.append(
             _node(
@@ -68,6 +68,7 @@ def picture(
             )
         )
     for node in nodes:
+        node["asked"] = node["name"] not in report["not_asked"]
         node["totals"] = _totals(node["devices"], models)
     room = _room(nodes, models) if published is not None else []
     waits = waiting(report["claims"], pending, reasons or {}, explained or {})
@@ -77,7 +78,7 @@ def picture(
     return {
         "version": VERSION,
         "generated": generated,
-        "asked": {"nodes": bool(report["nodes"] or report["silent"]), "cluster": published is not None},
+        "asked": {"nodes": bool(report["nodes"] or report["silent"] or report["not_asked"]), "cluster": published is not None},
         "totals": {
             **_totals(devices, models),
             "nodes": len(nodes),

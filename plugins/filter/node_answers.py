@@ -1,0 +1,97 @@
+# Copyright (c) 2026 The dra.accelerators authors
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: node_answers
+version_added: 0.1.0
+short_description: Collect what the hosts of a play returned, by the names of their nodes
+description:
+  - Returns for hosts the facts that a module returned in this run, from the registered result. In contrast, C(ansible_facts) can have values of an
+    earlier run, from a fact cache.
+author:
+  - The dra.accelerators authors (@dra-accelerators)
+positional: _input, hostvars, asked, name
+options:
+  _input:
+    description: Names of hosts, for example C(groups['accelerator_nodes']).
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of all hosts.
+    type: dict
+    required: true
+  asked:
+    description: The hosts of the run, C(ansible_play_hosts_all). Hosts outside O(asked), for example because of C(--limit), are not asked.
+    type: list
+    elements: str
+    required: true
+  name:
+    description: The registered variable of each host. Its C(ansible_facts.accelerator_report) is the answer of the host.
+    type: str
+    default: accelerator_node_answer
+seealso:
+  - module: dra.accelerators.accelerator_report
+"""
+
+EXAMPLES = r"""
+- name: Ask each node
+  dra.accelerators.accelerator_report:
+  register: accelerator_node_answer
+
+- name: Join the answers
+  dra.accelerators.accelerator_report:
+    nodes: "{{ answers.nodes }}"
+    not_asked: "{{ answers.not_asked }}"
+  vars:
+    answers: "{{ groups['accelerator_nodes'] | dra.accelerators.node_answers(hostvars, ansible_play_hosts_all) }}"
+  run_once: true
+  delegate_to: localhost
+  delegate_facts: true
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(nodes) has the answer of each host by the name of its node, and an empty dictionary for a host without one. C(not_asked) are the names of the nodes
+      outside O(asked), which are also in C(nodes). C(hosts) has the host of each node.
+  type: dict
+  sample: {nodes: {gpu-node-1: {}}, not_asked: [gpu-node-1], hosts: {gpu-node-1: host-1}}
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+
+def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator_node_answer") -> dict[str, Any]:
+    """Return the answers of hosts by the names of their nodes. Raises AnsibleFilterError."""
+    for found in (hosts, asked):
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise AnsibleFilterError(f"node_answers: found {type(found).__name__}, expected a list of hosts")
+    in_run = set(asked)
+    nodes: dict[str, Any] = {}
+    host_of: dict[str, str] = {}
+    not_asked = []
+    for host in hosts:
+        variables = hostvars[host]
+        node = str(variables.get("accelerator_node_name", host))
+        result = variables.get(name) if host in in_run else None
+        facts = result.get("ansible_facts") if result else None
+        nodes[node] = (facts or {}).get("accelerator_report") or {}
+        host_of[node] = str(host)
+        if host not in in_run:
+            not_asked.append(node)
+    return {"nodes": nodes, "not_asked": not_asked, "hosts": host_of}
+
+
+class FilterModule:
+    """The filter plugin."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"node_answers": node_answers}
