@@ -34,6 +34,7 @@ from ._ascend_packages import (
 )
 from ._driver_install import (
     InTheWay,
+    digest_of,
     in_the_way,
     keep_record,
     last_words,
@@ -261,7 +262,8 @@ class Installer:
             self.system.path(FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
             # The copy is deleted after the step, so it is moved and not copied again.
             self.system.move(self._copies.pop(package.path), target)
-        moved = Package(package.kind, target, package.chip, package.version, package.machine, package.checksum)
+        checksum = package.checksum or digest_of(self.system, target)
+        moved = Package(package.kind, target, package.chip, package.version, package.machine, checksum)
         return Step(step.verb, step.kind, step.before, moved)
 
     def _forget(self, before: Record, now: Record) -> None:

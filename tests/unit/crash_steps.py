@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Kills a program at each of its steps: changes of files, and changes of a modeled node that the model reports with ``step``.
+"""Stops a program at each of its steps: changes of files, and changes of a modeled node that the model reports with ``step``.
 
-The program runs in a forked process, which gets SIGKILL directly before a step. So no ``finally`` and no ``except`` runs.
+The program runs in a forked process. It can get SIGKILL directly before a step: then no ``finally`` and no ``except`` runs.
 """
 
 from __future__ import annotations
@@ -47,42 +47,64 @@ def kill_before(number: int, work: Callable[[], object], root: Path, save: Calla
 
     Steps on files are those below ``root``. ``save`` writes the model's state, which the process loses otherwise, to a file.
     """
+
+    def act(count: int) -> None:
+        if count == number:
+            save()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def complete() -> None:
+        work()
+        save()
+
+    steps, was_killed = _run(complete, f"{root}/", act)
+    return steps[-1] if was_killed else ""
+
+
+def at_each_step(work: Callable[[], object], root: Path, act: Callable[[int], object]) -> list[str]:
+    """Run ``work`` in another process, which calls ``act`` with the step's number directly before each step. Return the steps."""
+    steps, was_killed = _run(work, f"{root}/", act)
+    assert not was_killed
+    return steps
+
+
+def _run(work: Callable[[], object], root: str, act: Callable[[int], object]) -> tuple[list[str], bool]:
+    """Run ``work`` in a forked process. Return its steps, and whether it was killed. Raises AssertionError for an exception there."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # The process is killed or exits; it waits for no lock of another thread.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _run(number, work, f"{root}/", save, writer)
+        _work(work, root, act, writer)
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as file:
         said = file.read()
     _pid, status = os.waitpid(pid, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    assert killed or status == 0, said
-    return said if killed else ""
+    was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert was_killed or status == 0, said
+    return said.splitlines(), was_killed
 
 
-def _run(number: int, work: Callable[[], object], root: str, save: Callable[[], object], writer: int) -> NoReturn:
-    left = number
+def _work(work: Callable[[], object], root: str, act: Callable[[int], object], writer: int) -> NoReturn:
+    count = 0
+    is_acting = False
     code = 1
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
-        what = _step_of(event, arguments, root) if left >= 0 else ""
+        nonlocal count, is_acting
+        what = "" if is_acting else _step_of(event, arguments, root)
         if not what:
             return
-        left -= 1
-        if left < 0:
-            os.write(writer, what.encode())
-            save()
-            os.kill(os.getpid(), signal.SIGKILL)
+        is_acting = True
+        os.write(writer, f"{what}\n".encode())
+        act(count)
+        count += 1
+        is_acting = False
 
     try:
         sys.addaudithook(hook)
         work()
-        left = -1
-        save()
         code = 0
     finally:
         if sys.exc_info()[0] is not None:

@@ -2,17 +2,15 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Power cuts after the role python_environment, and its next run: empty programs are not taken for complete ones.
 
-The role installs on ext4 in an image file. A copy of the image, made while the file system is mounted, is the disk after a power cut.
+The role installs on a file system in an image, see tests/prove/power_cuts.py.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import json
 import re
-import shutil
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.system impor
 from package_index import PASSWORD, USER, PackageIndex
 from python_environment_test import VERSIONS, run
 
-#: ext4 writes its journal every 5 s, and data that no program syncs after about 30 s.
-JOURNAL_SECONDS = 8.0
+from tests.prove.power_cuts import KINDS, ROOT, Disk
+
+SPEC = importlib.util.spec_from_file_location("stamp", ROOT / "roles/python_environment/files/stamp.py")
+assert SPEC is not None and SPEC.loader is not None
+stamp = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(stamp)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -31,24 +33,11 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths if "__pycache__" not in path.parts}
 
 
-@contextlib.contextmanager
-def mounted(image: Path, directory: Path) -> Iterator[Path]:
-    """Mount an image, and unmount it at the end."""
-    directory.mkdir()
-    subprocess.run(["mount", "-o", "loop", image, directory], check=True, timeout=60)
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", directory], check=True, timeout=120)
-
-
 @pytest.mark.prove
-def test_programs_after_a_power_cut_are_those_of_the_stamp(tmp_path: Path) -> None:
-    image = tmp_path / "disk"
-    with image.open("wb") as file:
-        file.truncate(512 * 1024 * 1024)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
-    with mounted(image, tmp_path / "node") as node, PackageIndex(VERSIONS) as index:
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_programs_after_a_power_cut_are_those_of_the_stamp(tmp_path: Path, kind: str) -> None:
+    disk = Disk(tmp_path, kind)
+    with disk.mounted() as node, PackageIndex(VERSIONS) as index:
         settings = {
             "python_environment_index_url": f"http://{USER}:{PASSWORD}@{index.address}/simple",
             "python_environment_root": str(node / "opt"),
@@ -56,16 +45,41 @@ def test_programs_after_a_power_cut_are_those_of_the_stamp(tmp_path: Path) -> No
         }
         done = run(tmp_path, settings)
         assert done.returncode == 0, done.stdout + done.stderr
-        shutil.copyfile(image, tmp_path / "disk-0")
-        time.sleep(JOURNAL_SECONDS)
-        shutil.copyfile(image, tmp_path / "disk-1")
+        disk.cut(0)
+        disk.commit_journal()
+        disk.cut(1)
         links = [(node / "opt" / name).readlink() for name in ("current", "venv")]
         written = {link: contents(node / "opt" / link) for link in links}
-    for number in range(2):
-        with mounted(tmp_path / f"disk-{number}", tmp_path / f"cut-{number}") as node:
-            found = _node.ask_root(System(), str(node / "opt"))
-            assert [found["releases"], found["environments"]] == [[link.name] for link in links]
-            assert {link: contents(node / "opt" / link) for link in links} == written
+        for number in range(2):
+            with disk.after(number) as after:
+                found = _node.ask_root(System(), str(after / "opt"))
+                assert [found["releases"], found["environments"]] == [[link.name] for link in links]
+                assert {link: contents(after / "opt" / link) for link in links} == written
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_power_cut_at_each_step_leaves_no_stamp_without_its_programs(tmp_path: Path, kind: str) -> None:
+    disk = Disk(tmp_path, kind)
+
+    def unpack(release: Path) -> None:
+        release.mkdir(parents=True)
+        for number in range(5):
+            (release / f"program-{number}.py").write_text(f"print({number})\n" * 100)
+        stamp.write_stamp(release)
+        (release.parent / "current").symlink_to(release.name)
+
+    with disk.mounted() as node:
+        steps = []
+        for step, after in disk.cut_at_each_step(lambda: unpack(node / "releases/2")):
+            steps.append(step)
+            release = after / "releases/2"
+            assert not (after / "releases/current").is_symlink() or (release / "complete").exists(), step
+            if (release / "complete").exists():
+                sizes = json.loads((release / "complete").read_text())["sizes"]
+                assert sizes == {path.name: path.stat().st_size for path in release.glob("*.py")}, step
+                assert len(sizes) == 5 and all(sizes.values())
+        assert any("os.symlink" in step for step in steps)
 
 
 @pytest.mark.prove
