@@ -306,25 +306,38 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
     assert not machine.made.exists(), printed
 
 
-def test_preflight_evaluates_no_key_of_an_answer(machine: Machine) -> None:
-    roles = ROOT / "roles/preflight"
-    variables = yaml.safe_load((roles / "vars/main.yml").read_text("utf-8"))
-    asked = machine.asks("__preflight_node_asked", devices={machine.template: 1, "ascend": 1})
-    given = {name: variables[name] for name in ("__preflight_host_answer", "__preflight_left_out")}
-    (fact,) = (
-        task
-        for task in yaml.safe_load((roles / "tasks/main.yml").read_text("utf-8"))
-        if "answer of the node" in task["name"]
+def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
+    """Neither keys nor values, of the node and of the cluster."""
+    role, text = ROOT / "roles/preflight", machine.template
+    variables = yaml.safe_load((role / "vars/main.yml").read_text("utf-8"))
+    node = {"labels": {text: text, "dra": "label"}, "slices": [{"driver": "gpu.nvidia.com", "name": text}]}
+    asked = [
+        machine.asks("__preflight_node_asked", devices={text: 1, "ascend": 1}),
+        machine.asks("__preflight_cluster_asked", problem=text, nodes={"n": node}, own=[{text: text}]),
+    ]
+    names = (
+        "__preflight_host_answer",
+        "__preflight_cluster_answer",
+        "__preflight_cluster_other",
+        "__preflight_left_out",
     )
-    kept = {"ansible.builtin.set_fact": {"kept": ["Vendors: {{ __preflight_left_out | join(', ') }}"]}}
-    shown = {"ansible.builtin.debug": {"msg": "{{ kept }}"}}
-    plays = {
-        "vars": {**given, "preflight_node_info": {}, "preflight_vendors": ["nvidia"]},
-        "tasks": [asked, fact, kept, shown],
-    }
-    printed = machine.play(plays)
-    assert printed.count("failed=0") == 2 and "Vendors: ascend" in printed, printed
-    assert not machine.made.exists(), printed
+    given = {name: variables[name] for name in names}
+    facts = [
+        task
+        for task in yaml.safe_load((role / "tasks/main.yml").read_text("utf-8"))
+        if task["name"].startswith("Keep the")
+    ]
+    words = [
+        "Vendors: {{ __preflight_left_out | join(', ') }}",
+        "{{ __preflight_node.labels.dra }} of {{ __preflight_slices | length }}",
+    ]
+    kept = {"ansible.builtin.set_fact": {"kept": words, "problem": "{{ __preflight_cluster.problem }}"}}
+    shown = {"ansible.builtin.debug": {"msg": "{{ [kept, problem, __preflight_node, __preflight_cluster] }}"}}
+    given |= {"preflight_node_info": {}, "preflight_cluster_info": {}, "preflight_vendors": ["nvidia"]}
+    given |= {"preflight_node_name": "n", "__preflight_drivers": ["gpu.nvidia.com"]}
+    printed = machine.play({"vars": given, "tasks": [*asked, *facts, kept, shown]})
+    assert printed.count("failed=0") == 2 and "Vendors: ascend" in printed and "label of 1" in printed, printed
+    assert len(facts) == 2 and not machine.made.exists(), printed
 
 
 @pytest.mark.parametrize("playbook", ["tasks/repartition_operation.yml", "drained"])
