@@ -108,7 +108,8 @@ class Store:
         self._log_is_lost = False  # the disk did not take a part of SQLite's log: nothing behind it is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-        self._reserved: sqlite3.Connection | None = None  # the connection whose log has its space on the disk
+        #: The connection whose log has its space on the disk.
+        self._reserved = connection if reserve_log(path) else None
         self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to do, or never again
         self._writing = threading.Lock()
