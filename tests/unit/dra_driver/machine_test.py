@@ -14,7 +14,17 @@ from backend_model import DRIVER
 from dra_driver import cli, vendor
 from dra_driver.commands import machine as command
 from dra_driver.core.system import System
-from dra_driver.machine import FILE, MACHINE_ID, PRODUCT_UUID, Machine, current_machine, store_machine, stored_machine
+from dra_driver.machine import (
+    FILE,
+    MACHINE_ID,
+    PRODUCT_UUID,
+    ForeignState,
+    Machine,
+    current_machine,
+    delete_state,
+    store_machine,
+    stored_machine,
+)
 from vendor_scene import Scene
 
 ONE, OTHER = "4c4c4544-0042-3510-8052-b4c04f4d3533", "4c4c4544-0043-3510-8052-b4c04f4d3533"
@@ -96,16 +106,31 @@ def test_copied_disk_publishes_nothing_and_serves_nothing(short: Path, monkeypat
         assert not told["ready"]
         assert not Path(scene.paths.registration).exists() and not Path(scene.paths.service).exists()
         assert len(scene.api.slice_writes()) == writes and scene.cdi() == files
-        # A deleted identity is no consent while the process has the other node's configuration.
-        identity = short / "kubelet/plugins" / DRIVER / FILE
-        text = identity.read_text()
-        identity.unlink()
-        await asyncio.sleep(0.2)
-        assert not Path(scene.paths.registration).exists()
-        identity.write_text(text)
-        store_machine(str(identity.parent), current_machine(System(str(short / "root"))))
+        directory = str(short / "kubelet/plugins" / DRIVER)
+        store_machine(directory, current_machine(System(str(short / "root"))))
         await scene.until(lambda: Path(scene.paths.registration).exists())
         assert await scene.prepare("a") == ""
+        await scene.stop()
+
+    run(short, scenario)
+
+
+def test_process_with_the_configuration_of_the_other_node_ends_after_a_reset(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vendor, "MACHINE_SECONDS", 0.02)
+
+    async def scenario(scene: Scene) -> None:
+        machine_files(short / "root", OTHER, "a")
+        directory = str(short / "kubelet/plugins" / DRIVER)
+        store_machine(directory, Machine(ONE, "a"))
+        await scene.api.start()
+        await scene.start()
+        delete_state(directory)
+        with pytest.raises(ForeignState, match="ends") as caught:
+            await asyncio.wait_for(scene.task, 30)
+        assert caught.value.code == "machine-reset"
+        assert not Path(scene.paths.registration).exists() and not scene.api.slice_writes()
         await scene.stop()
 
     run(short, scenario)

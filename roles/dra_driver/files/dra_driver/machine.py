@@ -124,9 +124,15 @@ def refuse_other(machine: Machine, stored: Machine, directory: str) -> None:
 
 
 def is_accepted(system: System, directory: str) -> bool:
-    """Return whether the stored identity is that of this machine now; a missing one is not."""
+    """Return whether the stored identity is that of this machine now. Raises ForeignState if it was deleted: the state was reset."""
     stored = stored_machine(directory)
-    return stored is not None and not current_machine(system).is_other(stored)
+    if stored is None:
+        raise ForeignState(
+            f"The state of another machine in {directory} was deleted. This process has the other node's configuration and ends",
+            hint="Run dra.accelerators.site for this machine under its own name.",
+            code="machine-reset",
+        )
+    return not current_machine(system).is_other(stored)
 
 
 def delete_state(directory: str) -> tuple[str, ...]:

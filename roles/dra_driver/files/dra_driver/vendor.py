@@ -155,7 +155,8 @@ class VendorDriver:
     async def _verify_machine(self, started: asyncio.Event) -> None:
         """Return if the state directory belongs to this machine, or as soon as an administrator accepts the machine.
 
-        Until then nothing is published, and the kubelet is not served. The process answers for its status.
+        Until then nothing is published, and the kubelet is not served. The process answers for its status. Raises ForeignState when an
+        administrator resets the state.
         """
         try:
             await asyncio.to_thread(check_machine, self._system, self._directory)
