@@ -172,3 +172,34 @@ def test_layout_that_a_playbook_passes_wins_over_that_of_the_fleet_file(
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = (line for line in done.stdout.splitlines() if '"msg": ' in line)
     assert json.loads(json.loads("{" + line.strip().rstrip(",") + "}")["msg"]) == LAYOUT, modules
+
+
+def test_other_values_of_playbooks_win_over_those_of_the_fleet_file(tmp_path: Path) -> None:
+    """What the roles use of the drain and of other managers, with the opposite as extra variables."""
+    drain = {"consent": False, "unmanaged": False, "grace_period": "", "timeout": 77}
+    used = {
+        "nvidia_driver": ("__nvidia_driver_drain_used", {"__nvidia_driver_drain": drain}, drain),
+        "ascend_driver": ("__ascend_driver_drain_used", {"__ascend_driver_drain": {"consent": False}}, None),
+        "preflight": ("__preflight_managers_allowed", {"__preflight_allow_other_managers": False}, False),
+    }
+    extra: dict[str, Any] = {"preflight_allow_other_managers": True}
+    for role in ("nvidia_driver", "ascend_driver"):
+        extra |= {f"{role}_drain": True, f"{role}_drain_unmanaged": True, f"{role}_drain_grace_period": 1}
+        extra |= {f"{role}_drain_timeout": 1}
+    (tmp_path / "show.yml").write_text(
+        yaml.safe_dump([{"ansible.builtin.debug": {"msg": "shown={{ shown | to_json }}"}}]), encoding="utf-8"
+    )
+    tasks = []
+    for role, (name, given, _expected) in used.items():
+        value = yaml.safe_load((ROOT / "roles" / role / "vars/main.yml").read_text("utf-8"))[name]
+        tasks.append({"ansible.builtin.include_tasks": str(tmp_path / "show.yml"), "vars": {**given, "shown": value}})
+    play = {"hosts": "a", "gather_facts": False, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = run(tmp_path, tmp_path / "play.yml", extra)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = [
+        json.loads(json.loads("{" + line.strip() + "}")["msg"].partition("=")[2])
+        for line in done.stdout.splitlines()
+        if '"msg": "shown=' in line
+    ]
+    assert shown == [drain, {"consent": False, "unmanaged": True, "grace_period": 1, "timeout": 1}, False]
