@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,15 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan 
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record
 from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles
 from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record, repartition_steps
+from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.numbering import Numbering
 from ansible_collections.dra.accelerators.plugins.module_utils.core.settings_record import (
     Noted,
     SettingsRecord,
     write_record,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
-from ansible_collections.dra.accelerators.plugins.modules import containerd_handler, file_set
+from ansible_collections.dra.accelerators.plugins.modules import containerd_handler, docker_runtime, file_set
+from dra_driver.supervisors.ways import Ways
 from driver_node import NEWER, OLDER
 from driver_node import Node as NvidiaNode
 from test_ascend_driver import BOTH
@@ -116,6 +119,42 @@ def write_repartition_steps(node: Path, version: int) -> None:
     repartition_steps.add(System(str(node)), "/var/lib/kubelet/plugins/gpu.nvidia.com", taken)
 
 
+def write_repartition_record(node: Path, version: int) -> None:
+    """The record of a repartition, which holds devices."""
+    record = repartition_record.Record(f"op-{version}", ("GPU-1",), repartition_record.APPLYING, 1.0, (), ())
+    repartition_record.write(System(str(node)), "/var/lib/kubelet/plugins/gpu.nvidia.com", record)
+
+
+def write_gpu_numbers(node: Path, version: int) -> None:
+    """The numbers of GPUs, which names of devices contain."""
+    numbers = Numbering(System(str(node)))
+    numbers.use("/var/lib/kubelet/plugins/gpu.nvidia.com", writes=True)
+    numbers.index(f"0000:0{version}:00.0", version)
+    numbers.write()
+
+
+def write_plugin_note(node: Path, version: int) -> None:
+    """The resources that were given away through the kubelet's device-plugin API."""
+    unused: Any = None
+    ways = Ways(
+        directory="/var/lib/kubelet/plugins/gpu.nvidia.com",
+        system=System(str(node)),
+        driver="gpu.nvidia.com",
+        node_name="node-1",
+        api=unused,
+        pod_resources="",
+        cdi_file="",
+        conditions=unused,
+    )
+    ways.note([f"nvidia.com/{version}"])
+
+
+def write_docker_file(node: Path, version: int) -> None:
+    """Docker Engine's configuration."""
+    docker: Any = SimpleNamespace(system=System())
+    docker_runtime.Docker.write(docker, str(node / "daemon.json"), TEXT.format(version), 0o644)
+
+
 def read_tree(node: Path) -> object:
     """Return the content of each file and link, without temporary files."""
     found = {}
@@ -139,6 +178,10 @@ WRITERS = {
         write_handler_file,
         write_settings,
         write_repartition_steps,
+        write_repartition_record,
+        write_gpu_numbers,
+        write_plugin_note,
+        write_docker_file,
     )
 }
 
