@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_copied_disk_publishes_nothing_and_serves_nothing(short: Path, monkeypat
         directory = str(short / "kubelet/plugins" / DRIVER)
         store_machine(directory, current_machine(System(str(short / "root"))))
         await scene.until(lambda: Path(scene.paths.registration).exists())
-        assert await scene.prepare("a") == ""
+        assert await scene.eventually(lambda: scene.prepare("a")) == ""
         await scene.stop()
 
     run(short, scenario)
@@ -171,6 +172,30 @@ def test_reset_deletes_copied_state_and_identity_of_the_node(
     assert "dra.accelerators.site" in capsys.readouterr().out
     assert node.names() == {"driver.lock", "vendor.txt"}
     assert not node.kubeconfig.exists() and not node.config.exists()
+
+
+@pytest.mark.parametrize("last", ["kubeconfig", "driver.yaml", "health.json", "metadata", "state.db-wal"])
+def test_reset_killed_at_each_step_leaves_no_state_without_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """The process is killed before it deletes this path. The next reset, after the role wrote a configuration, completes it."""
+    node = Node(tmp_path, monkeypatch)
+    config, unlink, rmtree = node.config.read_text(), Path.unlink, shutil.rmtree
+
+    def killed(delete: Callable[..., None], path: Path, **more: bool) -> None:
+        if path.name == last:
+            raise KeyboardInterrupt
+        delete(path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, **more: killed(unlink, path, **more))
+        patch.setattr(shutil, "rmtree", lambda path: killed(rmtree, path))
+        assert node.run("reset") == 130
+    assert stored_machine(str(node.state)) == Machine(ONE, "a")
+    assert not node.kubeconfig.exists() or node.names() > {"state.db", "health.json"}
+    node.config.write_text(config)
+    assert node.run("reset") == 0
+    assert node.names() == {"driver.lock", "vendor.txt"}
 
 
 def test_reset_of_a_driver_in_a_pod_lets_it_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from dra_driver.stages import PREPARE, UNPREPARE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,3 +44,16 @@ def test_crash_point_names_an_existing_test() -> None:
 @pytest.mark.parametrize(("title", "stages"), [("Prepare", PREPARE), ("Unprepare", UNPREPARE)])
 def test_crash_points_of_claims_are_the_stages_of_the_driver(title: str, stages: tuple[str, ...]) -> None:
     assert [row[0] for row in tables()[title]] == [f"`{stage}`" for stage in stages]
+
+
+def test_crash_points_of_a_repartition_are_the_tasks_of_an_operation() -> None:
+    """Of a GPU whose settings stay, and that the driver publishes as before."""
+    blocks = yaml.safe_load((ROOT / "playbooks/tasks/repartition_operation.yml").read_text("utf-8"))
+    tasks = [
+        task["name"]
+        for block in blocks
+        for task in block.get("block", ())
+        if not re.search(r"ascend|settings|tells_driver", str(task.get("when", "")))
+        and "ansible.builtin.set_fact" not in task
+    ]
+    assert [row[0] for row in tables()["Repartition"]][: len(tasks)] == [f"`{task}`" for task in tasks]

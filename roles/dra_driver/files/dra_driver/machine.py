@@ -136,9 +136,12 @@ def is_accepted(system: System, directory: str) -> bool:
 
 
 def delete_state(directory: str) -> tuple[str, ...]:
-    """Delete the driver's state, and return the deleted paths. Sockets and locks of a running driver stay. Raises OSError."""
+    """Delete the driver's state, and return the deleted paths. Sockets and locks of a running driver stay. Raises OSError.
+
+    The identity is deleted last: until then a state that is left over is the other machine's.
+    """
     deleted = []
-    for entry in sorted(Path(directory).iterdir()):
+    for entry in sorted(Path(directory).iterdir(), key=lambda each: (each.name == FILE, each.name)):
         if not _STATE.fullmatch(entry.name):
             continue
         if entry.is_dir() and not entry.is_symlink():
