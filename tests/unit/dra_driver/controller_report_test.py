@@ -15,18 +15,35 @@ from aiohttp import ClientSession, web
 from api_model import kubeconfig
 from dra_driver.api.client import ApiClient
 from dra_driver.controller import readers
-from dra_driver.controller.fleet import KEPT_SECONDS, FleetReport, report_of
+from dra_driver.controller.fleet import KEPT_SECONDS, FleetReport
+from dra_driver.controller.fleet_fold import FleetFold
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, Readers
 from dra_driver.controller.readers import KEPT_SECONDS as JUDGED_SECONDS
 from dra_driver.controller.report_page import add_report
-from dra_driver.core.layout_differences import ANNOTATION
+from dra_driver.core.layout_differences import ANNOTATION, told_by_slices
 
-from tests.fleets import DRIVER, Fleet, boards
+from tests.fleets import DRIVER, Fleet, boards, large
 
 Json = dict[str, Any]
 SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs/report.schema.json").read_text(encoding="utf-8"))
 TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule"}
+
+
+def report_of(made: Fleet, page: int = 100) -> Json:
+    """Return the report of a fleet whose objects come in pages."""
+    fold = FleetFold()
+    for _list in range(2):  # a list that begins again replaces its first pages
+        fold.begin_slices(DRIVER)
+        fold.begin_claims()
+        fold.add_slices(DRIVER, made.slices[:page])
+        fold.add_claims(made.claims[:page])
+    for start in range(page, len(made.slices), page):
+        fold.add_slices(DRIVER, made.slices[start : start + page])
+    for start in range(page, len(made.claims), page):
+        fold.add_claims(made.claims[start : start + page])
+    found: Json = json.loads(json.dumps(fold.report(made.pending, made.rules, [], "2026-11-24T10:00:00Z")))
+    return found
 
 
 def fleet() -> Fleet:
@@ -41,7 +58,7 @@ def fleet() -> Fleet:
 
 def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
     made = fleet()
-    found = report_of(made.slices, made.claims, made.pending, made.rules, [], "2026-11-24T10:00:00Z")
+    found = report_of(made)
     jsonschema.validate(found, SCHEMA)
     assert found["asked"] == {"nodes": False, "cluster": True} and found["totals"]["silent"] == 0
     (node,) = found["nodes"]
@@ -55,19 +72,28 @@ def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
 
 def test_the_report_has_what_drivers_say_of_their_layout() -> None:
     made = fleet()
-    drawn = next(
-        each["uuid"] for each in report_of(made.slices, [], [], [], [], "2026-11-24T10:00:00Z")["nodes"][0]["devices"]
-    )
+    drawn = report_of(made)["nodes"][0]["devices"][0]["uuid"]
     differs = {"index": 0, "wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "error": ""}
     said = {drawn: differs, "GPU-unpublished": {**differs, "index": 7}}
     made.slices[0]["metadata"]["annotations"] = {ANNOTATION: json.dumps(said)}
-    found = report_of(made.slices, made.claims, made.pending, made.rules, [], "2026-11-24T10:00:00Z")
+    found = report_of(made)
     jsonschema.validate(found, SCHEMA)
     drifts = [each["drift"] for each in found["nodes"][0]["devices"]]
     assert drifts == [{"wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "held_by": [], "error": ""}, None]
     assert (found["totals"]["drifting"], found["totals"]["drifting_nodes"]) == (1, 1)
     (note,) = found["attention"]
     assert note["node"] == "node-1" and "device 7 (GPU-unpublished)" in note["message"]
+
+
+@pytest.mark.parametrize("page", [3, 1000])
+def test_report_page_by_page_equals_the_picture_of_all_objects(page: int) -> None:
+    made = large(12)
+    made.answers = {}
+    made.rules = fleet().rules
+    made.slices.reverse()  # the slices of a node can be on several pages
+    expected = made.picture(differing=told_by_slices(made.slices))
+    expected["attention"] = [each for each in expected["attention"] if each["code"] != "node-unknown"]
+    assert report_of(made, page) == expected
 
 
 class Cluster:
@@ -159,12 +185,12 @@ def run(tmp_path: Path, scenario: Any) -> None:
         file.write_text(json.dumps(kubeconfig(api_url)))
         client = ApiClient(str(file), user_agent="test")
         application = web.Application()
-        report = FleetReport(client, [DRIVER], lambda: scene.now)
+        report = FleetReport(str(file), [DRIVER], lambda: scene.now)
         scene.readers = Readers(client, lambda: scene.now)
         add_report(application, report, scene.readers, scene.measurements)
         runner, scene.url = await started(application)
         try:
-            await asyncio.wait_for(scenario(scene), 60)
+            await asyncio.wait_for(scenario(scene), 600)
         finally:
             await runner.cleanup()
             await client.close()

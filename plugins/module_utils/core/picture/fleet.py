@@ -8,7 +8,8 @@ What comes out is described by ``docs/report.schema.json``; the page of the play
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..layout_differences import shortly
@@ -17,6 +18,7 @@ from .former import Remembered, remember
 from .waiting import waiting
 
 VERSION = 1
+_NONE: Mapping[str, Any] = MappingProxyType({})
 #: How a device is, worst first: ``sick``; ``withheld`` is well and nobody can have it, for a taint or because nobody publishes it.
 STATES = ("sick", "withheld", "full", "partly", "free")
 #: What the page has a place of its own for; the rest of ``attention`` is shown as it is.
@@ -47,30 +49,79 @@ def picture(
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
         by_node.setdefault(one["node"], []).append(one)
+    names = {*report["nodes"], *report["silent"], *report["not_asked"], *(each for each in by_node if each)}
+    nodes, models = pictures_of_nodes(
+        names,
+        None if published is None else lambda name: by_node.get(name, ()),
+        answers=report["nodes"],
+        rules=rules,
+        known=remember(former, generated),
+        differing=differing,
+    )
+    return picture_of_fleet(
+        report,
+        nodes,
+        models,
+        pending=pending,
+        reasons=reasons,
+        explained=explained,
+        generated=generated,
+        differing=differing,
+        cluster=published is not None,
+    )
+
+
+def pictures_of_nodes(
+    names: Iterable[str],
+    published: Callable[[str], Sequence[Json]] | None,
+    *,
+    answers: Mapping[str, Json] = _NONE,
+    rules: Sequence[Json] = (),
+    known: Mapping[str, Mapping[str, Remembered]] = _NONE,
+    differing: Mapping[str, Mapping[str, Json]] | None = None,
+) -> tuple[list[Json], list[Json]]:
+    """Return the nodes of the picture, by name, and the models of their devices.
+
+    ``published`` returns the published devices of a node; it is called once for each node, in the order of the names.
+    """
     tainting = [each for each in map(_tainting, rules) if each is not None]
     models: list[Json] = []
     numbers: dict[tuple[Any, ...], int] = {}
-    nodes = []
-    known = remember(former, generated)
-    for name in sorted({*report["nodes"], *report["silent"], *report["not_asked"], *(each for each in by_node if each)}):
-        answer = report["nodes"].get(name)
-        nodes.append(
-            _node(
-                name,
-                answer,
-                by_node.get(name, []),
-                tainting,
-                models,
-                numbers,
-                known.get(name, {}),
-                (differing or {}).get(name, {}),
-                cluster=published is not None,
-            )
+    nodes = [
+        _node(
+            name,
+            answers.get(name),
+            published(name) if published is not None else (),
+            tainting,
+            models,
+            numbers,
+            known.get(name, {}),
+            (differing or {}).get(name, {}),
+            cluster=published is not None,
         )
+        for name in sorted(names)
+    ]
+    for node in nodes:
+        node["totals"] = _totals(node["devices"], models)
+    return nodes, models
+
+
+def picture_of_fleet(
+    report: Json,
+    nodes: list[Json],
+    models: list[Json],
+    *,
+    pending: Sequence[Json] | None = None,
+    reasons: Mapping[str, Json] | None = None,
+    explained: Mapping[str, Json] | None = None,
+    generated: str = "",
+    differing: Mapping[str, Mapping[str, Json]] | None = None,
+    cluster: bool = True,
+) -> Json:
+    """Return the picture of the nodes and models of ``pictures_of_nodes``. The other arguments are those of ``picture``."""
     for node in nodes:
         node["asked"] = node["name"] not in report["not_asked"]
-        node["totals"] = _totals(node["devices"], models)
-    room = _room(nodes, models) if published is not None else []
+    room = _room(nodes, models) if cluster else []
     waits = waiting(report["claims"], pending, reasons or {}, explained or {})
     devices = [each for node in nodes for each in node["devices"]]
     for each in devices:
@@ -78,7 +129,7 @@ def picture(
     return {
         "version": VERSION,
         "generated": generated,
-        "asked": {"nodes": bool(report["nodes"] or report["silent"] or report["not_asked"]), "cluster": published is not None},
+        "asked": {"nodes": bool(report["nodes"] or report["silent"] or report["not_asked"]), "cluster": cluster},
         "totals": {
             **_totals(devices, models),
             "nodes": len(nodes),

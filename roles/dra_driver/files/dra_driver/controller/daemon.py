@@ -90,7 +90,7 @@ class Webhook:
         self._rules = rules_for(settings.drivers, chosen.device_classes)
         self._measurements = measurements
         self._resources = ResourceApi(client)
-        self._report = (FleetReport(client, settings.drivers), Readers(client)) if chosen.report else None
+        self._report = (FleetReport(settings.kubeconfig, settings.drivers), Readers(client)) if chosen.report else None
         self._metrics = metrics_readers(client) if chosen.metrics else None
         self.classes: Watched[str] = Watched(
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)

@@ -1,109 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The report of a fleet as the cluster tells of it: what the playbook ``report`` writes, without what only nodes know.
+"""The report of a fleet from the API server: the one of the playbook ``report``, without the facts that only nodes know.
 
-Everything is asked for when somebody wants to read it, and nothing is kept but the answer, for some seconds: who asks often costs the API
-server no more than who asks once.
+A process of its own makes the report, on request: for a large fleet it needs minutes and hundreds of MiB, and claims wait for the webhook
+of the controller's process. Only the answer is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
+import os
+import resource
+import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from .. import __version__
+from .. import run as runner
 from ..api.client import ApiClient
 from ..api.resources import GROUP, ResourceApi, slice_from_version
-from ..core.cluster.claims import facts_by
-from ..core.cluster.inventory import devices
-from ..core.layout_differences import told_by_slices
-from ..core.picture.answers import duplicate_class_notes, fleet_report
-from ..core.picture.fleet import picture
+from ..core.errors import AcceleratorError
 from ..core.times import text_of
+from .fleet_fold import FleetFold
 
 Json = dict[str, Any]
-#: An answer is given again for so long.
+#: An answer is given again for so many seconds, and for as long as it took to make: then readers take at most half of the time of a processor.
 KEPT_SECONDS = 10.0
 SLICE_PAGE, PAGE = 100, 500
+#: The most memory of the process that makes a report, in bytes. The report of 5,000 nodes with 208 devices each needs less.
+MOST_MEMORY = 1 << 30
+LONGEST_MESSAGE = 2000
 
 
-def report_of(
-    slices: list[Json],
-    claims: list[Json],
-    pending: list[Json],
-    rules: list[Json],
-    classes: list[Json],
-    generated: str,
-) -> Json:
-    """Return the report of the cluster's objects: ``slices`` in the form of v1, ``generated`` the time of the requests, RFC 3339."""
-    published = devices(slices, claims)
-    report = fleet_report({}, published, facts_by(claims, published, {}))
-    # No node was asked, so none is unknown to who asked.
-    report["attention"] = [each for each in report["attention"] if each["code"] != "node-unknown"]
-    report["attention"] += duplicate_class_notes(classes)
-    return picture(
-        report, published, pending=pending, rules=rules, generated=generated, differing=told_by_slices(slices)
-    )
+class ReportFailed(AcceleratorError):
+    """The process that makes the report has failed."""
+
+    default_code = "report-failed"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A report as it is sent, and when it was made, by the clock that its maker has."""
+    """A report as it is sent, when it was made by its maker's clock, and for how many seconds it is kept."""
 
     body: bytes
     at: float
+    kept: float = KEPT_SECONDS
 
 
 class FleetReport:
     """Makes the report, once at a time however many want it. ``clock`` is in seconds and never goes back."""
 
-    def __init__(
-        self, client: ApiClient, drivers: Collection[str], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._client = client
-        self._resources = ResourceApi(client)
-        self._drivers = tuple(drivers)
+    def __init__(self, kubeconfig: str, drivers: Collection[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._arguments = (kubeconfig, *drivers)
         self._clock = clock
         self._one = asyncio.Lock()
         self.last: Made | None = None
 
     async def current(self) -> Made:
-        """Return the report, made anew where the last one is old. Raises ApiError, ApiUnreachable, ResourceApiMissing."""
+        """Return the report, made anew where the last one is old. Raises ReportFailed."""
         async with self._one:
-            if self.last is None or self._clock() - self.last.at >= KEPT_SECONDS:
-                found = await self._ask()
-                # A large fleet takes its time, and claims wait for the webhook of the same process.
-                self.last = Made(await asyncio.to_thread(_made, found), self._clock())
+            if self.last is None or self._clock() - self.last.at >= self.last.kept:
+                began = self._clock()
+                body = await self._make()
+                now = self._clock()
+                self.last = Made(body, now, max(KEPT_SECONDS, now - began))
             return self.last
 
-    async def _ask(self) -> tuple[list[Json], list[Json], list[Json], list[Json], list[Json], str]:
-        self._resources.forget()  # the cluster may have been upgraded
-        version = await self._resources.version()
-        generated = text_of(time.time())
-        base = f"/apis/{GROUP}/{version}"
-        slices = [
-            slice_from_version(each, version)
-            for driver in self._drivers
-            for each in await self._list(
-                f"{base}/resourceslices", SLICE_PAGE, {"fieldSelector": f"spec.driver={driver}"}
-            )
-        ]
-        claims = await self._list(f"{base}/resourceclaims", PAGE)
-        pending = await self._list("/api/v1/pods", PAGE, {"fieldSelector": "status.phase=Pending"})
-        rules = await self._resources.rules_path()
-        taints = await self._list(rules, PAGE) if rules else []
-        return slices, claims, pending, taints, await self._list(f"{base}/deviceclasses", PAGE), generated
+    async def _make(self) -> bytes:
+        command = (sys.executable, "-IB", str(Path(runner.__file__).absolute()), __name__, *self._arguments)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            body, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            said = errors.decode(errors="replace").strip()[-LONGEST_MESSAGE:]
+            raise ReportFailed(said or f"The process that makes the report ended with status {process.returncode}")
+        return body
 
-    async def _list(self, path: str, page: int, params: Json | None = None) -> list[Json]:
-        found = await self._client.list_all(path, params, page=page)
-        for each in found:
-            # Half of an object is who has written which field.
-            each.get("metadata", {}).pop("managedFields", None)
+
+async def make_report(client: ApiClient, drivers: Sequence[str]) -> Json:
+    """Read the cluster and return the report. Raises ApiError, ApiUnreachable, ResourceApiMissing."""
+    resources = ResourceApi(client)
+    version = await resources.version()
+    generated = text_of(time.time())
+    base, fold = f"/apis/{GROUP}/{version}", FleetFold()
+
+    async def pages(
+        path: str, page: int, begin: Callable[[], None], params: dict[str, str] | None = None
+    ) -> AsyncIterator[list[Json]]:
+        async for answer, is_first in client.pages(path, params, page=page):
+            if is_first:
+                begin()
+            found: list[Json] = answer.get("items") or []
+            for each in found:
+                # Half of an object is who has written which field.
+                each.get("metadata", {}).pop("managedFields", None)
+            yield found
+
+    async def items(path: str, params: dict[str, str] | None = None) -> list[Json]:
+        found: list[Json] = []
+        async for page in pages(path, PAGE, found.clear, params):
+            found += page
         return found
 
+    for driver in drivers:
+        begin, of_driver = functools.partial(fold.begin_slices, driver), {"fieldSelector": f"spec.driver={driver}"}
+        async for page in pages(f"{base}/resourceslices", SLICE_PAGE, begin, of_driver):
+            fold.add_slices(driver, (slice_from_version(each, version) for each in page))
+    async for page in pages(f"{base}/resourceclaims", PAGE, fold.begin_claims):
+        fold.add_claims(page)
+    pending = await items("/api/v1/pods", {"fieldSelector": "status.phase=Pending"})
+    rules = await resources.rules_path()
+    taints = await items(rules) if rules else []
+    return fold.report(pending, taints, await items(f"{base}/deviceclasses"), generated)
 
-def _made(found: tuple[list[Json], list[Json], list[Json], list[Json], list[Json], str]) -> bytes:
-    return json.dumps(report_of(*found), separators=(",", ":")).encode() + b"\n"
+
+async def _main(kubeconfig: str, *drivers: str) -> int:
+    client = ApiClient(kubeconfig, user_agent=f"dra-accelerators-controller/{__version__}")
+    try:
+        report = await make_report(client, drivers)
+    except AcceleratorError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except MemoryError:
+        sys.stderr.write(f"The report of this fleet needs more than {MOST_MEMORY >> 20} MiB of memory\n")
+        return 1
+    finally:
+        await client.close()
+    sys.stdout.write(json.dumps(report, separators=(",", ":")) + "\n")
+    return 0
+
+
+def _leave_room() -> None:
+    """Limit the memory of this process, and let others go first. Where the host does not allow it, the limit of the service applies."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+if __name__ == "__main__":
+    _leave_room()
+    sys.exit(asyncio.run(_main(*sys.argv[1:])))
