@@ -14,7 +14,7 @@ description:
     C(run_once) asks the cluster of one host for all hosts, also for those of other clusters.
 author:
   - The dra.accelerators authors (@dra-accelerators)
-positional: _input, hostvars, name
+positional: _input, hostvars, name, step
 options:
   _input:
     description: Names of hosts, for example C(ansible_play_batch).
@@ -32,6 +32,10 @@ options:
       - Hosts without this variable are not part of the result.
     type: str
     default: accelerator_api
+  step:
+    description: If not empty, only hosts whose variable O(name) has this value under C(step) are part of the result.
+    type: str
+    default: ''
 seealso:
   - module: dra.accelerators.cluster_info
 """
@@ -74,7 +78,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.module_utils._clusters import cluster_of
 
 
-def cluster_leaders(hosts: Any, hostvars: Any, name: str = "accelerator_api") -> dict[str, str]:
+def cluster_leaders(hosts: Any, hostvars: Any, name: str = "accelerator_api", step: str = "") -> dict[str, str]:
     """Return the first host of each host's cluster. Raises AnsibleFilterError."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise AnsibleFilterError(f"cluster_leaders: found {type(hosts).__name__}, expected a list of hosts")
@@ -86,6 +90,8 @@ def cluster_leaders(hosts: Any, hostvars: Any, name: str = "accelerator_api") ->
             continue
         if not isinstance(api, Mapping) or not {"kubeconfig", "context"} <= api.keys():
             raise AnsibleFilterError(f"cluster_leaders: {name} of {host} has no kubeconfig and context")
+        if step and api.get("step") != step:
+            continue
         found[str(host)] = leaders.setdefault(cluster_of(api["kubeconfig"], api["context"]), str(host))
     return found
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ._kubernetes import Api, ApiError
+from ._shared_needs import POD_ROLE, PREFIX, ROLE, TOKEN_POLICY, others_needs
 from .core.extended_claims import describe_duplicate, duplicates
 
 GROUP = "resource.k8s.io"
@@ -52,6 +53,7 @@ KINDS = (
     ("rbac.authorization.k8s.io/v1", "Role", "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles"),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
     ("rbac.authorization.k8s.io/v1", "ClusterRole", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
+    ("v1", "ConfigMap", "/api/v1/namespaces/{namespace}/configmaps"),
     ("v1", "ServiceAccount", "/api/v1/namespaces/{namespace}/serviceaccounts"),
     ("v1", "Namespace", "/api/v1/namespaces"),
 )
@@ -222,6 +224,8 @@ def ask(
     counters: bool,
     drivers: Sequence[str],
     own: bool,
+    needs: bool = False,
+    orphans: bool = False,
 ) -> dict[str, Any]:
     """Read everything and change nothing.
 
@@ -239,16 +243,53 @@ def ask(
         "own": [],
         "nodes": {name: node_facts(None) for name in nodes},
         "claims": [],
+        "needs": {},
+        "orphans": [],
     }
     if api is None:
         return answer
     try:
         _ask(api, answer, nodes=nodes, namespace=namespace, counters=counters, drivers=drivers, own=own)
+        if needs:
+            answer["needs"] = _others_needs(api, nodes, answer["accounts"], namespace)
+        if orphans:
+            answer["orphans"] = _orphans(api, answer["accounts"])
     except ApiError as error:
         answer["problem"] = str(error)
     else:
         answer["reached"] = True
     return answer
+
+
+def _others_needs(api: Api, nodes: Sequence[str], accounts: Sequence[str], namespace: str) -> dict[str, Any]:
+    """Ask what nodes other than these need of the objects that all nodes share."""
+    path = f"/api/v1/namespaces/{quote(namespace)}/configmaps"
+    listed = api.list_all(path, {"labelSelector": MANAGED_BY})
+    records = {one["metadata"]["name"]: str((one.get("data") or {}).get("needs", "")) for one in listed}
+    with_pod = api.list_all("/api/v1/nodes", {"labelSelector": "dra-accelerators/driver"})
+    drivers = [name.removeprefix(PREFIX) for name in accounts if name.startswith(PREFIX)]
+    objects = {
+        name: found_or_none(api, f"/apis/{group}/{kind}/{name}") or {}
+        for group, kind, name in (
+            ("rbac.authorization.k8s.io/v1", "clusterroles", ROLE),
+            ("rbac.authorization.k8s.io/v1", "clusterroles", POD_ROLE),
+            ("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", TOKEN_POLICY),
+        )
+    }
+    return others_needs(
+        nodes,
+        {name.removeprefix(PREFIX): text for name, text in records.items() if name.startswith(PREFIX)},
+        [*drivers, *(one["metadata"]["name"] for one in with_pod)],
+        objects,
+    )
+
+
+def _orphans(api: Api, accounts: Sequence[str]) -> list[str]:
+    """Return the nodes that have a driver's service account and no Node object."""
+    named = {name.removeprefix(PREFIX) for name in accounts if name.startswith(PREFIX)}
+    if not named:
+        return []
+    return sorted(named - {one["metadata"]["name"] for one in api.list_all("/api/v1/nodes", {})})
 
 
 def _ask(

@@ -56,6 +56,15 @@ options:
       - Whether the collection's own objects are returned. If V(false), RV(own) and RV(accounts) are empty, and the module sends fewer requests.
     type: bool
     default: true
+  needs:
+    description:
+      - Whether RV(needs) is returned, what nodes other than O(nodes) need of the objects that all nodes share.
+    type: bool
+    default: false
+  orphans:
+    description: Whether RV(orphans) is returned. All Nodes of the cluster are listed for it.
+    type: bool
+    default: false
 notes:
   - With more than ten O(nodes), the module lists all Nodes and ResourceSlices of the cluster, if the cluster has at most ten times as many Nodes.
 seealso:
@@ -153,6 +162,19 @@ claims:
   elements: dict
   sample:
     - {namespace: default, name: partition, nodes: [gpu-node-1], pods: [worker]}
+needs:
+  description:
+    - With O(needs), the merged needs of all nodes with a driver of this collection other than O(nodes). They come from the records that the role
+      C(dra_driver) writes, and from the existing objects for nodes without a record.
+  returned: success
+  type: dict
+  sample: {names: [npu.huawei.com], read_pods: false, token_lifetime: 2592000, token_audiences: ["https://kubernetes.default.svc"]}
+orphans:
+  description: With O(orphans), names of nodes that have a service account of a node driver and no Node object.
+  returned: success
+  type: list
+  elements: str
+  sample: [gpu-node-9]
 """
 
 from typing import Any
@@ -179,6 +201,8 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "claims": {"type": "bool", "default": False},
         "drivers": {"type": "list", "elements": "str", "default": ["gpu.nvidia.com"]},
         "own": {"type": "bool", "default": True},
+        "needs": {"type": "bool", "default": False},
+        "orphans": {"type": "bool", "default": False},
         **API_OPTIONS,
     }
 
@@ -200,6 +224,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         counters=params["counters"],
         drivers=params["drivers"] if params["claims"] else (),
         own=params["own"],
+        needs=params["needs"],
+        orphans=params["orphans"],
     )
     return {"changed": False, **found}
 

@@ -31,15 +31,15 @@ def driver_objects(*, read_pods: bool = False) -> list[dict[str, Any]]:
     """Return what the role dra_driver writes for all nodes."""
     return _rendered(
         "dra_driver",
-        dra_driver_names=[DRIVER],
+        __dra_driver_shared_names=[DRIVER],
         dra_driver_namespace=DRIVER_NAMESPACE,
         __dra_driver_user=f"system:serviceaccount:{DRIVER_NAMESPACE}:driver-",
         __dra_driver_pod_user=f"system:serviceaccount:{DRIVER_NAMESPACE}-driver:driver",
         __dra_driver_token_audiences=["https://kubernetes.default.svc"],
         __dra_driver_token_limit=2592000,
         dra_driver_token_lifetime=2592000,
-        dra_driver_metrics_authorization=False,
-        dra_driver_read_pods=read_pods,
+        __dra_driver_shared_metrics_authorization=False,
+        __dra_driver_shared_read_pods=read_pods,
     )
 
 

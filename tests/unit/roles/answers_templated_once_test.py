@@ -23,8 +23,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 #: Variables of other hosts that come from the inventory, or from set_fact of such a variable.
 OF_THE_OPERATOR = {
-    "__dra_driver_named",
-    "__dra_driver_named_ahead",
+    "__device_classes_entered",
+    "__dra_driver_cluster_last",
+    "__dra_driver_entered",
     "accelerator_api",
     "accelerator_name",
     "accelerator_node_name",
@@ -83,8 +84,8 @@ def has_tuples(expression: str) -> bool:
 
 #: A filter that reads accelerator_layouts of each host, and returns names of the inventory and numbers.
 ENTRIES = re.compile(r"dra\.accelerators\.layout_entries\(hostvars, groups\)")
-#: A filter that reads accelerator_api of each host, and returns names of the inventory.
-LEADERS = re.compile(r"dra\.accelerators\.cluster_leaders\(hostvars\)")
+#: Filters that read variables of the operator, and leave out hosts with foreign facts; one returns names of the inventory.
+LEADERS = re.compile(r"dra\.accelerators\.cluster_(?:leaders|union)\(hostvars\b")
 
 
 def takes_answers(expression: str, known: dict[str, list[str]], seen: frozenset[str] = frozenset()) -> bool:

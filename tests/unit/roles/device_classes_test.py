@@ -41,7 +41,9 @@ def classes(tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     asked = {"device_classes_cluster_info": {"classes": {}}}
-    hosts = {name: {**defaults, **asked, **fleet} for name, fleet in FLEETS.items()}
+    hosts = {
+        name: {**defaults, **asked, **fleet, "accelerator_kubeconfig": f"/{name}"} for name, fleet in FLEETS.items()
+    }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     return play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).told
 

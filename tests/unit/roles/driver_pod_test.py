@@ -221,7 +221,10 @@ NODES = {
 def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
-    hosts = {name: {**defaults, **UNIT, **variables} for name, variables in NODES.items()}
+    hosts = {
+        name: {**defaults, **UNIT, **variables, "accelerator_kubeconfig": f"/{name}"}
+        for name, variables in NODES.items()
+    }
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": SERVED}}], hosts)
     told = played.told

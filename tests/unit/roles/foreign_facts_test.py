@@ -20,6 +20,7 @@ WITHOUT = ("preflight", "device_classes", "simulator")
 CONTROLLER_ACTIONS = (
     "assert",
     "debug",
+    "host_answer",
     "fail",
     "group_by",
     "include_role",
@@ -34,7 +35,7 @@ HARMLESS = {
     "node_features/tasks/main.yml: Note that there is no feature file any more": "it only removes a note of this collection",
 }
 #: Facts of dra_driver's tasks: from there on they use these, and the names that main.yml has pinned.
-PINNED = {"__dra_driver_named", "__dra_driver_pod_set_named", "__dra_driver_pinned"}
+PINNED = {"__dra_driver_pod_set_named", "__dra_driver_pinned"}
 HOSTILE = {"dra_driver_node_name": "victim", "accelerator_report": {}, "distribution": "Debian"}
 
 
