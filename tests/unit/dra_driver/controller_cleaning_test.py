@@ -58,7 +58,7 @@ def test_clean_up_failing_actions_come_after_the_others(tmp_path: Path, monkeypa
             )
         server.refusals = [("DELETE", "/a-stuck", 500)] * ALWAYS
         measurements = Measurements()
-        async with going(keeper(client, measurements, interval=3600.0).run()):
+        async with going(keeper(client, measurements).run()):
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
         assert {path for path in server.objects if path.startswith(SLICES)} == {
             f"{SLICES}/{name}" for name in ("here", "a-stuck-1", "a-stuck-2", "a-stuck-3")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from typing import Any
@@ -194,7 +195,7 @@ class Scene:
     reporter: Reporter
 
     def look(self, view: View, now: float) -> list[tuple[str, str]]:
-        self.reporter.look(view, {}, now)
+        asyncio.run(self.reporter.look(view, {}, now))
         return self.written.taken()
 
     def counted(self, line: str) -> bool:
@@ -246,7 +247,7 @@ def test_a_pool_of_no_single_node_is_told_at_its_slice_and_many_devices_in_one_m
     devices = tuple(f"d{number}" for number in range(7))
     view = view_of([], [a_slice("s", at="", tainted=devices)])
     subject.look(view, 0.0)
-    subject.reporter.look(view, {}, 10.0)
+    asyncio.run(subject.reporter.look(view, {}, 10.0))
     ((kind, name, reason, message),) = subject.written.said
     assert (kind, name, reason) == ("Warning", "s", "DevicesTainted")
     assert "d0, d1, d2, d3, d4 and 2 more" in message

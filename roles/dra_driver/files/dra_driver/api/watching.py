@@ -94,7 +94,9 @@ class Watched(Generic[T]):
     """All objects at one path.
 
     ``path`` is asked for before each list (the cluster may have been upgraded); None says that the server has no such
-    objects. ``keep`` makes of an object what is remembered of it; None leaves it out. ``changed`` is called after every change.
+    objects. ``keep`` makes of an object what is remembered of it; None leaves it out. ``changed`` is called after every list and after each
+    change for which ``matters`` returns true; it gets the former and the new value, None for no object. ``storage`` makes the mapping for
+    the remembered values.
     An object for which ``keep`` fails is left out with a warning, and an exception of ``changed`` is logged: neither ends the watch.
     """
 
@@ -108,6 +110,8 @@ class Watched(Generic[T]):
         params: Mapping[str, str] | None = None,
         page: int = 500,
         changed: Callable[[], None] = lambda: None,
+        matters: Callable[[T | None, T | None], bool] = lambda _former, _new: True,
+        storage: Callable[[], dict[str, T]] = dict,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.name = name
@@ -118,7 +122,9 @@ class Watched(Generic[T]):
         self._page = page
         self._changed = changed
         self._wait = wait
-        self._items: dict[str, T] = {}
+        self._matters = matters
+        self._storage = storage
+        self._items = storage()
         self._state = StateLog(LOG)
         self._watched_path: str | None = None
         self.current = False
@@ -138,7 +144,7 @@ class Watched(Generic[T]):
     async def _read(self) -> str | None:
         self._watched_path = await self._path()
         if self._watched_path is None:
-            self._replace({})
+            self._replace(self._storage())
             self._state.report(f"the API server has no {self.name}")
             return None
         return await self._list(self._watched_path)
@@ -167,7 +173,7 @@ class Watched(Generic[T]):
         await self._read()
 
     async def _list(self, path: str) -> str:
-        found: dict[str, T] = {}
+        found = self._storage()
         version = ""
         async for answer, is_first in self._client.pages(path, self._params, page=self._page):
             if is_first:
@@ -206,13 +212,15 @@ class Watched(Generic[T]):
     def _observe(self, kind: str, item: Json) -> None:
         key = _key(item)
         kept = self._kept(item) if kind != "DELETED" else None
-        if kept == self._items.get(key):
+        former = self._items.get(key)
+        if kept == former:
             return
         if kept is None:
             del self._items[key]
         else:
             self._items[key] = kept
-        self._notify()
+        if self._matters(former, kept):
+            self._notify()
 
 
 def _key(item: Json) -> str:

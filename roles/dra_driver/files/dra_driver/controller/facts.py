@@ -95,6 +95,35 @@ class ClaimFacts(NamedTuple):
         return bool(self.drivers)
 
 
+class ClaimIndex(dict[str, ClaimFacts]):
+    """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_node: dict[str, dict[str, ClaimFacts]] = {}
+
+    def __setitem__(self, key: str, claim: ClaimFacts) -> None:
+        self._forget(key)
+        super().__setitem__(key, claim)
+        self.by_node.setdefault(claim.node, {})[key] = claim
+
+    def __delitem__(self, key: str) -> None:
+        self._forget(key)
+        super().__delitem__(key)
+
+    def clear(self) -> None:
+        """Remove all claims."""
+        super().clear()
+        self.by_node.clear()
+
+    def _forget(self, key: str) -> None:
+        former = self.get(key)
+        if former is not None:
+            del self.by_node[former.node][key]
+            if not self.by_node[former.node]:
+                del self.by_node[former.node]
+
+
 class RuleFacts(NamedTuple):
     """A DeviceTaintRule of ours and the node that it was made for.
 

@@ -24,6 +24,7 @@ from .facts import (
     OUR_LABEL,
     OURS,
     ClaimFacts,
+    ClaimIndex,
     NodeFacts,
     RuleFacts,
     SliceFacts,
@@ -95,7 +96,9 @@ class Keeper:
             dry_run=dry_run,
         )
         self.nodes: Watched[NodeFacts] = self._watched("Nodes", "/api/v1/nodes", node_facts)
-        self.claims: Watched[ClaimFacts] = self._watched("ResourceClaims", "resourceclaims", claim_facts)
+        self.claims: Watched[ClaimFacts] = self._watched(
+            "ResourceClaims", "resourceclaims", claim_facts, matters=self._is_of_node_to_judge, storage=ClaimIndex
+        )
         self.slices: list[Watched[SliceFacts]] = [
             self._watched(
                 f"ResourceSlices of {driver}",
@@ -170,13 +173,24 @@ class Keeper:
                 pass
 
     def view(self) -> View:
-        """What is known at this moment."""
+        """Return what is known at this moment, of claims only those of nodes that are absent or out of service: no others are judged."""
+        index = self.claims.items
+        by_node = index.by_node if isinstance(index, ClaimIndex) else {}
         return View(
             {facts.name: facts for facts in self.nodes.items.values()},
             [facts for watched in self.slices for facts in watched.items.values()],
-            tuple(self.claims.items.values()),
+            [claim for node, claims in by_node.items() if self._is_to_judge(node) for claim in claims.values()],
             tuple(self.rules.items.values()),
         )
+
+    def _is_of_node_to_judge(self, *claims: ClaimFacts | None) -> bool:
+        """Return whether one of the claims starts a pass. Claims of nodes that are there change often, and nothing follows from it."""
+        return any(claim is not None and self._is_to_judge(claim.node) for claim in claims)
+
+    def _is_to_judge(self, node: str) -> bool:
+        """Return whether claims of the node can be cleaned up: it is absent, or out of service."""
+        facts = self.nodes.items.get(f"/{node}")
+        return bool(node) and (facts is None or facts.out_of_service)
 
     async def look_once(self) -> View:
         """List everything. Raises ApiError, ApiUnreachable."""
@@ -206,7 +220,7 @@ class Keeper:
         left = planning.left_drains(view, self._seen_drains, now=now, lasting=self._lift_drains_after)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
         asked = planning.pods_to_ask(view, gone, self._drivers)
-        self._reporter.look(view, self._absent_since, now)
+        await self._reporter.look(view, self._absent_since, now)
         seconds = time.perf_counter() - began
         if now >= self._paused_until:
             try:
@@ -226,7 +240,7 @@ class Keeper:
             seconds,
             nodes=len(view.nodes),
             slices=len(view.slices),
-            claims=len(view.claims),
+            claims=len(self.claims.items),
             rules=len(view.rules),
             drains=len(self._seen_drains),
         )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping
 
@@ -66,13 +67,16 @@ class Reporter:
         self._measurements.fleet({}, {})
         self._measurements.draining(0)
 
-    def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
+    async def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
         """Look once, at ``now`` of the controller's own clock, and say what has changed."""
         changed = progress.changes(self._releases, view)
         if changed or self._changed_at is None:
             self._changed_at = now
         self._releases = progress.releases(view)
-        found = drift.findings(view, self._drivers, absent_since=absent_since, changed_at=self._changed_at)
+        # On a thread, because the event loop answers the webhook and renews the Lease.
+        found = await asyncio.to_thread(
+            drift.findings, view, self._drivers, absent_since=absent_since, changed_at=self._changed_at
+        )
         self._drifts = drift.follow(self._drifts, found, now=now, lasting=self._lasting)
         self._tell_drift()
         self._tell_progress(view, changed)
