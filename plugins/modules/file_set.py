@@ -209,7 +209,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._files import (
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
-UTF_8, BASE64 = "utf-8", "base64"
+UTF_8 = "utf-8"
+BASE64 = "base64"
 
 ENTRY: dict[str, dict[str, Any]] = {
     "path": {"type": "path", "required": True},

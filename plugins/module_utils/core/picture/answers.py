@@ -46,7 +46,9 @@ def fleet_report(
     ]
     if unasked:
         number = f"{len(unasked)} nodes were" if len(unasked) > 1 else "One node was"
-        notes.append({"node": "", **attention("nodes-not-asked", f"{number} not asked in this run: {', '.join(unasked)}")})
+        notes.append(
+            {"node": "", **attention("nodes-not-asked", f"{number} not asked in this run: {', '.join(unasked)}")}
+        )
     told = {}
     for name, report in answered.items():
         extra = _published(report, by_node.get(name, [])) if published is not None else {}
