@@ -116,6 +116,22 @@ def object_facts(version: str, kind: str, item: Mapping[str, Any]) -> dict[str, 
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
+def _claim_watchers(api: Api) -> list[str]:
+    """Return the names of the nodes whose drivers may watch all ResourceClaims, from the drivers' ClusterRoles. Drivers as pods have no role per node."""
+    prefix, pods = "dra-accelerators-driver-", "dra-accelerators-driver-pods"
+    roles = api.list_all("/apis/rbac.authorization.k8s.io/v1/clusterroles", {"labelSelector": MANAGED_BY})
+    return sorted(
+        role["metadata"]["name"].removeprefix(prefix)
+        for role in roles
+        if role["metadata"]["name"].startswith(prefix)
+        and role["metadata"]["name"] != pods
+        and any(
+            "resourceclaims" in (rule.get("resources") or []) and "watch" in (rule.get("verbs") or [])
+            for rule in role.get("rules") or []
+        )
+    )
+
+
 def claim_facts(claim: Mapping[str, Any], nodes: Iterable[str], drivers: Iterable[str]) -> dict[str, Any] | None:
     """What is returned of a ResourceClaim, or None if it holds no device of these drivers in the nodes' own pools."""
     status = claim.get("status") or {}
@@ -226,10 +242,12 @@ def ask(
     own: bool,
     needs: bool = False,
     orphans: bool = False,
+    claim_watchers: bool = False,
 ) -> dict[str, Any]:
     """Read everything and change nothing.
 
-    ``problem`` says why there is no connection, ``drivers`` whose claims are read, ``own`` whether the collection's own objects are read.
+    ``problem`` says why there is no connection, ``drivers`` whose claims are read, ``own`` whether the collection's own objects are read,
+    ``claim_watchers`` whether the nodes are read whose drivers watch all claims.
     """
     answer: dict[str, Any] = {
         "reached": False,
@@ -241,6 +259,7 @@ def ask(
         "classes": {},
         "duplicates": [],
         "own": [],
+        "claim_watchers": [],
         "nodes": {name: node_facts(None) for name in nodes},
         "claims": [],
         "needs": {},
@@ -254,6 +273,8 @@ def ask(
             answer["needs"] = _others_needs(api, nodes, answer["accounts"], namespace)
         if orphans:
             answer["orphans"] = _orphans(api, answer["accounts"])
+        if claim_watchers:
+            answer["claim_watchers"] = _claim_watchers(api)
     except ApiError as error:
         answer["problem"] = str(error)
     else:

@@ -65,6 +65,10 @@ options:
     description: Whether RV(orphans) is returned. All Nodes of the cluster are listed for it.
     type: bool
     default: false
+  claim_watchers:
+    description: Whether RV(claim_watchers) is returned. If V(false), it is empty.
+    type: bool
+    default: false
 notes:
   - With more than ten O(nodes), the module lists all Nodes and ResourceSlices of the cluster, if the cluster has at most ten times as many Nodes.
 seealso:
@@ -137,6 +141,14 @@ accounts:
   type: list
   elements: str
   sample: [driver-gpu-node-1]
+claim_watchers:
+  description: >-
+    With O(claim_watchers), the names of the nodes whose drivers are services and may watch all ResourceClaims, because their layout has
+    C(prepared_before_binding).
+  returned: success
+  type: list
+  elements: str
+  sample: []
 nodes:
   description:
     - By name, what the cluster knows of each node. C(exists), C(uid), C(ready) (V(True), V(False) or V(Unknown)), C(kubelet)
@@ -203,6 +215,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "own": {"type": "bool", "default": True},
         "needs": {"type": "bool", "default": False},
         "orphans": {"type": "bool", "default": False},
+        "claim_watchers": {"type": "bool", "default": False},
         **API_OPTIONS,
     }
 
@@ -226,6 +239,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         own=params["own"],
         needs=params["needs"],
         orphans=params["orphans"],
+        claim_watchers=params["claim_watchers"],
     )
     return {"changed": False, **found}
 

@@ -265,3 +265,19 @@ def test_own_objects_are_read_only_if_they_are_asked_for(ask: Callable[..., Resu
     found = ask(own=False)
     assert found["own"] == found["accounts"] == [] and not [path for path in server.reads if "labelSelector" in path]
     assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}
+
+
+def test_nodes_whose_drivers_watch_all_claims_are_named(ask: Callable[..., Result], server: Server) -> None:
+    def role(name: str, *verbs: str) -> Result:
+        rules = [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": list(verbs)}]
+        return {**named(f"dra-accelerators-driver{name}", OURS), "rules": rules if verbs else None}
+
+    server.lists["/apis/rbac.authorization.k8s.io/v1/clusterroles"] = [
+        role("", "get"),
+        role("-pods", "list", "watch"),
+        role("-node-2", "list", "watch"),
+        role("-node-1", "list", "watch"),
+        role("-node-3"),
+    ]
+    assert ask(own=False)["claim_watchers"] == []
+    assert ask(own=False, claim_watchers=True)["claim_watchers"] == ["node-1", "node-2"]

@@ -246,6 +246,34 @@ def test_npu_modes_that_forbid_slices_are_named_where_the_layout_asks_for_slices
     assert "not for" not in played.output
 
 
+def test_more_nodes_that_watch_all_claims_than_allowed_are_refused(tmp_path: Path) -> None:
+    def of(cluster_name: str, node_name: str, watchers: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+        found = host(AHEAD, **more)
+        known = found["preflight_cluster_info"]
+        nodes = {node_name: known["nodes"]["n"]}
+        return {
+            **found,
+            "preflight_node_name": node_name,
+            "preflight_kubeconfig": cluster_name,
+            "preflight_cluster_info": {**known, "nodes": nodes, "claim_watchers": list(watchers)},
+            "preflight_most_prepared_before_binding": 2,
+        }
+
+    hosts = {
+        "with-earlier-nodes": of("a", "a1", ("x", "y")),
+        "is-one-of-them": of("b", "b1", ("b1", "x")),
+        "same-batch-1": of("c", "c1"),
+        "same-batch-2": of("c", "c2"),
+        "beside-one-more-1": of("d", "d1", ("x",)),
+        "beside-one-more-2": of("d", "d2", ("x",)),
+    }
+    hosts["without"] = {**hosts["with-earlier-nodes"], "preflight_layout": []}
+    played = play(tmp_path, [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}], hosts)
+    assert set(played.failed) == {"with-earlier-nodes", "beside-one-more-1", "beside-one-more-2"}, played.output
+    (text,) = played.failed["with-earlier-nodes"]["msg"][1:]
+    assert "3 nodes" in text and "2 is the most" in text and "preflight_most_prepared_before_binding" in text
+
+
 def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
     """The listener names claims, pods, and namespaces to every program that reaches it."""
     open_to_all = {"all": "0.0.0.0:9817", "ipv6": "[::]:9817", "node": "10.0.0.1:9817", "name": "node-1:9817"}
