@@ -504,3 +504,11 @@ def test_a_device_with_an_informative_taint_alone_is_published_without_it() -> N
     kept, withheld = fit(Content((ill,)), {TAINTS})
     assert kept.offers[0].taints == ()
     assert not withheld
+
+
+def test_taints_without_an_effect_are_left_out_before_kubernetes_1_35() -> None:
+    taints = (Taint("gpu.nvidia.com/error", "None"), Taint("gpu.nvidia.com/degraded", "NoSchedule"))
+    ill = replace(CONTENTS[1].offers[0], taints=taints)
+    for version, kept_taints in {(1, 34): taints[1:], (1, 35): taints}.items():
+        kept, withheld = fit(Content((ill,)), frozenset(), reducer.layout_of(version))
+        assert kept.offers[0].taints == kept_taints and not withheld

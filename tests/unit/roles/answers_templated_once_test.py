@@ -26,6 +26,7 @@ OF_THE_OPERATOR = {
     "__device_classes_entered",
     "__dra_driver_cluster_last",
     "__dra_driver_entered",
+    "__preflight_ahead_node",
     "accelerator_api",
     "accelerator_name",
     "accelerator_node_name",

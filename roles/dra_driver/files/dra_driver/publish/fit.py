@@ -112,13 +112,19 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
     Without taints, tainted devices are. Without shares, devices that have them are given to one claim at a time. Without
     binding conditions, pods are bound before their devices are prepared. Without
     counters, of those that share some only a set is left that fits beside each other: whole devices first, then in the order
-    of the offers. Nothing that the server would drop remains. Where the ``layout`` puts counters beside their devices nothing stands
-    for several devices.
+    of the offers. Nothing that the server would drop remains. Where the ``layout`` puts counters beside their devices, as before
+    Kubernetes 1.35, nothing stands for several devices, and taints without an effect are left out: that server rejects the effect.
+    Facts: k8s.io/kubernetes/pkg/apis/resource/validation (validDeviceTaintEffects) of 1.34.
     """
     offers, counter_sets, withheld = content.offers, content.counter_sets, []
     if layout == COMBINED and any(offer.members for offer in offers):
         withheld.append(Withheld(JOINT, tuple(offer.name for offer in offers if offer.members)))
         offers, counter_sets = without_groups(offers, counter_sets)
+    if layout == COMBINED:
+        offers = tuple(
+            replace(offer, taints=tuple(taint for taint in offer.taints if taint.effect != INFORMATIVE))
+            for offer in offers
+        )
     if TAINTS in drops:
         ill = [offer for offer in offers if any(taint.effect != INFORMATIVE for taint in offer.taints)]
         names = {offer.name for offer in ill}
