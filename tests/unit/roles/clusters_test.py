@@ -31,6 +31,7 @@ class ClusterServer(JsonServer):
     def __init__(self, *nodes: str) -> None:
         self.nodes = list(nodes)
         self.claims: list[Json] = []
+        self.lists: dict[str, list[Json]] = {}
         self.paths: list[str] = []
         server = self
 
@@ -47,7 +48,9 @@ class ClusterServer(JsonServer):
                 elif kind == "/api/v1/namespaces":
                     self.answer(200, {"metadata": {"name": name}})
                 else:
-                    self.answer(200, {"items": server.claims if name == "resourceclaims" else []})
+                    self.answer(
+                        200, {"items": server.claims if name == "resourceclaims" else server.lists.get(name, [])}
+                    )
 
         super().__init__(Handler)
 
@@ -262,3 +265,45 @@ def test_host_answer_names_the_failed_host_and_its_error(tmp_path: Path) -> None
     (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
     done = run_playbook(tmp_path, tmp_path / "play.yml", {"accelerator_nodes": group(["a1", "a2"])})
     assert "Host a1 has no usable result asked: no way" in failures(done.stdout)["a2"]
+
+
+# ---- nodes that are gone
+
+
+def gone_play(folder: Path) -> Path:
+    """Write the play of remove for nodes that are gone; the objects are shown instead of removed."""
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
+    (play,) = (each for each in plays if each["name"] == "Remove the objects of nodes that are gone")
+    removal = play["tasks"][-1]
+    removal["ansible.builtin.debug"] = {"msg": removal.pop("kubernetes.core.k8s")["definition"]}
+    check = {"ansible.builtin.import_playbook": str(ROOT / "playbooks/check_inventory.yml")}
+    (folder / "play.yml").write_text(yaml.safe_dump([check, play], sort_keys=False), encoding="utf-8")
+    return folder / "play.yml"
+
+
+@pytest.mark.parametrize("living", [False, True])
+def test_remove_gone_removes_the_objects_of_the_named_nodes_alone(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer], living: bool
+) -> None:
+    server = clusters[0]
+    if living:
+        server.nodes.append("gone")
+    for path, prefix, suffix in (
+        ("serviceaccounts", "driver-", ""),
+        ("clusterroles", "dra-accelerators-driver-", ""),
+        ("clusterrolebindings", "dra-accelerators-driver-", "-node"),
+    ):
+        server.lists[path] = [{"metadata": {"name": f"{prefix}{node}{suffix}"}} for node in ("gone", "a1", "gone-2")]
+    server.lists["validatingadmissionpolicies"] = [{"metadata": {"name": "dra-accelerators-driver-slices"}}]
+    variables = {
+        "accelerator_kubeconfig": server.kubeconfig(tmp_path / "kubeconfig"),
+        "accelerator_remove_gone": ["gone"],
+        "ansible_python_interpreter": sys.executable,
+    }
+    done = run_playbook(tmp_path, gone_play(tmp_path), {"web": {}}, "-e", json.dumps(variables))
+    removed = set(re.findall(r'"name": "((?:dra-accelerators-)?driver-[^"]*)"', done.stdout))
+    if living:
+        assert done.returncode != 0 and "still has the Nodes gone" in done.stdout and not removed, done.stdout
+    else:
+        assert done.returncode == 0, done.stdout
+        assert removed == {"driver-gone", "dra-accelerators-driver-gone", "dra-accelerators-driver-gone-node"}
