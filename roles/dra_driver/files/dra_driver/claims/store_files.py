@@ -81,6 +81,8 @@ def reserve_log(path: str) -> bool:
         try:
             size = os.fstat(descriptor).st_size
             if size < LOG_BYTES:
+                if _bytes_free(path) < LOG_BYTES - size + LEAST_BYTES:
+                    return False  # ext4 keeps the part that it could reserve, which would fill the disk
                 os.posix_fallocate(descriptor, size, LOG_BYTES - size)  # SQLite ignores zeros behind the last frame
         finally:
             os.close(descriptor)
@@ -92,15 +94,19 @@ def reserve_log(path: str) -> bool:
 def refuse_full_disk(path: str) -> None:
     """Raise StoreError if the reserved space of a store is all that is left on its disk."""
     try:
-        found = os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
+        free = _bytes_free(path)
     except OSError:
         return  # the write reports it
-    if found.f_bfree * found.f_frsize < LEAST_BYTES:
+    if free < LEAST_BYTES:
         raise StoreError(
-            f"The store {path} takes no new claim: its disk has {found.f_bfree * found.f_frsize} bytes free, expected "
-            f"{LEAST_BYTES} or more",
+            f"The store {path} takes no new claim: its disk is full. It has {free} bytes free, expected {LEAST_BYTES} or more",
             hint="Free space on this disk. Claims can still be released.",
         )
+
+
+def _bytes_free(path: str) -> int:
+    found = os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
+    return found.f_bfree * found.f_frsize
 
 
 def replace(path: str, fill: Fill) -> str | None:
@@ -198,6 +204,7 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
     try:
         Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         _remove_database(new)
+        Path(new).touch(mode=0o644)  # its error names the cause, such as a read-only file system; SQLite's does not
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
             fill(connection)
