@@ -200,8 +200,6 @@ def take(archive: Path, text: str, manifest: Manifest, folder: Path) -> None:
                     code="folder",
                 )
             shutil.rmtree(folder)
-        # After a power cut a manifest without its files would count as a whole bundle.
-        os.sync()
         aside.replace(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -16,7 +16,7 @@ KNOWN = {
     "plugins/module_utils/core/system.py:move": "syncs file and directories",
     "plugins/module_utils/_file_writer.py:_make_link": "a link has no data; its caller syncs the directory",
     "plugins/module_utils/_bundle_archive.py:write": "not on a node",
-    "plugins/module_utils/_bundle_archive.py:take": "syncs before",
+    "plugins/module_utils/_bundle_archive.py:take": "is_taken compares all files with the manifest",
     "plugins/module_utils/_bundle_gather.py:_taken": "not on a node",
     "plugins/module_utils/_zypper_tool.py:_keep": "the keeper of packages syncs",
     "plugins/module_utils/_zypper_tool.py:download": "the keeper of packages syncs",
