@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import time
@@ -159,6 +160,8 @@ class Keeper:
 
     async def _clean_up(self) -> None:
         await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
+        # A full garbage collection over the objects of a large fleet blocks the event loop for up to a second.
+        gc.freeze()
         while True:
             self._changed.clear()
             await self._pass()
@@ -215,7 +218,8 @@ class Keeper:
         self._state.report("all is seen")
         began = time.perf_counter()
         view, now = self.view(), self._clock()
-        self._absent_since = planning.absences(self._absent_since, view, self._drivers, now)
+        # On a thread, because the event loop answers the webhook and renews the Lease.
+        self._absent_since = await asyncio.to_thread(planning.absences, self._absent_since, view, self._drivers, now)
         self._seen_drains = planning.drains(self._seen_drains, view, now)
         left = planning.left_drains(view, self._seen_drains, now=now, lasting=self._lift_drains_after)
         gone = planning.gone_nodes(view, self._absent_since, now=now, grace=self._grace)
