@@ -75,7 +75,7 @@ def passed() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("playbook", sorted({playbook for playbook, _name in passed()}))
 def test_playbook_with_extra_variables_that_it_passes_fails_first(playbook: str, tmp_path: Path) -> None:
     names = [name for each, name in passed() if each == playbook]
-    done = run(tmp_path, ROOT / "playbooks" / playbook, dict.fromkeys(names, "other"))
+    done = run(tmp_path, ROOT / "playbooks" / playbook, {name: ["other"] for name in names})
     assert done.returncode != 0, done.stdout + done.stderr
     for name in names:
         assert f"{name} is an extra variable (-e), but this playbook sets it." in done.stdout, done.stdout
