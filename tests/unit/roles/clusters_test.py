@@ -307,3 +307,11 @@ def test_remove_gone_removes_the_objects_of_the_named_nodes_alone(
     else:
         assert done.returncode == 0, done.stdout
         assert removed == {"driver-gone", "dra-accelerators-driver-gone", "dra-accelerators-driver-gone-node"}
+
+
+def test_report_of_two_clusters_is_refused(tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]) -> None:
+    file = {"accelerator_report_file": str(tmp_path / "out.md")}
+    groups = two_clusters(tmp_path, clusters)
+    done = run_playbook(tmp_path, ROOT / "playbooks/report.yml", groups, "-e", json.dumps(file))
+    assert done.returncode != 0 and "belong to 2 clusters" in done.stdout and "--limit" in done.stdout, done.stdout
+    assert not (tmp_path / "out.md").exists()
