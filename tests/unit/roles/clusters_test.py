@@ -315,3 +315,9 @@ def test_report_of_two_clusters_is_refused(tmp_path: Path, clusters: tuple[Clust
     done = run_playbook(tmp_path, ROOT / "playbooks/report.yml", groups, "-e", json.dumps(file))
     assert done.returncode != 0 and "belong to 2 clusters" in done.stdout and "--limit" in done.stdout, done.stdout
     assert not (tmp_path / "out.md").exists()
+
+
+def test_plan_of_two_clusters_is_refused(tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]) -> None:
+    groups = two_clusters(tmp_path, clusters)
+    done = run_playbook(tmp_path, ROOT / "playbooks/plan.yml", groups)
+    assert done.returncode != 0 and "belong to 2 clusters" in done.stdout and "--limit" in done.stdout, done.stdout
