@@ -54,6 +54,7 @@ options:
   own:
     description:
       - Whether the collection's own objects are returned. If V(false), RV(own) and RV(accounts) are empty, and the module sends fewer requests.
+      - With O(needs) or O(orphans), they are always returned.
     type: bool
     default: true
   needs:
@@ -236,7 +237,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         namespace=params["namespace"],
         counters=params["counters"],
         drivers=params["drivers"] if params["claims"] else (),
-        own=params["own"],
+        # Both are found by the accounts of the drivers.
+        own=params["own"] or params["needs"] or params["orphans"],
         needs=params["needs"],
         orphans=params["orphans"],
         claim_watchers=params["claim_watchers"],

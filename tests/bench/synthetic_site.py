@@ -123,6 +123,7 @@ def _cluster(nodes: list[str], release: str) -> dict[str, Any]:
         ],
         "nodes": {name: _node(name, release) for name in nodes},
         "claims": [],
+        "needs": {},
     }
 
 
