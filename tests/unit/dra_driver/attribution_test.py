@@ -30,6 +30,8 @@ from vendor_scene import Scene, run
 
 from tests.oracles.controller_rights import driver_objects
 
+__all__ = ["home"]
+
 DEVICES = {"a": SMALL, "b": "gpu-1"}
 CONTAINERS = [("pod", each, "c", device) for each in ("a", "b", "init") for device in DEVICES.values()]
 

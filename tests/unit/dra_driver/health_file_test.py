@@ -198,7 +198,7 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
         work = asyncio.ensure_future(before.run())
         await asyncio.sleep(0)
         before.heard([Notice("GPU-1", "error 9", LOST)])
-        await until(lambda: (tmp_path / FILE).exists())
+        await until((tmp_path / FILE).exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 

@@ -42,7 +42,7 @@ async def health_of(scene: Scene, name: str) -> tuple[int, str]:
 
 
 async def until_health(scene: Scene, name: str, state: int) -> str:
-    for _ in range(600):
+    for _attempt in range(600):
         found, message = await health_of(scene, name)
         if found == state:
             return message

@@ -20,6 +20,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._zypper_tool impo
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from test_nvidia_container_toolkit import NEWER, Node, node  # noqa: F401 (a fixture)
 
+__all__ = ["node"]
+
 PASSWORD = "s3cr3t/W0rd"
 ADDRESS = "https://me:s3cr3t%2FW0rd@mirror.example/repo/"
 TOOLS = {"apt": Apt, "dnf": Dnf, "zypper": Zypper}
