@@ -25,7 +25,7 @@ from dra_driver.metrics import MetricsRegistry
 from dra_driver.monitoring import collector
 from dra_driver.monitoring.collector import Collector
 from dra_driver.monitoring.pods import PodReader
-from monitoring_test import home, kubelet, labels, lines, of  # noqa: F401
+from monitoring_test import home, kubelet, labels, lines, of
 from vendor_scene import Scene, run
 
 from tests.oracles.controller_rights import driver_objects
@@ -77,7 +77,7 @@ def read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "FRESH_SECONDS", 0.0)
 
 
-def test_metric_several_requests_and_containers_names_pod_once_per_device(home: Path) -> None:  # noqa: F811
+def test_metric_several_requests_and_containers_names_pod_once_per_device(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
         with kubelet(scene.folder / "kubelet") as told:
@@ -88,7 +88,7 @@ def test_metric_several_requests_and_containers_names_pod_once_per_device(home: 
     run(home, scenario)
 
 
-def test_metric_one_container_names_it(home: Path) -> None:  # noqa: F811
+def test_metric_one_container_names_it(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
         with kubelet(scene.folder / "kubelet") as told:
@@ -98,7 +98,7 @@ def test_metric_one_container_names_it(home: Path) -> None:  # noqa: F811
     run(home, scenario)
 
 
-def test_metric_one_request_names_all_containers_unless_other_driver_has_one(home: Path) -> None:  # noqa: F811
+def test_metric_one_request_names_all_containers_unless_other_driver_has_one(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a")
         with kubelet(scene.folder / "kubelet") as told:
@@ -111,7 +111,7 @@ def test_metric_one_request_names_all_containers_unless_other_driver_has_one(hom
     run(home, scenario)
 
 
-def test_metric_with_pods_names_containers_by_request(home: Path) -> None:  # noqa: F811
+def test_metric_with_pods_names_containers_by_request(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a/small", "b")
         scene.api.pods["pod"] = POD
@@ -126,7 +126,7 @@ def test_metric_with_pods_names_containers_by_request(home: Path) -> None:  # no
     run(home, scenario)
 
 
-def test_metric_pods_forbidden_names_pod_and_reports(home: Path) -> None:  # noqa: F811
+def test_metric_pods_forbidden_names_pod_and_reports(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await prepare(scene, "a", "b")
         scene.api.pods_forbidden = True
@@ -140,7 +140,7 @@ def test_metric_pods_forbidden_names_pod_and_reports(home: Path) -> None:  # noq
     run(home, scenario)
 
 
-def test_claims_command_lists_each_container_once(home: Path) -> None:  # noqa: F811
+def test_claims_command_lists_each_container_once(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         record = await prepare(scene, "a", "b")
         scene.api.pods["pod"] = POD

@@ -18,7 +18,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_options 
 from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Login, PackageProblem, PackageTool
 from ansible_collections.dra.accelerators.plugins.module_utils._zypper_tool import Zypper
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
-from test_nvidia_container_toolkit import NEWER, Node, node  # noqa: F401 (a fixture)
+from test_nvidia_container_toolkit import NEWER, Node, node
 
 __all__ = ["node"]
 
@@ -94,7 +94,7 @@ def test_addresses_without_a_login_stay_as_they_are() -> None:
     assert read_logins([ADDRESS]) == (("https://mirror.example/repo/",), Login("me", PASSWORD))
 
 
-def test_module_shows_no_password(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 (a fixture)
+def test_module_shows_no_password(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the result with diff and arguments nor an error with a tool's words has the password."""
     source = {"uris": [ADDRESS], "suites": ["/"]}
     for check in (True, False):
