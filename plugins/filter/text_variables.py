@@ -52,7 +52,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
 
-# A test compares these with the argument specs of the roles.
+# A test compares these with the argument specs of the roles that work on a node's real devices.
 _LISTS = """
 accelerator_bundle_packages accelerator_layouts accelerator_remove_gone
 accelerator_vendors ascend_driver_build_packages ascend_driver_drain_drivers ascend_driver_services
@@ -67,7 +67,7 @@ monitoring_targets node_features_pci_label_fields node_features_vendors nvidia_c
 nvidia_container_toolkit_repository_fingerprints nvidia_driver_catalog nvidia_driver_drain_drivers nvidia_driver_files
 nvidia_driver_repository_fingerprints nvidia_driver_services nvidia_fabric_manager_files nvidia_fabric_manager_repository_fingerprints
 nvidia_fabric_manager_services nvidia_mig_layout nvidia_settings_rules offline_has offline_names offline_packages offline_roles offline_versions
-preflight_drivers_to_come preflight_layout preflight_vendors python_environment_pip_arguments simulator_absent_symbols simulator_build_packages
+preflight_drivers_to_come preflight_layout preflight_vendors python_environment_pip_arguments
 """
 _MAPPINGS = """
 accelerator_bundle_control accelerator_bundle_mirrors accelerator_bundle_pip_environment accelerator_platform accelerator_proxy
@@ -78,7 +78,7 @@ monitoring_pod_monitor_labels monitoring_rule_labels nvidia_container_toolkit_ch
 nvidia_container_toolkit_proxy nvidia_driver_checksums nvidia_driver_node_info nvidia_driver_parameters nvidia_driver_proxy
 nvidia_fabric_manager_checksums nvidia_fabric_manager_node_info nvidia_fabric_manager_proxy nvidia_mig_node_info nvidia_settings_node_info
 offline_platform preflight_accelerator_info preflight_cluster_info preflight_node_info python_environment_node_info python_environment_pip_environment
-python_environment_proxy simulator_ascend_library_settings simulator_library_settings
+python_environment_proxy
 """
 #: What each variable has to be.
 KINDS = {**dict.fromkeys(_LISTS.split(), "a list"), **dict.fromkeys(_MAPPINGS.split(), "a mapping")}

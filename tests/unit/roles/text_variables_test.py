@@ -78,6 +78,8 @@ def test_controller_playbook_rejects_text(tmp_path: Path) -> None:
 def test_known_variables_are_those_of_the_argument_specs() -> None:
     specs = {}
     for path in ROOT.glob("roles/*/meta/argument_specs.yml"):
+        if path.parts[-3] == "simulator":  # a role of the tests
+            continue
         for entry in yaml.safe_load(path.read_text("utf-8"))["argument_specs"].values():
             for name, option in (entry.get("options") or {}).items():
                 if option.get("type") in ("list", "dict"):
