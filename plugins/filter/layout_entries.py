@@ -14,7 +14,7 @@ description:
     for each host and each pattern.
 author:
   - The dra.accelerators authors (@dra-accelerators)
-positional: _input, hostvars, groups, name
+positional: _input, hostvars, groups, name, own, host
 options:
   _input:
     description: Names of hosts, for example C(ansible_play_hosts).
@@ -35,6 +35,16 @@ options:
       - Hosts without this variable are not part of the result.
     type: str
     default: accelerator_layouts
+  own:
+    description:
+      - The value of the variable in the task that uses this filter, as O(host) has it.
+      - C(hostvars) has no variables of plays and of C(import_playbook). If this value differs from that in C(hostvars), it comes from there, and
+        counts for all hosts.
+    type: list
+    elements: dict
+  host:
+    description: The host of the task that uses this filter, C(inventory_hostname). Required with O(own).
+    type: str
 seealso:
   - plugin: ansible.builtin.inventory_hostnames
     plugin_type: lookup
@@ -43,7 +53,9 @@ seealso:
 EXAMPLES = r"""
 - name: Find the layout entry of each host
   ansible.builtin.set_fact:
-    entries: "{{ ansible_play_hosts | dra.accelerators.layout_entries(hostvars, groups) }}"
+    entries: >-
+      {{ ansible_play_hosts
+         | dra.accelerators.layout_entries(hostvars, groups, own=accelerator_layouts | default([]), host=inventory_hostname) }}
   run_once: true
 
 - name: Show the layout of the host
@@ -67,7 +79,9 @@ from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 
 
-def layout_entries(hosts: Any, hostvars: Any, groups: Any, name: str = "accelerator_layouts") -> dict[str, int]:
+def layout_entries(
+    hosts: Any, hostvars: Any, groups: Any, name: str = "accelerator_layouts", own: Any = None, host: str = ""
+) -> dict[str, int]:
     """Return the position of the first entry that matches, by host. Raises AnsibleFilterError."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise AnsibleFilterError(f"layout_entries: found {type(hosts).__name__}, expected a list of hosts")
@@ -78,18 +92,19 @@ def layout_entries(hosts: Any, hostvars: Any, groups: Any, name: str = "accelera
             manager.add_host(member, group=group)
     matches: dict[tuple[str, ...], frozenset[str]] = {}
     found = {}
-    for host in hosts:
-        for position, entry in enumerate(hostvars[host].get(name) or ()):
+    of_play = own is not None and own != (hostvars[host].get(name) or [])
+    for each in hosts:
+        for position, entry in enumerate((own if of_play else hostvars[each].get(name)) or ()):
             pattern = entry.get("hosts") if isinstance(entry, Mapping) else None
             if not pattern:
                 raise AnsibleFilterError(
-                    f"layout_entries: entry {position} of {name} of {host} has no hosts, expected a pattern"
+                    f"layout_entries: entry {position} of {name} of {each} has no hosts, expected a pattern"
                 )
             key = (pattern,) if isinstance(pattern, str) else tuple(map(str, pattern))
             if key not in matches:
                 matches[key] = _resolve(manager, list(key))
-            if str(host) in matches[key]:
-                found[str(host)] = position
+            if str(each) in matches[key]:
+                found[str(each)] = position
                 break
     return found
 

@@ -59,6 +59,18 @@ def test_each_pattern_is_resolved_once_for_all_hosts(monkeypatch: pytest.MonkeyP
     assert resolved == [[host] for host in HOSTS]
 
 
+def test_list_of_a_play_counts_for_all_hosts() -> None:
+    """Variables of a play are not in hostvars; they have precedence over the inventory."""
+    hostvars: dict[str, Any] = {host: {} for host in HOSTS} | {"node-2": {"accelerator_layouts": entries("all")}}
+    given = entries("node-1", "even")
+    found = layout_entries(HOSTS[:3], hostvars, GROUPS, own=given, host="node-0")
+    assert found == {"node-0": 1, "node-1": 0, "node-2": 1}
+    assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=[], host="node-2") == {}
+    # The value of the task's host alone decides whether a play has set it.
+    assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=[], host="node-1") == {"node-2": 0}
+    assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=entries("all"), host="node-2") == {"node-2": 0}
+
+
 def test_entry_without_hosts_is_rejected() -> None:
     with pytest.raises(
         AnsibleFilterError, match="entry 1 of accelerator_layouts of node-0 has no hosts, expected a pattern"

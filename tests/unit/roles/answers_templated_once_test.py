@@ -84,7 +84,7 @@ def has_tuples(expression: str) -> bool:
 
 
 #: A filter that reads accelerator_layouts of each host, and returns names of the inventory and numbers.
-ENTRIES = re.compile(r"dra\.accelerators\.layout_entries\(hostvars, groups\)")
+ENTRIES = re.compile(r"dra\.accelerators\.layout_entries\(hostvars, groups\b")
 #: Filters that read variables of the operator, and leave out hosts with foreign facts; one returns names of the inventory.
 LEADERS = re.compile(r"dra\.accelerators\.cluster_(?:leaders|union)\(hostvars\b")
 

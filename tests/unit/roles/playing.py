@@ -45,13 +45,22 @@ def play(
     *arguments: str,
     group: str = "accelerator_nodes",
     path: Path | None = None,
+    imported_with: Mapping[str, Any] | None = None,
 ) -> Played:
-    """Run tasks over hosts, each with its variables; ``path`` is a folder whose programs are found before all others."""
+    """Run tasks over hosts, each with its variables.
+
+    ``path`` is a folder whose programs are found before all others. With ``imported_with``, a playbook imports the tasks with these variables.
+    """
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = {group: {"hosts": {name: {**common, **variables} for name, variables in hosts.items()}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     document = [{"hosts": group, "gather_facts": False, "tasks": list(tasks)}]
     (folder / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    playbook = folder / "play.yml"
+    if imported_with is not None:
+        playbook = folder / "importing.yml"
+        importing = [{"ansible.builtin.import_playbook": "play.yml", "vars": dict(imported_with)}]
+        playbook.write_text(yaml.safe_dump(importing), encoding="utf-8")
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
     environment |= {"ANSIBLE_REMOTE_TEMP": str(folder / "remote"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     if path is not None:
@@ -62,7 +71,7 @@ def play(
             "-i",
             folder / "hosts.yml",
             *arguments,
-            folder / "play.yml",
+            playbook,
         ],
         env=environment,
         capture_output=True,

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from playing import play
 
@@ -67,6 +68,22 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "mixed": ["container_runtime"],
         "named": [],
     }
+
+
+@pytest.mark.parametrize("playbook", ["site", "repartition", "report", "plan"])
+def test_layouts_of_a_playbook_that_imports_it_are_used(tmp_path: Path, playbook: str) -> None:
+    """``hostvars`` has no variables of ``import_playbook``."""
+    plays = yaml.safe_load(SITE.with_name(f"{playbook}.yml").read_text("utf-8"))
+    tasks = [task for each in plays for task in each.get("tasks", ())]
+    (first,) = (
+        number for number, task in enumerate(tasks) if task["name"] == "Find each node's entry in the fleet file"
+    )
+    tell = {"ansible.builtin.debug": {"msg": "{{ {'layout': accelerator_node_layout} | to_json | b64encode }}"}}
+    variables = {"accelerator_layouts": [{"hosts": "a", "layout": MIG}, *FLEET]}
+    hosts: dict[str, dict[str, Any]] = {"a": {}, "named": {"accelerator_layouts": []}, "other": {}}
+    played = play(tmp_path, [*tasks[first : first + 2], tell], hosts, imported_with=variables)
+    found = {name: each["layout"] for name, each in played.told.items()}
+    assert found == {"a": MIG, "named": FLEET[0]["layout"], "other": []}, played.output
 
 
 def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_before_it() -> None:
