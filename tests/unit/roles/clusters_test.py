@@ -309,6 +309,36 @@ def test_remove_gone_removes_the_objects_of_the_named_nodes_alone(
         assert removed == {"driver-gone", "dra-accelerators-driver-gone", "dra-accelerators-driver-gone-node"}
 
 
+@pytest.mark.parametrize("controllers", [False, True])
+@pytest.mark.parametrize(
+    ("nodes", "gone", "words", "removes"),
+    [
+        (False, True, (), False),
+        (True, True, ("--limit", "localhost"), False),
+        (True, True, ("--limit", "a1,localhost"), True),
+        (True, True, (), True),
+        (True, False, (), True),
+    ],
+)
+def test_controller_stays_if_only_nodes_that_are_gone_are_removed(
+    tmp_path: Path, nodes: bool, gone: bool, words: tuple[str, ...], removes: bool, controllers: bool
+) -> None:
+    """With a Deployment, and with localhost in the group of the controllers; the hosts are shown instead of a removal."""
+    plays = yaml.safe_load((ROOT / "playbooks/remove.yml").read_text("utf-8"))
+    first = [each for each in plays if each["name"] in ("Read what is asked for", "Take the controller away")]
+    for each in first:
+        if each["name"] == "Take the controller away":
+            each["tasks"] = [{"ansible.builtin.debug": {"msg": "removes the controller"}}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(first, sort_keys=False), encoding="utf-8")
+    groups = {"accelerator_controllers" if controllers else "web": group(["localhost"])}
+    if nodes:
+        groups["accelerator_nodes"] = group(["a1", "a2"])
+    variables = {"dra_controller_form": "deployment", **({"accelerator_remove_gone": ["gone"]} if gone else {})}
+    done = run_playbook(tmp_path, tmp_path / "play.yml", groups, "-e", json.dumps(variables), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("removes the controller" in done.stdout) is removes, done.stdout
+
+
 def test_report_of_two_clusters_is_refused(tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]) -> None:
     file = {"accelerator_report_file": str(tmp_path / "out.md")}
     groups = two_clusters(tmp_path, clusters)

@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[3]
 def batches(
     folder: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any], before: dict[str, Any] | None = None
 ) -> list[list[str]]:
-    """The batches in which a play with the playbook's own keyword, and the play before it or ``before``, goes over three hosts."""
+    """The batches in which a play with the playbook's own keyword, and the plays before it or ``before``, goes over three hosts."""
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8"))
     number = next(number for number, play in enumerate(plays) if "serial" in play)
     keyword = plays[number]["serial"]
     show = {"ansible.builtin.debug": {"msg": "batch={{ ansible_play_batch | join(',') }}"}, "run_once": True}
     play = {"hosts": "accelerator_nodes", "gather_facts": False, "serial": keyword, "tasks": [show]}
     (folder / "play.yml").write_text(
-        yaml.safe_dump([before or plays[number - 1], play], sort_keys=False), encoding="utf-8"
+        yaml.safe_dump([*([before] if before else plays[1:number]), play], sort_keys=False), encoding="utf-8"
     )
     hosts = {name: {"ansible_connection": "local"} for name in ("a", "b", "c")}
     inventory = {"accelerator_nodes": {"hosts": hosts, "vars": group}}
