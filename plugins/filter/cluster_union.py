@@ -12,7 +12,8 @@ description:
   - Objects that all nodes of a cluster share must serve each of them. This filter merges the value of the host that writes them with the values of
     the other hosts of its cluster, also of those outside of the limit of the run.
   - Lists become their union, booleans are true if one of them is, and of numbers the largest counts.
-  - Hosts that report facts with names of variables of this collection are left out.
+  - Hosts that report facts with names of variables of this collection are left out. So are hosts whose variable or cluster cannot be evaluated, for
+    example those outside of the limit that have a template with facts.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars, hosts, api, names, default
@@ -68,6 +69,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.dra.accelerators.plugins.filter.foreign_facts import foreign_facts
+from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
 from ansible_collections.dra.accelerators.plugins.module_utils._clusters import cluster_of
 
 
@@ -79,13 +81,18 @@ def cluster_union(own: Any, hostvars: Any, hosts: Any, api: Any, names: Any, def
     values = [own]
     for host in hosts:
         variables = hostvars[host]
-        kubeconfig = variables.get("accelerator_kubeconfig") or os.environ.get("KUBECONFIG")
-        if cluster_of(kubeconfig, variables.get("accelerator_kubeconfig_context")) != cluster:
+        kubeconfig, context = (
+            evaluated(variables, name) for name in ("accelerator_kubeconfig", "accelerator_kubeconfig_context")
+        )
+        if UNKNOWN in (kubeconfig, context):
+            continue
+        if cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context) != cluster:
             continue
         if foreign_facts(variables.get("ansible_facts") or {}):
             continue
-        found = [variables[name] for name in names if name in variables]
-        values += [*found, *([] if default is None else [default])][:1]
+        found = [evaluated(variables, name) for name in names if name in variables]
+        first = [*found, *([] if default is None else [default])][:1]
+        values += [value for value in first if value is not UNKNOWN]
     return merge(values)
 
 

@@ -27,6 +27,7 @@ options:
     type: dict
     required: true
 notes:
+  - Hosts whose variables cannot be evaluated are left out, for example those outside of the limit whose name is a template with facts.
   - Hosts without C(accelerator_kubeconfig) use the environment variable E(KUBECONFIG).
 seealso:
   - plugin: dra.accelerators.cluster_leaders
@@ -54,7 +55,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
 from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Member, cluster_of, name_conflicts
+
+_VARIABLES = ("accelerator_node_name", "accelerator_kubeconfig", "accelerator_kubeconfig_context")
 
 
 def node_name_conflicts(hosts: Any, hostvars: Any) -> list[str]:
@@ -64,9 +68,11 @@ def node_name_conflicts(hosts: Any, hostvars: Any) -> list[str]:
     members = []
     for host in hosts:
         variables = hostvars[host]
-        kubeconfig = variables.get("accelerator_kubeconfig") or os.environ.get("KUBECONFIG")
-        cluster = cluster_of(kubeconfig, variables.get("accelerator_kubeconfig_context"))
-        members.append(Member(str(host), str(variables.get("accelerator_node_name") or host), cluster))
+        node, kubeconfig, context = (evaluated(variables, name) for name in _VARIABLES)
+        if UNKNOWN in (node, kubeconfig, context):
+            continue
+        cluster = cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context)
+        members.append(Member(str(host), str(node or host), cluster))
     return name_conflicts(members)
 
 

@@ -47,10 +47,11 @@ _value:
   sample: ["accelerator_vendors is text for a, b, expected a list."]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
+from jinja2 import Undefined, UndefinedError
 
 # A test compares these with the argument specs of the roles that work on a node's real devices.
 _LISTS = """
@@ -88,14 +89,34 @@ _REMEDY = (
 )
 
 
+#: A value that Ansible cannot evaluate, for example a template with facts of a host outside of the limit that has none.
+UNKNOWN = object()
+
+
+def evaluated(variables: Any, name: str) -> Any:
+    """Return the value of a host's variable in hostvars: None if it has none, UNKNOWN if Ansible cannot evaluate it."""
+    try:
+        value = variables.get(name)
+        return UNKNOWN if _is_unknown(value) else value
+    except (AnsibleError, UndefinedError):
+        return UNKNOWN
+
+
+def _is_unknown(value: Any) -> bool:
+    """Return whether a value contains an undefined one, or a template, which ansible-core 2.18 returns if it cannot evaluate it."""
+    if isinstance(value, Undefined):
+        return True
+    if isinstance(value, str):
+        return "{{" in value
+    if isinstance(value, Mapping):
+        return any(map(_is_unknown, value.values()))
+    return isinstance(value, Sequence) and any(map(_is_unknown, value))
+
+
 def _is_text(variables: Any, name: str) -> bool:
     """Return whether a variable of a host is text. An undefined value is not."""
-    try:
-        value = variables[name]
-    except AnsibleError:
-        return False
-    # ansible-core 2.18 returns a template that it cannot evaluate.
-    return isinstance(value, str) and len(value) > 0 and "{{" not in value
+    value = evaluated(variables, name)
+    return isinstance(value, str) and len(value) > 0
 
 
 def text_variables(hosts: Any, hostvars: Any) -> list[str]:

@@ -17,6 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.filter.cluster_union import cluster_union
+from ansible_collections.dra.accelerators.plugins.filter.node_name_conflicts import node_name_conflicts
+from playing import play as play_tasks
 
 from tests.unit.json_server import JsonHandler, JsonServer
 
@@ -243,6 +246,42 @@ def test_same_node_name_in_one_cluster_fails(tmp_path: Path, limit: tuple[str, .
     done = run_playbook(tmp_path, ROOT / "playbooks/site.yml", {"accelerator_nodes": hosts}, *limit)
     assert done.returncode != 0 and "Prepare the nodes" not in done.stdout, done.stdout
     assert f"Hosts a1, b1 have the same Node gpu-1 of the cluster {tmp_path}/kubeconfig." in done.stdout
+
+
+@pytest.mark.parametrize("variable", ["accelerator_node_name", "accelerator_kubeconfig_context"])
+def test_hosts_whose_name_or_cluster_is_unknown_are_no_conflict(tmp_path: Path, variable: str) -> None:
+    """Such as templates with facts, which hosts outside of the limit do not have. Other hosts are compared."""
+    hosts = group(["a1", "b1", "c1", "d1"], accelerator_kubeconfig="/k", accelerator_node_name="gpu-1")
+    hosts["vars"][variable] = "{{ known }}"
+    passes = run_playbook(tmp_path, ROOT / "playbooks/check_inventory.yml", {"accelerator_nodes": hosts})
+    assert passes.returncode == 0, passes.stdout + passes.stderr
+    hosts["hosts"] |= {name: {"known": "gpu-1"} for name in ("a1", "b1")}
+    fails = run_playbook(tmp_path, ROOT / "playbooks/check_inventory.yml", {"accelerator_nodes": hosts})
+    assert fails.returncode != 0 and "Hosts a1, b1 have the same Node gpu-1" in fails.stdout, fails.stdout
+
+
+def test_union_leaves_out_hosts_whose_value_or_cluster_is_unknown(tmp_path: Path) -> None:
+    hosts = {
+        "a": {"accelerator_vendors": ["ascend"]},
+        "b": {"accelerator_vendors": "{{ nowhere }}"},
+        "c": {"accelerator_vendors": ["one", "{{ nowhere }}"]},
+        "d": {"accelerator_vendors": ["other"], "accelerator_kubeconfig": "{{ nowhere }}"},
+        "e": {},
+    }
+    words = "dra.accelerators.cluster_union(hostvars, groups['accelerator_nodes'], api, ['accelerator_vendors'], ['nvidia'])"
+    show = {"ansible.builtin.debug": {"msg": f"{{{{ [] | {words} | to_json | b64encode }}}}"}}
+    api = {"kubeconfig": os.environ.get("KUBECONFIG", ""), "context": ""}
+    played = play_tasks(tmp_path, [{**show, "vars": {"api": api}, "run_once": True}], hosts)
+    assert played.told == {"a": ["ascend", "nvidia"]}, played.output
+
+
+def test_templates_that_older_versions_return_are_unknown() -> None:
+    """ansible-core 2.18 returns a template that it cannot evaluate."""
+    hostvars = {name: {"accelerator_node_name": "{{ nowhere }}"} for name in "ab"} | {"c": {}}
+    assert not node_name_conflicts(list(hostvars), hostvars)
+    api = {"kubeconfig": os.environ.get("KUBECONFIG", ""), "context": ""}
+    vendors = {"a": {"vendors": ["one", "{{ nowhere }}"]}, "b": {"vendors": "{{ nowhere }}"}, "c": {"vendors": ["x"]}}
+    assert cluster_union([], vendors, list(vendors), api, ["vendors"]) == ["x"]
 
 
 def test_same_node_name_in_two_clusters_passes(tmp_path: Path) -> None:
