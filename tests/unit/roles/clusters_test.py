@@ -57,9 +57,9 @@ class ClusterServer(JsonServer):
 
         super().__init__(Handler)
 
-    def use(self, node: str) -> None:
+    def use(self, node: str, driver: str = "gpu.nvidia.com") -> None:
         """Have a pod use a device of a node."""
-        result = {"request": "r", "driver": "gpu.nvidia.com", "pool": node, "device": "gpu-0"}
+        result = {"request": "r", "driver": driver, "pool": node, "device": "gpu-0"}
         status = {
             "allocation": {"devices": {"results": [result]}},
             "reservedFor": [{"resource": "pods", "name": f"pod-on-{node}"}],
@@ -189,6 +189,24 @@ def test_remove_refuses_a_node_whose_pod_uses_a_claim_of_the_second_cluster(
         asked = [path for path in server.paths if path.startswith("/api/v1/nodes/")]
         assert sorted(asked) == sorted([f"/api/v1/nodes/{own}{number}" for number in (1, 2)] * 2)
         assert server.paths.count("/apis/resource.k8s.io/v1/resourceclaims") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "driver"),
+    [
+        ({"accelerator_vendors": ["ascend"]}, "npu.huawei.com"),
+        ({"dra_driver_names": ["gpu.example.com"]}, "gpu.example.com"),
+    ],
+)
+def test_remove_refuses_a_node_whose_pod_uses_a_claim_of_another_driver_than_the_first_host(
+    tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer], variables: Json, driver: str
+) -> None:
+    clusters[0].use("a2", driver)
+    groups = two_clusters(tmp_path, clusters)
+    groups["accelerator_nodes"]["children"]["first"]["hosts"]["a2"] = variables
+    done = run_playbook(tmp_path, removal(tmp_path), groups)
+    assert stopped(done.stdout) == {"a1", "b1", "b2"}, done.stdout
+    assert failures(done.stdout).keys() == {"a2"} and "default/pod-on-a2 with claim claim-on-a2" in done.stdout
 
 
 def test_remove_refuses_a_driver_whose_node_is_missing(
