@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,4 +156,29 @@ def test_everything_is_looked_at_before_anything_is_touched() -> None:
     assert looking.index("Refuse while something is in the way") < looking.index(
         "Refuse what the fleet file contradicts"
     )
-    assert plays[2]["when"] == "accelerator_way == 'site'" and plays[2]["vars"]["accelerator_migration"]
+    assert plays[2]["vars"]["accelerator_migration"]
+
+
+@pytest.mark.parametrize("way", ["site", "driver", "none"])
+def test_the_first_host_of_the_inventory_can_be_outside_the_group(tmp_path: Path, way: str) -> None:
+    """The import of ``site`` starts with a check on all hosts; its other plays run where the way of the nodes is ``site``."""
+    plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
+    (moves,) = (each for each in plays if each.get("ansible.builtin.import_playbook") == "site.yml")
+    check = {"ansible.builtin.import_playbook": str(ROOT / "playbooks/check_inventory.yml")}
+    run = {"ansible.builtin.debug": {"msg": "moves {{ inventory_hostname }}"}}
+    nodes = {"hosts": "accelerator_nodes", "gather_facts": False}
+    found = {**nodes, "tasks": [{"ansible.builtin.set_fact": {"accelerator_way": way}}]}
+    (tmp_path / "site.yml").write_text(yaml.safe_dump([check, {**nodes, "tasks": [run]}]), encoding="utf-8")
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([found, moves]), encoding="utf-8")
+    hosts = {"all": {"hosts": {"bastion": {}}, "children": {"accelerator_nodes": {"hosts": {"a": {}, "b": {}}}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts), encoding="utf-8")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", tmp_path / "hosts.yml", tmp_path / "play.yml"],
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(tmp_path / "local")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok: [bastion]" in done.stdout
+    assert [f"moves {host}" in done.stdout for host in "ab"] == [way == "site"] * 2, done.stdout
