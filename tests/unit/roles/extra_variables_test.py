@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.dra.accelerators.plugins.lookup import reserved_variables
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTS = {
@@ -85,9 +86,34 @@ def test_playbook_with_extra_variables_that_it_passes_fails_first(playbook: str,
     }
 
 
+def set_variables(value: Any) -> set[str]:
+    """Return the variables that tasks set with ``set_fact`` and ``register``, also those of included files."""
+    if isinstance(value, list):
+        return set().union(*map(set_variables, value))
+    if not isinstance(value, dict):
+        return set()
+    found = set(value.get("ansible.builtin.set_fact", ())) | {value.get("register", "accelerator_reserved")}
+    return found.union(*map(set_variables, value.values())) - {"accelerator_reserved"}
+
+
+def test_variables_that_the_playbooks_set_are_reserved() -> None:
+    """Those of tasks, and those of plays that refuse extra variables."""
+    found: set[str] = set()
+    for path in (ROOT / "playbooks").rglob("*.yml"):
+        plays = yaml.safe_load(path.read_text("utf-8"))
+        found |= set_variables(plays)
+        if any("accelerator_reserved" in play.get("vars", {}) for play in plays):
+            found |= {name for play in plays if "hosts" in play for name in play.get("vars", {})}
+    expected = {name for name in found if name.startswith("accelerator_")} - {"accelerator_reserved"}
+    assert expected == reserved_variables.SET_BY_PLAYBOOKS
+    assert reserved_variables.INSTEAD.keys() <= expected
+
+
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
+        ("accelerator_name", "Remove it and set accelerator_node_name."),
+        ("accelerator_node", "Remove it."),
         ("dra_driver_layout", "Remove it and set accelerator_layouts."),
         ("machine_restart_consent", "Remove it."),
         ("__dra_driver_node", "Remove it."),
@@ -112,7 +138,7 @@ def test_fleet_file_of_the_examples_is_not_refused(tmp_path: Path) -> None:
         if line.lstrip("# ").partition(":")[0].isidentifier() and ":" in line
     ]
     names = {key for key in keys if "_" in key}
-    reserved = set()
+    reserved = set(reserved_variables.SET_BY_PLAYBOOKS)
     for path in (ROOT / "playbooks").glob("*.yml"):
         for play in yaml.safe_load(path.read_text("utf-8")):
             reserved |= set((play.get("vars") or {}).get("accelerator_reserved", {}))
