@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ class FileWriter:
     def __init__(self, system: System, label: Callable[[str], object]) -> None:
         self.system = system
         self.label = label
+        #: The directories that this object has created.
+        self._created: set[str] = set()
 
     def write(self, changes: Sequence[Change]) -> None:
         """Make all changes or none. Raises Unfinished."""
@@ -81,12 +84,24 @@ class FileWriter:
                 if change.before.kind == OTHER and look(change.wanted.path).kind != OTHER:
                     raise FileSetError("A special file cannot be created again")
                 for entry in previous([change]):
+                    if not self._is_ours(change, entry):
+                        continue
                     for undo in plan([entry], {entry.path: look(entry.path)}):
                         self.make(undo)
             except (OSError, FileSetError) as error:
-                left.insert(0, change)
+                created = tuple(parent for parent in change.parents if parent in self._created)
+                left.insert(0, replace(change, parents=created))
                 problems.append(f"{change.wanted.path} ({_text(error)})")
         return left, problems
+
+    def _is_ours(self, change: Change, entry: Wanted) -> bool:
+        """Whether the restoration may make this entry. A directory is removed only if this object created it.
+
+        Another program can have created it after the plan was made, or put something else in its place.
+        """
+        if entry.kind != ABSENT or (entry.path == change.wanted.path and change.wanted.kind != DIRECTORY):
+            return True
+        return entry.path in self._created and look(entry.path).kind == DIRECTORY
 
     def make(self, change: Change) -> None:
         """Make one change and sync it. Raises OSError, FileSetError."""
@@ -142,6 +157,7 @@ class FileWriter:
         umask = os.umask(0)
         try:
             Path(path).mkdir(mode=mode)
+            self._created.add(path)
         finally:
             os.umask(umask)
         if owner != (-1, -1):

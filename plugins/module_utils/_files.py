@@ -149,17 +149,41 @@ def _is_running(pid: str | None) -> bool:
 
 
 def with_parents(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Return the changes with the missing parent directories of each entry that is created."""
+    """Return the changes with the missing parent directories of each entry that is created.
+
+    Raises FileSetError for a parent that exists and is not a directory, such as a link to a directory that is not mounted.
+    """
     made: set[str] = set()
+    removed: set[str] = set()
     found = []
     for change in changes:
         parents: tuple[str, ...] = ()
-        if change.wanted.kind != ABSENT and change.before.kind == ABSENT:
+        if change.wanted.kind == ABSENT:
+            removed.add(change.wanted.path)
+        elif change.before.kind == ABSENT:
             above = (str(parent) for parent in reversed(Path(change.wanted.path).parents))
-            parents = tuple(parent for parent in above if parent not in made and not Path(parent).exists())
+            parents = tuple(parent for parent in above if parent not in made and _is_missing(parent, made, removed))
             made |= {*parents, change.wanted.path}
+        else:
+            made.add(change.wanted.path)
         found.append(replace(change, parents=parents))
     return tuple(found)
+
+
+def _is_missing(parent: str, made: set[str], removed: set[str]) -> bool:
+    """Whether a parent must be created, after the changes that make and remove these paths. Raises FileSetError."""
+    if parent in removed or not os.path.lexists(parent):
+        return True
+    if not Path(parent).is_dir() and os.path.realpath(parent) not in made:
+        entry = look(parent)
+        what = (
+            f"a link to {entry.target}, which does not lead to a directory" if entry.kind == LINK else "not a directory"
+        )
+        raise FileSetError(
+            f"{parent} is {what}; expected a directory or nothing",
+            hint="Mount or create the directory, or remove what is there. Nothing was changed.",
+        )
+    return False
 
 
 def _name(find: Any, number: int) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils import _files
+from ansible_collections.dra.accelerators.plugins.module_utils._file_writer import FileWriter, Unfinished
 from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 Run = Callable[..., dict[str, Any]]
@@ -339,3 +341,42 @@ def test_file_set_owner_by_number_is_idempotent(write: Run, tmp_path: Path) -> N
     entry = {"path": str(tmp_path / "one"), "content": "x", "owner": "0", "group": "4711"}
     assert write(entry)["changed"] and not write(entry)["changed"]
     assert (tmp_path / "one").stat().st_gid == 4711
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_file_set_parent_is_no_directory_changes_nothing(write: Run, tmp_path: Path, check: bool) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "not-mounted")
+    (tmp_path / "file").write_text("theirs\n", "utf-8")
+    for parent in (tmp_path / "link", tmp_path / "file"):
+        result = write(
+            {"path": str(tmp_path / "first"), "content": "x"},
+            {"path": str(parent / "sub/settings"), "content": "x"},
+            check=check,
+        )
+        assert result["failed"] and result["msg"].startswith(f"{parent} is "), result
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "file").read_text("utf-8") == "theirs\n"
+
+
+def test_file_set_link_to_directory_of_the_same_set_is_a_parent(write: Run, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    (tmp_path / "file").write_text("", "utf-8")
+    result = write(
+        {"path": str(tmp_path / "data"), "state": "directory"},
+        {"path": str(tmp_path / "link/sub/settings"), "content": "x"},
+        {"path": str(tmp_path / "file"), "state": "absent"},
+        {"path": str(tmp_path / "file/settings"), "content": "y"},
+    )
+    assert result["changed"] and not result.get("failed"), result
+    assert (tmp_path / "data/sub/settings").read_text("utf-8") == "x"
+    assert (tmp_path / "file/settings").read_text("utf-8") == "y"
+
+
+@pytest.mark.parametrize("theirs", ["new", "new/sub"])
+def test_file_set_keeps_directory_that_appeared_after_the_plan(tmp_path: Path, theirs: str) -> None:
+    wanted = _files.Wanted(str(tmp_path / "new/sub"), _files.DIRECTORY)
+    changes = _files.with_parents(_files.plan([wanted], {}))
+    (tmp_path / theirs).mkdir(parents=True)
+    with pytest.raises(Unfinished, match="File exists"):
+        FileWriter(System(), lambda path: None).write(changes)
+    assert (tmp_path / theirs).is_dir()
