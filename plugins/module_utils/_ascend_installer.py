@@ -181,7 +181,7 @@ class Installer:
     def carry_out(self, steps: Sequence[Step], choices: Choices, record: Record) -> Record:
         """Take the steps with the services stopped; return the record afterwards. Raises AcceleratorError, saying how far it came."""
         done: list[str] = []
-        with stopped_services(self.system, self.services):
+        with stopped_services(self.system, self.services, "ascend"):
             for step in steps:
                 record = self._take(step, choices, record, done)
                 done.append(step.describe())

@@ -205,7 +205,7 @@ class Installer:
         begun = replace(record, added=added, doing="install" if work.words or not work.sign else SIGN)
         if former is not None and (record.now is None or not record.now.complete):
             begun = replace(begun, former=former)
-        with stopped_services(self.system, self.services if work.disturbs else ()):
+        with stopped_services(self.system, self.services if work.disturbs else (), "nvidia"):
             waits = self._begin(work, record, begun)
             try:
                 self._install(work, packages.broken)
@@ -558,7 +558,7 @@ class Installer:
         """Remove packages and files with the services stopped; return the record afterwards. Raises AcceleratorError."""
         work = Work(Kept("", ""), load=True, reload=True)
         before = self.apt.lists()
-        with stopped_services(self.system, self.services):
+        with stopped_services(self.system, self.services, "nvidia"):
             waits = self._begin(work, record, replace(record, doing="remove"))
             # Before the packages go, in whose folders they lie.
             write_files(self.system, files)

@@ -393,8 +393,8 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
     )
     with contextlib.closing(installer):
         if module.check_mode:
-            return work_with(installer, module, interrupted_services(installer.system))
-        with resumed_services(installer.system) as stopped:
+            return work_with(installer, module, interrupted_services(installer.system, "ascend"))
+        with resumed_services(installer.system, "ascend") as stopped:
             return work_with(installer, module, stopped)
 
 

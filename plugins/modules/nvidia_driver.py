@@ -518,8 +518,8 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
     given = module.params if module.params["state"] == "present" else {**module.params, "files": []}
     with verified_files(system, given, is_check=module.check_mode) as params:
         if module.check_mode:
-            return work_with(params, system, apt, check=True, stopped=interrupted_services(system))
-        with resumed_services(system) as stopped:
+            return work_with(params, system, apt, check=True, stopped=interrupted_services(system, "nvidia"))
+        with resumed_services(system, "nvidia") as stopped:
             return work_with(params, system, apt, check=False, stopped=stopped)
 
 

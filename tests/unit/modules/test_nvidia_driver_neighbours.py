@@ -260,7 +260,51 @@ def test_a_unit_that_does_not_start_keeps_none_of_the_others_from_it(node: Node)
     node.machine.broken_units = {"b.service"}
     with (
         pytest.raises(AcceleratorError, match=r"systemctl start b\.service"),
-        _stopped_services.stopped_services(node.machine, units),
+        _stopped_services.stopped_services(node.machine, units, "nvidia"),
     ):
         assert not node.machine.running & set(units)
     assert node.machine.running & set(units) == {"a.service", "c.service"}
+
+
+def recorded(node: Node, vendor: str) -> list[str]:
+    path = _stopped_services.record_of(vendor)
+    return list(json.loads(node.machine.read_text(path))["services"]) if node.machine.exists(path) else []
+
+
+def test_service_that_does_not_start_is_added_to_the_error_and_started_by_the_next_run(node: Node) -> None:
+    units = ("a.service", "b.service")
+    node.machine.enabled |= set(units)
+    node.machine.running |= set(units)
+    node.machine.broken_units = {"b.service"}
+    with (  # as the module nests them
+        pytest.raises(
+            AcceleratorError, match=r"The kernel module has another version\. systemctl start b\.service"
+        ) as raised,
+        _stopped_services.resumed_services(node.machine, "nvidia"),
+        _stopped_services.stopped_services(node.machine, units, "nvidia"),
+    ):
+        raise AcceleratorError("The kernel module has another version.", code="not-proved")
+    assert raised.value.code == "not-proved" and str(raised.value).count("b.service") == 1
+    assert "a.service" in node.machine.running and recorded(node, "nvidia") == ["b.service"]
+    node.machine.broken_units = set()
+    with _stopped_services.resumed_services(node.machine, "nvidia") as left:
+        assert left == ("b.service",)
+    assert "b.service" in node.machine.running and not recorded(node, "nvidia")
+
+
+def test_services_that_the_other_vendors_module_stopped_stay_recorded(node: Node) -> None:
+    node.machine.enabled |= {"npu.service", "gpu.service"}
+    node.machine.running |= {"npu.service", "gpu.service"}
+    node.machine.broken_units = {"npu.service"}
+    with (
+        pytest.raises(AcceleratorError, match=r"systemctl start npu\.service"),
+        _stopped_services.stopped_services(node.machine, ["npu.service"], "ascend"),
+    ):
+        pass
+    with (
+        _stopped_services.resumed_services(node.machine, "nvidia") as left,
+        _stopped_services.stopped_services(node.machine, ["gpu.service"], "nvidia"),
+    ):
+        assert left == () and recorded(node, "nvidia") == ["gpu.service"]
+    assert recorded(node, "ascend") == ["npu.service"] and not recorded(node, "nvidia")
+    assert "gpu.service" in node.machine.running

@@ -83,7 +83,7 @@ def write_stopped_services(node: Path, version: int) -> None:
     """The services that are to be started again."""
     (node / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
     (node / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
-    _stopped_services._keep(System(str(node)), [f"{version}.service"])
+    _stopped_services._keep(System(str(node)), _stopped_services.record_of("nvidia"), [f"{version}.service"])
 
 
 def write_containerd_files(node: Path, version: int) -> None:
