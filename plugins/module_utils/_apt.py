@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ._package_port import INSTALL, MARK, OWN_FILES, PURGE, REMOVE, Change, PackageProblem, Source
 
@@ -23,6 +24,9 @@ _ONE_LINE = re.compile(
     r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<components>[^#]*)(?:#.*)?"
 )
 
+#: How an ar archive begins, which a package's file is.
+_ARCHIVE = b"!<arch>\n"
+
 
 def name_of_file(path: str) -> tuple[str, str] | None:
     """Return the package and the version that a file's name says, or None where it is none of a package."""
@@ -30,6 +34,25 @@ def name_of_file(path: str) -> tuple[str, str] | None:
     if len(parts) != 3 or not parts[2].endswith(".deb"):
         return None
     return parts[0], parts[1].replace("%3a", ":").replace("%3A", ":")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a package's file has the length that the headers of its archive give (deb(5), ar(5)). A killed copy leaves a shorter one."""
+    size, end = path.stat().st_size, len(_ARCHIVE)
+    with path.open("rb") as file:
+        if file.read(end) != _ARCHIVE:
+            return False
+        while end < size:
+            file.seek(end)
+            header = file.read(60)
+            if len(header) < 60 or header[58:] != b"`\n" or not header[48:58].strip().isdigit():
+                return False
+            length = int(header[48:58])
+            end += 60 + length
+            if end == size:  # the last member can lack the byte that makes its length even
+                return True
+            end += length % 2
+    return end == size > len(_ARCHIVE)
 
 
 def parse_status(text: str, architecture: str) -> tuple[dict[str, str], list[str]]:

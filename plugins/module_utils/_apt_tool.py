@@ -136,6 +136,11 @@ class Apt(AptForm):
 
     # What is there
 
+    def kept_in(self, folder: str) -> dict[tuple[str, str], str]:
+        """Return the complete files of packages in a folder, by package and version."""
+        found = super().kept_in(folder)
+        return {named: path for named, path in found.items() if _apt.is_whole(self.system.path(path))}
+
     def packages(self) -> Packages:
         """Return what is installed. Raises PackageProblem."""
         architecture = self._said(["dpkg", "--print-architecture"]).strip()

@@ -10,7 +10,7 @@ import contextlib
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from ._package_port import PackageProblem, PackageTool
 from ._secret_texts import MASK, mask_secrets
 from .core.system import System
 
+#: Where packages are downloaded to. Only complete ones are moved to the folder of the kept packages.
+_INCOMING = ".incoming"
 #: How the names of the files end that hold a repository's key.
 _KEY = ".asc"
 #: A line of apt's auth.conf.d.
@@ -102,6 +104,13 @@ def write_files(system: System, changes: Iterable[FileChange]) -> None:
             system.write_atomic(change.path, change.after.encode(), mode=mode)
 
 
+def copy_whole(system: System, source: str, target: str) -> None:
+    """Copy a file under another name, sync it and rename it, so that a killed copy leaves no part under the name of the target. Raises OSError."""
+    temporary = f"{posixpath.dirname(target)}/.{posixpath.basename(target)}.tmp"
+    shutil.copyfile(system.path(source), system.path(temporary))
+    system.move(temporary, target)
+
+
 class Keeper:
     """The folder with the packages that are kept. ``title`` is what they are of, ``hint`` what helps where one is missing."""
 
@@ -125,28 +134,39 @@ class Keeper:
         words = [f"{name}={each['version']}" for name, each in there.items() if not each["path"]]
         if words:
             self.ready()
-            with contextlib.suppress(PackageProblem):
-                # Where its source has moved on there is no way back. It is still what the operator asks for, and the result says so.
-                self.apt.download(words, str(self.system.path(self.folder)))
+            self._download(words)
+
+    def _download(self, words: Sequence[str]) -> None:
+        """Download packages into a folder of their own, and move the complete ones: an interrupted download leaves none in their place."""
+        incoming = f"{self.folder}/{_INCOMING}"
+        self.system.remove_tree(incoming)
+        self.system.path(incoming).mkdir(mode=0o700)
+        with contextlib.suppress(PackageProblem):
+            # If its source no longer has the previous version, it cannot be restored. The module goes on, and its result says so.
+            self.apt.download(words, str(self.system.path(incoming)))
+        for path in self.apt.kept_in(incoming).values():
+            self.system.move(path, f"{self.folder}/{posixpath.basename(path)}")
+        self.system.remove_tree(incoming)
 
     def _take_from_others(self, packages: Mapping[str, str]) -> None:
         """Take what another role of this collection has kept already: a driver goes back with the programs that need its version."""
         wanted = {(name.partition(":")[0], each) for name, each in packages.items()}
-        base, own = posixpath.dirname(posixpath.dirname(self.folder)), set(self.system.list_directory(self.folder))
+        base = posixpath.dirname(posixpath.dirname(self.folder))
+        own = {posixpath.basename(path) for path in self.apt.kept_in(self.folder).values()}
         for other in self.system.list_directory(base):
             folder = f"{base}/{other}/{posixpath.basename(self.folder)}"
             for named, path in self.apt.kept_in(folder).items() if folder != self.folder else ():
                 name = posixpath.basename(path)
                 if named in wanted and name not in own:
                     self.ready()
-                    shutil.copyfile(self.system.path(path), self.system.path(f"{self.folder}/{name}"))
+                    copy_whole(self.system, path, f"{self.folder}/{name}")
 
     def take(self, local: Mapping[str, str]) -> None:
         """Keep packages that were brought, by their names."""
         for name, path in local.items():
             target = f"{self.folder}/{posixpath.basename(path)}"
             if name and target != path:
-                shutil.copyfile(self.system.path(path), self.system.path(target))
+                copy_whole(self.system, path, target)
 
     def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Return packages, given with their versions, with the files that are kept of them. These files are on the disk then."""
@@ -181,5 +201,7 @@ class Keeper:
             posixpath.basename(each["path"]) for kept in needed if kept is not None for each in kept.packages.values()
         }
         for name in self.system.list_directory(self.folder):
-            if name not in names and name not in ("partial", "lock"):
+            if name == _INCOMING:
+                self.system.remove_tree(f"{self.folder}/{name}")
+            elif name not in names and name not in ("partial", "lock"):
                 self.system.remove(f"{self.folder}/{name}")

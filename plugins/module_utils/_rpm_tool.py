@@ -58,9 +58,15 @@ class RpmTool(abc.ABC):
         return self._read([path]).get(path) if path.endswith(".rpm") else None
 
     def kept_in(self, folder: str) -> dict[tuple[str, str], str]:
-        """Return the files of packages in a folder, by package and version."""
+        """Return the complete files of packages in a folder, by package and version."""
         paths = [f"{folder}/{name}" for name in self.system.list_directory(folder) if name.endswith(".rpm")]
+        paths = [path for path in paths if self._is_whole(path)]
         return {named: path for path, named in self._read(paths).items()}
+
+    def _is_whole(self, path: str) -> bool:
+        """Whether a file has the digests that it contains. A killed copy leaves one that does not."""
+        words = ["rpm", "-K", "--nosignature", str(self.system.path(path))]
+        return self.system.run(words, LOOK_SECONDS, environment=_QUIET).returncode == 0
 
     def _read(self, paths: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return package and version of files: names have no epoch, which makes a version another one."""

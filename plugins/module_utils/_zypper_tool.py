@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import _rpm
+from ._package_files import copy_whole
 from ._package_port import OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from ._rpm_tool import RpmTool, wanted
 from .core.system import Completed
@@ -222,8 +223,11 @@ class Zypper(RpmTool):
     def _keep(self, folder: str) -> None:
         top = _CACHES[-1]
         for repository in self.ours(top):
-            for path in sorted(self.system.path(f"{top}/{repository}").rglob("*.rpm")):
-                shutil.move(str(path), str(self.system.path(f"{folder}/{path.name}")))
+            cache = self.system.path(f"{top}/{repository}")
+            for path in sorted(cache.rglob("*.rpm")):
+                fetched = f"{top}/{repository}/{path.relative_to(cache)}"
+                copy_whole(self.system, fetched, f"{folder}/{path.name}")
+                self.system.remove(fetched)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove packages. Raises PackageProblem."""

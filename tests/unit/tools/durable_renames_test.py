@@ -18,7 +18,6 @@ KNOWN = {
     "plugins/module_utils/_bundle_archive.py:write": "not on a node",
     "plugins/module_utils/_bundle_archive.py:take": "is_taken compares all files with the manifest",
     "plugins/module_utils/_bundle_gather.py:_taken": "not on a node",
-    "plugins/module_utils/_zypper_tool.py:_keep": "the keeper of packages syncs",
     "plugins/module_utils/_zypper_tool.py:download": "the keeper of packages syncs",
     "roles/python_environment/files/stamp.py:write_stamp": "syncs file and directory",
     "roles/dra_driver/files/dra_driver/claims/store_files.py:_put_in_place": "syncs the directory",
