@@ -169,10 +169,13 @@ class Written:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str, str]] = []
+        self.refused: list[str] = []
         self.full = False
 
     def _write(self, kind: str, subject: Any, reason: str, message: str) -> bool:
-        if not self.full:
+        if self.full:
+            self.refused.append(subject.name)
+        else:
             self.said.append((kind, subject.name, reason, message))
         return not self.full
 
@@ -279,10 +282,12 @@ def test_a_repartitioning_is_told_node_by_node() -> None:
 
 def test_a_drain_is_told_with_how_far_all_is() -> None:
     found = progress.drains(drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade")))
-    message = progress.drain_begun_message(("a", "repartition"), found)
+    message = progress.drain_begun_message(
+        ("a", "repartition"), found["a", "repartition"], progress.drained_nodes(found)
+    )
     assert "drained by the operation repartition (2 DeviceTaintRules)" in message
     assert message.endswith("Nodes with drained devices: 2.")
-    ended = progress.drain_ended_message(("a", "repartition"), {})
+    ended = progress.drain_ended_message(("a", "repartition"), 0)
     assert ended == "The operation repartition drains no device of node a any more. Nodes with drained devices: 0."
 
 
@@ -328,6 +333,52 @@ def test_a_roll_out_is_told_node_by_node_and_where_it_stops() -> None:
     subject.reporter.forget()
     assert not subject.counted('nodes{release="2",state="ready"} 3.0'), "another one acts"
     assert subject.look(at("1", "2", "2"), 130.0) == [], "nothing is known of before"
+
+
+def test_drain_pass_ends_at_first_refused_event() -> None:
+    subject = scene()
+    subject.look(drained(), 0.0)
+    subject.written.full = True
+    subject.look(drained(("a", "repartition"), ("b", "repartition")), 1.0)
+    assert subject.written.refused == ["a"]
+
+
+class CountedNodes(dict[str, NodeFacts]):
+    """Nodes that count how often all of them are read."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_roll_out_messages_do_not_read_all_nodes_again(full: bool) -> None:
+    def read(changed: int) -> int:
+        subject = scene()
+        subject.look(View({name: node(name) for name in names}, []), 0.0)
+        nodes = CountedNodes({name: node(name, "2" if number < changed else "1") for number, name in enumerate(names)})
+        subject.written.full = full
+        said = subject.look(View(nodes, []), 1.0)
+        assert len(said) == (0 if full else changed)
+        return nodes.reads
+
+    names = [f"n{number:02}" for number in range(40)]
+    assert read(1) == read(39)
+
+
+def test_roll_out_pass_ends_at_first_refused_event() -> None:
+    subject = scene()
+    subject.look(view_of([node(name) for name in NODES], []), 0.0)
+    subject.written.full = True
+    subject.look(view_of([node(name, "2") for name in NODES], []), 1.0)
+    assert subject.written.refused == ["a"]
+    subject.look(view_of([node(name, "2") for name in NODES], []), 2.0)
+    assert subject.written.refused == ["a", "b"], "the refused node waits behind the others"
+    subject.written.full = False
+    said = subject.look(view_of([node(name, "2") for name in NODES], []), 3.0)
+    assert sorted(said) == [(name, "ReleaseChanged") for name in NODES]
 
 
 def test_each_kind_has_its_reason_and_its_words() -> None:

@@ -48,14 +48,11 @@ def changes(former: Mapping[str, str] | None, view: View) -> list[Change]:
     ]
 
 
-def message(change: Change, view: View) -> str:
-    """What has changed, and how far the others are."""
-    found = releases(view)
-    there = sum(release == change.release for release in found.values())
+def message(change: Change, numbers: Mapping[str, int]) -> str:
+    """Return the text of a change. ``numbers`` is how many nodes have each release."""
     before = f" (it was of {change.former})" if change.former else ""
-    return (
-        f"The node driver is of release {change.release} and works{before}; so it is on {there} of {len(found)} nodes."
-    )
+    there, total = numbers.get(change.release, 0), sum(numbers.values())
+    return f"The node driver is of release {change.release} and works{before}; so it is on {there} of {total} nodes."
 
 
 def counts(view: View, drifting: Collection[str]) -> dict[tuple[str, str], int]:
@@ -91,22 +88,21 @@ def drain_changes(former: Mapping[Drain, int] | None, found: Mapping[Drain, int]
     return sorted(set(found) - set(former)), sorted(set(former) - set(found))
 
 
-def drain_begun_message(drain: Drain, found: Mapping[Drain, int]) -> str:
-    """That devices of a node are about to change."""
+def drained_nodes(found: Mapping[Drain, int]) -> int:
+    """Return how many nodes have drained devices."""
+    return len({node for node, _operation in found})
+
+
+def drain_begun_message(drain: Drain, rules: int, nodes: int) -> str:
+    """Return the text for a drain that has begun. ``rules`` is its number of DeviceTaintRules, ``nodes`` of nodes with drained devices."""
     node, operation = drain
-    rules = found[drain]
     return (
         f"Devices of node {node} are drained by the operation {operation} ({rules} DeviceTaintRule{'' if rules == 1 else 's'}): "
-        f"nobody is given them. {_drained_nodes(found)}"
+        f"nobody is given them. Nodes with drained devices: {nodes}."
     )
 
 
-def drain_ended_message(drain: Drain, found: Mapping[Drain, int]) -> str:
-    """That they can be had again."""
+def drain_ended_message(drain: Drain, nodes: int) -> str:
+    """Return the text for a drain that has ended. ``nodes`` is how many nodes have drained devices."""
     node, operation = drain
-    return f"The operation {operation} drains no device of node {node} any more. {_drained_nodes(found)}"
-
-
-def _drained_nodes(found: Mapping[Drain, int]) -> str:
-    number = len({node for node, _operation in found})
-    return f"Nodes with drained devices: {number}."
+    return f"The operation {operation} drains no device of node {node} any more. Nodes with drained devices: {nodes}."

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ..api.events import EventRecorder, Subject
@@ -79,11 +80,11 @@ class Reporter:
         )
         self._drifts = drift.follow(self._drifts, found, now=now, lasting=self._lasting)
         self._tell_drift()
-        self._tell_progress(view, changed)
+        self._tell_progress(changed)
         self._tell_drains(view)
         nodes = {each.finding.node for each in self._drifts.values() if each.lasting}
         self._measurements.fleet(drift.lasting_of(self._drifts), progress.counts(view, nodes))
-        self._measurements.draining(len({node for node, _operation in self._drains or ()}))
+        self._measurements.draining(progress.drained_nodes(self._drains or {}))
 
     def _tell_drift(self) -> None:
         begun, ended = drift.reports(self._told, self._drifts, self._lasting)
@@ -94,7 +95,7 @@ class Reporter:
             if self._said(report, ENDED, warning=False):
                 del self._told[at]
 
-    def _tell_progress(self, view: View, changed: Collection[progress.Change]) -> None:
+    def _tell_progress(self, changed: Collection[progress.Change]) -> None:
         for change in changed:
             LOG.info(
                 "a node has another release",
@@ -103,28 +104,34 @@ class Reporter:
             self._measurements.release_changed()
         # Of two changes of a node that were not told yet, the later one counts.
         self._untold.update({change.node: change for change in changed})
+        numbers = Counter((self._releases or {}).values()) if self._untold else {}
         for node, change in tuple(self._untold.items()):
             subject = Subject("Node", "v1", node, node)
-            if self._dry_run or self._events.normal(
-                subject, "ReleaseChanged", progress.message(change, view), action="RollOut"
-            ):
-                del self._untold[node]
+            message = progress.message(change, numbers)
+            del self._untold[node]
+            if not self._dry_run and not self._events.normal(subject, "ReleaseChanged", message, action="RollOut"):
+                # The other Events are refused as well. At the end of the queue, a node at its own limit delays no other node.
+                self._untold[node] = change
+                break
 
     def _tell_drains(self, view: View) -> None:
         """How far operations that drain devices have come: what repartitions, and exchanges drivers, device by device."""
         found = progress.drains(view)
         begun, ended = progress.drain_changes(self._drains, found)
         self._drains = found
+        nodes = progress.drained_nodes(found)
         for drain in begun:
-            self._untold_drains[drain] = ("DevicesDrained", progress.drain_begun_message(drain, found))
+            self._untold_drains[drain] = ("DevicesDrained", progress.drain_begun_message(drain, found[drain], nodes))
         for drain in ended:
             self._measurements.drain_ended()
-            self._untold_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, found))
+            self._untold_drains[drain] = ("DevicesReturned", progress.drain_ended_message(drain, nodes))
         for drain, (reason, message) in tuple(self._untold_drains.items()):
             subject = Subject("Node", "v1", drain[0], drain[0])
-            if self._dry_run or self._events.normal(subject, reason, message, action="Drain"):
-                LOG.info("%s", message, extra=fields(reason=reason, node=drain[0]))
-                del self._untold_drains[drain]
+            del self._untold_drains[drain]
+            if not self._dry_run and not self._events.normal(subject, reason, message, action="Drain"):
+                self._untold_drains[drain] = (reason, message)
+                break
+            LOG.info("%s", message, extra=fields(reason=reason, node=drain[0]))
 
     def _said(self, report: Report, reason: str, *, warning: bool) -> bool:
         if report.slice_name:
