@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +317,26 @@ def test_who_may_act_no_more_writes_nothing(tmp_path: Path) -> None:
         async with going(keeper(client, Measurements(), may_act=lambda: bool(asked.append(True))).run()):
             await until(lambda: len(asked) > 3)
         assert {method for method, _path in server.log} == {"GET", "WATCH"}
+
+    run(tmp_path, scenario)
+
+
+def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> None:
+    async def lead(client: ApiClient) -> weakref.ref[Any]:
+        measurements = Measurements()
+        subject = keeper(client, measurements)
+        async with going(subject.run()):
+            await until(lambda: b'objects{kind="nodes"} 1.0' in measurements.text())
+            assert gc.get_freeze_count()
+        return weakref.ref(subject)
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        ended = [await lead(client) for _term in range(3)]
+        gc.collect()
+        # asyncio can keep the exception of the last canceled task, and its frames, until the next one.
+        assert [each() for each in ended[:-1]] == [None, None]
+        assert not gc.get_freeze_count()
 
     run(tmp_path, scenario)
 

@@ -157,6 +157,8 @@ class Keeper:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # Frozen objects are never collected. Without this, each end of leadership would leak the objects of the cluster.
+            gc.unfreeze()
 
     async def _clean_up(self) -> None:
         await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
