@@ -260,13 +260,15 @@ def test_without_an_offer_the_record_alone_is_told() -> None:
     assert [each["type"] for each in entry["conditions"]] == ["Ready"]
 
 
-@pytest.mark.parametrize("status", [400, 403, 413])
+@pytest.mark.parametrize("status", [400, 403, 413, 422, 500, 504, 0])
 def test_refused_status_of_one_claim_does_not_delay_others(
     short: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 1000.0)
     monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_LIMIT", 1000.0)
     monkeypatch.setattr("dra_driver.supervisors.statuses.REFUSED_FIRST", 0.1, raising=False)
+    if not status:
+        monkeypatch.setattr("dra_driver.api.client.REQUEST_SECONDS", 2.0)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -284,6 +286,27 @@ def test_refused_status_of_one_claim_does_not_delay_others(
         await scene.until(lambda: attempts() > tried)
         scene.api.refused_claims.clear()
         await scene.until(lambda: told(scene, "a", "Ready"))
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize(("status", "tried"), [(401, 1), (429, 1), (503, 1), (500, 2)])
+def test_errors_of_server_delay_statuses_of_all_claims(
+    short: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, tried: int
+) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_LIMIT", 1000.0)
+
+    async def scenario(scene: Scene) -> None:
+        await scene.api.start()
+        await scene.start()
+        scene.api.refused_claims.update(dict.fromkeys("abc", status))
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        assert await scene.prepare("b", "gpu-1-mig-1g10gb-19-0") == ""
+        assert await scene.prepare("c", "gpu-1-mig-1g10gb-19-1") == ""
+        await scene.until(lambda: "the status of claims cannot be written" in caplog.text)
+        written = [path for verb, path in scene.api.writes() if verb == "PATCH" and path.endswith("/status")]
+        assert len(written) == tried
 
     run(short, scenario)
 

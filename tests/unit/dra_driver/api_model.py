@@ -49,7 +49,7 @@ class ApiModel:
         self.failures: list[tuple[str, int, str]] = []
         self.failure_seconds = 0.0
         self.retry_after = ""
-        #: Status of the answer to writes of these claims' status, by the name of the claim.
+        #: Status of the answer to writes of these claims' status, by the name of the claim; 0: no answer.
         self.refused_claims: dict[str, int] = {}
         self.watch_ends_at_once = False
         #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
@@ -202,6 +202,8 @@ class ApiModel:
         assert request.headers["Content-Type"] == "application/apply-patch+yaml" and request.query["force"] == "true"
         body = await request.json()
         claim = copy.deepcopy(self.claims.get(name))
+        if self.refused_claims.get(name) == 0:
+            await asyncio.sleep(3600)
         if name in self.refused_claims:
             return self._error(self.refused_claims[name], "refused")
         if claim is None:
