@@ -12,10 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_steps import LEASE, NODES, OWN_CLAIMS, RULES, SLICES, candidate, cluster_of, going, keeper, run, until
+from controller_steps import (
+    CLAIMS,
+    LEASE,
+    NODES,
+    OWN_CLAIMS,
+    RULES,
+    SLICES,
+    candidate,
+    cluster_of,
+    going,
+    keeper,
+    run,
+    until,
+)
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
-from dra_driver.controller.facts import RuleFacts, rule_facts
+from dra_driver.controller.facts import ClaimFacts, RuleFacts, rule_facts
 from dra_driver.controller.keeping import WatchEnded
 from dra_driver.controller.lease import Terms
 from dra_driver.controller.measurements import Measurements
@@ -337,6 +350,24 @@ def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> N
         # asyncio can keep the exception of the last canceled task, and its frames, until the next one.
         assert [each() for each in ended[:-1]] == [None, None]
         assert not gc.get_freeze_count()
+
+    run(tmp_path, scenario)
+
+
+def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.controller.keeping.FREEZE_CLAIMS", 2, raising=False)
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        subject = keeper(client, Measurements())
+        async with going(subject.run()):
+            await until(gc.get_freeze_count)
+            for name in ("first", "second"):
+                server.put(
+                    f"{CLAIMS}/{name}", server.objects[f"{CLAIMS}/here-used"] | {"metadata": {"namespace": "team"}}
+                )
+            await until(lambda: {"team/first", "team/second"} <= set(subject.claims.items))
+            await until(lambda: not any(isinstance(each, ClaimFacts) for each in gc.get_objects()))
 
     run(tmp_path, scenario)
 

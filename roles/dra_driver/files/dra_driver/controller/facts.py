@@ -96,14 +96,19 @@ class ClaimFacts(NamedTuple):
 
 
 class ClaimIndex(dict[str, ClaimFacts]):
-    """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none."""
+    """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none.
+
+    ``stored`` is how many claims were stored since a caller has set it to 0.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_node: dict[str, dict[str, ClaimFacts]] = {}
+        self.stored = 0
 
     def __setitem__(self, key: str, claim: ClaimFacts) -> None:
         self._forget(key)
+        self.stored += 1
         super().__setitem__(key, claim)
         self.by_node.setdefault(claim.node, {})[key] = claim
 

@@ -42,6 +42,8 @@ LOG = logging.getLogger(__name__)
 
 # Changes that come together are looked at together.
 GATHER_SECONDS = 1.0
+#: New objects are frozen at the earliest after so many claims.
+FREEZE_CLAIMS = 2000
 #: Objects of a page of a list. A slice of 64 devices is some 60 kB, and a page is in memory as a whole.
 PAGE, SLICE_PAGE = 500, 100
 
@@ -164,9 +166,12 @@ class Keeper:
         await asyncio.gather(*(watched.synced.wait() for watched in self._watches))
         # A full garbage collection over the objects of a large fleet blocks the event loop for up to a second.
         gc.freeze()
+        if isinstance(self.claims.items, ClaimIndex):
+            self.claims.items.stored = 0
         while True:
             self._changed.clear()
             await self._pass()
+            self._freeze_new_claims()
             try:
                 now = self._clock()
                 soon = planning.next_gone(self._absent_since, now=now, grace=self._grace)
@@ -176,6 +181,14 @@ class Keeper:
                 await asyncio.sleep(GATHER_SECONDS)
             except asyncio.TimeoutError:
                 pass
+
+    def _freeze_new_claims(self) -> None:
+        """Freeze objects again after a quarter of the claims is new. The collection reads only the objects since the last freeze."""
+        index = self.claims.items
+        if isinstance(index, ClaimIndex) and index.stored >= max(len(index) / 4, FREEZE_CLAIMS):
+            index.stored = 0
+            gc.collect()  # a frozen reference cycle is not collected before the end of the leadership
+            gc.freeze()
 
     def view(self) -> View:
         """Return what is known at this moment, of claims only those of nodes that are absent or out of service: no others are judged."""
