@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.cluster.claims import claim_facts
 from ..core.cluster.inventory import devices, key_of, name_of, results
+from ..core.decoding import loads
 from ..core.layout_differences import ANNOTATION, told_by_slices
 from ..core.picture.answers import duplicate_class_notes, fleet_report
 from ..core.picture.fleet import picture_of_fleet, pictures_of_nodes
@@ -139,5 +140,5 @@ def _packed(found: list[Json]) -> bytes:
 
 
 def _unpacked(page: bytes) -> list[Json]:
-    found: list[Json] = json.loads(zlib.decompress(page))
+    found: list[Json] = loads(zlib.decompress(page).decode())
     return found
