@@ -87,7 +87,7 @@ async def scenario(administrator: Path, folder: Path) -> None:
         # One that opens the API server, and one that is none.
         assert (await readers.judge(f"Bearer {await token(admin, 'reader', '')}")).status == 401
         assert (await readers.judge("Bearer nonsense")).status == 401
-        found = json.loads((await FleetReport(client, [DRIVER]).current()).body)
+        found = json.loads((await FleetReport(str(folder / "kubeconfig"), [DRIVER]).current()).body)
         jsonschema.validate(found, SCHEMA)
         (node,) = (each for each in found["nodes"] if each["name"] == "report-node")
         assert len(node["devices"]) == 2

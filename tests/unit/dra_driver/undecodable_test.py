@@ -22,7 +22,7 @@ from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched
 from dra_driver.claims.records import ClaimReference
-from dra_driver.controller.fleet import FleetReport
+from dra_driver.controller.fleet import make_report
 from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.webhook import PATH, application
 from dra_driver.core.published_form import PREPARED_CONDITION
@@ -208,20 +208,24 @@ def test_controller_report_lists_claims_with_undecodable_parameters(tmp_path: Pa
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         server.put(f"{CLAIMS}/deep", claim("deep", opaque=OTHER, managed=True, data=OTHER))
         server.put(f"{CLAIMS}/bad", claim("bad", spec=MARK))
-        client.list_all = without_pods(client.list_all)  # type: ignore[method-assign]
-        made = await FleetReport(client, [CONTROLLED]).current()
-        assert json.loads(made.body)["totals"]["claims"] == 1
+        client.pages = without_pods(client.pages)  # type: ignore[method-assign]
+        made = await make_report(client, [CONTROLLED])
+        assert made["totals"]["claims"] == 1
 
     run(tmp_path, scenario)
 
 
-def without_pods(list_all: Any) -> Any:
+def without_pods(pages: Any) -> Any:
     """This server has no list of pods."""
 
-    async def listed(path: str, *arguments: Any, **options: Any) -> Any:
-        return [] if path == "/api/v1/pods" else await list_all(path, *arguments, **options)
+    async def paged(path: str, *arguments: Any, **options: Any) -> Any:
+        if path == "/api/v1/pods":
+            yield {"items": []}, True
+        else:
+            async for each in pages(path, *arguments, **options):
+                yield each
 
-    return listed
+    return paged
 
 
 def test_reading_one_undecodable_claim_raises_api_error(tmp_path: Path) -> None:
