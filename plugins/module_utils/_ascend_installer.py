@@ -208,7 +208,7 @@ class Installer:
 
         An interrupted run did not record whether its removal needs a restart, so a restart is required after it.
         """
-        now = Record(boot=record.boot or (self.system.boot_id() if record.doing else ""))
+        now = Record(boot=self.system.boot_id() if record.doing else record.boot)
         self.write(now)
         self._forget(record, now)
         return now

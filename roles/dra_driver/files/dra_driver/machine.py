@@ -28,8 +28,14 @@ PART = "machine"
 FILE = "machine.json"
 VERSION = 1
 PRODUCT_UUID, MACHINE_ID = "/sys/class/dmi/id/product_uuid", "/etc/machine-id"
-#: Values that firmware vendors leave in boards without an own UUID.
-PLACEHOLDERS = ("03000200-0400-0500-0006-000700080009", "12345678-1234-5678-90ab-cddeefaabbcc")
+#: Values that firmware vendors leave in boards without an own UUID. The first two are one value in both byte orders.
+PLACEHOLDERS = (
+    "03000200-0400-0500-0006-000700080009",
+    "00020003-0004-0005-0006-000700080009",
+    "12345678-1234-5678-90ab-cddeefaabbcc",
+    "fefefefe-fefe-fefe-fefe-fefefefefefe",
+    "4c4c4544-0000-2010-8020-80c04f202020",
+)
 #: The driver's state below its state directory. Sockets and locks are not state.
 _STATE = re.compile(r"\.?(state\.db|repartition|health|device-plugin|numbers|machine).*|handed-over|metadata")
 

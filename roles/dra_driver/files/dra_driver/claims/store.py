@@ -409,7 +409,7 @@ class Store:
             self._transaction(changes)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
-                self._log_is_lost = "disk I/O error" in str(error)
+                self._log_is_lost = self._log_is_lost or "disk I/O error" in str(error)
                 raise unwritable(self.path, error) from error
             self._start_again(f"it was damaged while it was open ({error})", changes)
 
