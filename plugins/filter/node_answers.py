@@ -25,7 +25,9 @@ options:
     type: dict
     required: true
   asked:
-    description: The hosts of the run, C(ansible_play_hosts_all). Hosts outside O(asked), for example because of C(--limit), are not asked.
+    description:
+      - The hosts of the run, C(ansible_play_hosts_all). Hosts outside O(asked), for example because of C(--limit), are not asked. Those of other
+        clusters (C(accelerator_kubeconfig), C(accelerator_kubeconfig_context)) are not part of the result, because their nodes can have the same names.
     type: list
     elements: str
     required: true
@@ -62,10 +64,12 @@ _value:
   sample: {nodes: {gpu-node-1: {}}, not_asked: [gpu-node-1], hosts: {gpu-node-1: host-1}}
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Cluster, cluster_of
 
 
 def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator_node_answer") -> dict[str, Any]:
@@ -74,11 +78,14 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise AnsibleFilterError(f"node_answers: found {type(found).__name__}, expected a list of hosts")
     in_run = set(asked)
+    clusters = {_cluster_of(hostvars[host]) for host in hosts if host in in_run}
     nodes: dict[str, Any] = {}
     host_of: dict[str, str] = {}
     not_asked = []
     for host in hosts:
         variables = hostvars[host]
+        if host not in in_run and _cluster_of(variables) not in clusters:
+            continue
         node = str(variables.get("accelerator_node_name", host))
         result = variables.get(name) if host in in_run else None
         facts = result.get("ansible_facts") if result else None
@@ -87,6 +94,11 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
         if host not in in_run:
             not_asked.append(node)
     return {"nodes": nodes, "not_asked": not_asked, "hosts": host_of}
+
+
+def _cluster_of(variables: Any) -> Cluster:
+    kubeconfig = variables.get("accelerator_kubeconfig") or os.environ.get("KUBECONFIG")
+    return cluster_of(kubeconfig, variables.get("accelerator_kubeconfig_context"))
 
 
 class FilterModule:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ._cel import HAS_CEL, PACKAGE, CelJudge
-from ._cluster import found_or_none
+from ._cluster import served_or_none
 from ._kubernetes import Api, ApiError, served_version
 from ._manifests import documents_of, read
 from ._taint_rules import PLURAL as RULES
@@ -100,7 +100,7 @@ def ask(
             objects.add(kind, each, "default")
     for version in RULE_VERSIONS if "DeviceTaintRule" in kinds else ():
         path = f"/apis/{GROUP}/{quote(version)}"
-        resources = (found_or_none(api, path) or {}).get("resources") or ()
+        resources = (served_or_none(api, path) or {}).get("resources") or ()
         if any(each.get("name") == RULES for each in resources):
             for each in api.list_all(f"{path}/{RULES}", {}):
                 objects.add("DeviceTaintRule", each, "")

@@ -193,7 +193,17 @@ def _takes(api: Api, body: Mapping[str, Any]) -> bool:
 
 
 def found_or_none(api: Api, path: str) -> dict[str, Any] | None:
-    """Return an object, or None if it is not there. Raises ApiError."""
+    """Return an object, or None if the API server says that it does not exist. Raises ApiError."""
+    try:
+        return api.request("GET", path)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        raise
+
+
+def served_or_none(api: Api, path: str) -> dict[str, Any] | None:
+    """Return what a path serves, or None if it is not served: the API server answers such paths with 404 and plain text. Raises ApiError."""
     try:
         return api.request("GET", path)
     except ApiError as error:
@@ -290,7 +300,7 @@ def _others_needs(api: Api, nodes: Sequence[str], accounts: Sequence[str], names
     with_pod = api.list_all("/api/v1/nodes", {"labelSelector": "dra-accelerators/driver"})
     drivers = [name.removeprefix(PREFIX) for name in accounts if name.startswith(PREFIX)]
     objects = {
-        name: found_or_none(api, f"/apis/{group}/{kind}/{name}") or {}
+        name: served_or_none(api, f"/apis/{group}/{kind}/{name}") or {}
         for group, kind, name in (
             ("rbac.authorization.k8s.io/v1", "clusterroles", ROLE),
             ("rbac.authorization.k8s.io/v1", "clusterroles", POD_ROLE),
@@ -323,7 +333,7 @@ def _ask(
     drivers: Sequence[str],
     own: bool,
 ) -> None:
-    group = found_or_none(api, f"/apis/{GROUP}")
+    group = served_or_none(api, f"/apis/{GROUP}")
     answer["versions"] = [one["version"] for one in (group or {}).get("versions") or []]
     served = "v1" in answer["versions"]
     read = _read_listed if _lists_are_cheaper(api, len(nodes)) else _read_by_name

@@ -261,6 +261,8 @@ class Drainer:
             for each in plan.pods:
                 if not each.deleting and self._may_evict(each):
                     self._evict(each, refusals)
+                    if self._clock() >= deadline:
+                        break
             if plan.claims and self._clock() >= deadline:
                 self._say_who(plan, refusals)
             if complete or plan.claims:

@@ -31,14 +31,17 @@ def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | Non
         "deleteOptions": options,
     }
     try:
-        api.request("POST", f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction", body=body)
+        api.request(
+            "POST", f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(name)}/eviction", body=body, repeat=False
+        )
     except ApiError as error:
         if error.is_not_found or error.status == 409:
             return ""
         # The server does not support several budgets for one pod: it answers 500 without a reason (registry/core/pod/storage/eviction.go).
         if DISRUPTION_BUDGET in error.causes or (error.status == 500 and "PodDisruptionBudget" in str(error)):
             return f"A PodDisruptionBudget does not allow the eviction: {error}"
-        if error.status in (0, 429) or error.status >= 500:
+        # A 404 that is not of the API server is an answer of a load balancer.
+        if error.status in (0, 404, 429) or error.status >= 500:
             return f"The request for the eviction failed: {error}"
         raise
     return None

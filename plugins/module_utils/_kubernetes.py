@@ -127,14 +127,14 @@ class Api:
     """A connection to one API server that sends and returns plain dictionaries.
 
     Objects that cannot be decoded are left out of lists; ``warn`` is called with a sentence that names them. ``retry_seconds`` is how long
-    a request is repeated; None means RETRY_SECONDS.
+    from now on requests are repeated; after that each is repeated for RETRY_SECONDS.
     """
 
     def __init__(
-        self, client: Any, warn: Callable[[str], None] = lambda _text: None, retry_seconds: float | None = None
+        self, client: Any, warn: Callable[[str], None] = lambda _text: None, retry_seconds: float = 0.0
     ) -> None:
         self._warn = warn
-        self._retry_seconds = retry_seconds
+        self._end = time.monotonic() + retry_seconds
         self._configuration = client.configuration
         self._pool = client.rest_client.pool_manager
         self._has_answered = False
@@ -147,12 +147,13 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
+        repeat: bool = True,
     ) -> dict[str, Any]:
         """Send one request and return the answer; ``content_type`` is the kind of patch of a body. Raises ApiError for every answer other than success.
 
         A request that the server has not carried out is repeated: one that it answered with 429, or with 503 and a Retry-After header, and
         one for which no connection could be made. A GET is also repeated after 502, 503, 504, and a lost connection. If the first
-        request finds no server, it is not repeated, because the address can be wrong.
+        request finds no server, it is not repeated, because the address can be wrong. Without ``repeat`` no request is repeated.
         """
         if path.endswith("/"):
             # The API server would answer with the list of all objects.
@@ -171,7 +172,9 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
             data = json.dumps(body).encode("utf-8")
-        deadline = time.monotonic() + (RETRY_SECONDS if self._retry_seconds is None else self._retry_seconds)
+        now = time.monotonic()
+        # ``retry_seconds`` are for all requests together: many requests that wait must not add up.
+        deadline = max(now + RETRY_SECONDS, self._end) if repeat else now
         pause = FIRST_PAUSE
         while True:
             try:
@@ -313,10 +316,10 @@ def _load(configuration: Any, params: Mapping[str, Any]) -> None:
             ) from second
 
 
-def connect(module: AnsibleModule, retry_seconds: float | None = None) -> Api:
+def connect(module: AnsibleModule, retry_seconds: float = 0.0) -> Api:
     """Return the connection that the module's options describe. Ends the module if the Python package is missing.
 
-    ``retry_seconds`` is how long a request is repeated, at least RETRY_SECONDS.
+    For ``retry_seconds`` from now on requests are repeated; after that each is repeated for RETRY_SECONDS.
 
     Raises ApiError with code kubeconfig for options that lead nowhere. Sends nothing yet.
     """
@@ -328,7 +331,7 @@ def connect(module: AnsibleModule, retry_seconds: float | None = None) -> Api:
 def connection(
     params: Mapping[str, Any],
     warn: Callable[[str], None] = lambda _text: None,
-    retry_seconds: float | None = None,
+    retry_seconds: float = 0.0,
 ) -> Api:
     """Return the connection that options such as ``API_OPTIONS`` describe, for a plugin.
 
@@ -349,8 +352,6 @@ def connection(
     _apply_options(configuration, params)
     for path in (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file):
         _see_readable(path)
-    if retry_seconds is not None:
-        retry_seconds = max(retry_seconds, RETRY_SECONDS)
     return Api(kubernetes.client.ApiClient(configuration), warn, retry_seconds)
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from . import _migration_inventory as inventory
 from . import _migration_nodes as nodes
-from ._cluster import found_or_none
+from ._cluster import found_or_none, served_or_none
 from ._kubernetes import Api, ApiError
 from ._migration_inventory import CLAIMS, PLUGIN, Inventory, Json, Service, Use
 from ._resource_meanings import meaning
@@ -67,7 +67,7 @@ def ask(api: Api) -> Cluster:
 
 def dra_objects(api: Api, *, slices: str = "") -> dict[str, tuple[Json, ...]]:
     """Return classes, slices and claims; nothing of them where the API server serves none. Raises ApiError."""
-    if found_or_none(api, DRA) is None:
+    if served_or_none(api, DRA) is None:
         return {}
     selected = {"fieldSelector": f"spec.nodeName={slices}"} if slices else {}
     return {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from ._cluster import found_or_none
+from ._cluster import found_or_none, served_or_none
 from ._kubernetes import Api, ApiError
 from .core.backend import BACKENDS, create
 from .core.errors import AcceleratorError
@@ -272,7 +272,7 @@ def knows(node: Json, features: Iterable[Json]) -> bool:
 
 def discovery(api: Api, node: Json) -> Discovery:
     """Return what there is of NFD. Raises ApiError."""
-    group = found_or_none(api, f"/apis/{GROUP}")
+    group = served_or_none(api, f"/apis/{GROUP}")
     versions = [str(each["version"]) for each in (group or {}).get("versions") or ()]
     if not versions:
         return Discovery()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from ._cluster import found_or_none
+from ._cluster import found_or_none, served_or_none
 from ._kubernetes import Api, ApiError
 from .core.errors import AcceleratorError
 
@@ -167,7 +167,7 @@ def refuse_foreign(rule: Mapping[str, Any] | None, manager: str = MANAGER) -> No
 def served_rules(api: Api) -> str:
     """Return the best version in which the API server serves DeviceTaintRules. Raises ApiError with code api-version."""
     for version in VERSIONS:
-        answer = found_or_none(api, f"/apis/{GROUP}/{version}")
+        answer = served_or_none(api, f"/apis/{GROUP}/{version}")
         if any(one.get("name") == PLURAL for one in (answer or {}).get("resources") or ()):
             return version
     raise ApiError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import ansible
 import pytest
+from ansible.module_utils.common import warnings as collected_warnings
 from ansible.module_utils.testing import patch_module_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -52,6 +53,7 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
     def run(name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
         module = importlib.import_module(f"{MODULES}.{name}")
+        collected_warnings._global_warnings.clear()  # of a module that an earlier test ran in this process
         with patch_module_args(arguments(options, check=check, diff=diff)), pytest.raises(SystemExit):
             module.main()
         answer: Result = json.loads(capsys.readouterr().out)

@@ -85,6 +85,7 @@ class DrainWorld(World):
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
         content_type: str = "application/json",
+        repeat: bool = True,
     ) -> Json:
         if re.fullmatch(r"/apis/resource\.k8s\.io/v1", path):
             return {"resources": [{"name": rules.PLURAL}] if self.served else []}

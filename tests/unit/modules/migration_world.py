@@ -169,6 +169,7 @@ class World:
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
         content_type: str = "application/json",
+        repeat: bool = True,
     ) -> Json:
         dry = "dryRun" in (query or {}) or "dryRun" in (body or {})
         if method != "GET" and not dry:

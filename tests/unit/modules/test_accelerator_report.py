@@ -18,6 +18,7 @@ import jinja2
 import pytest
 import yaml
 from ansible_collections.dra.accelerators.plugins.filter.markdown_text import markdown_text
+from ansible_collections.dra.accelerators.plugins.filter.node_answers import node_answers
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
 from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
 from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
@@ -294,6 +295,19 @@ def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
     report_play(tmp_path, **cache)
     text = (tmp_path / "out.md").read_text()
     assert "**away**: away has not answered." in text and "## away\n" not in text
+
+
+def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
+    """They can have the same names."""
+    answer = {"ansible_facts": {"accelerator_report": {"devices": []}}}
+    hostvars = {
+        "a1": {"accelerator_node_name": "n1", "accelerator_kubeconfig": "/a", "accelerator_node_answer": answer},
+        "a2": {"accelerator_kubeconfig": "/a"},
+        "b1": {"accelerator_node_name": "n1", "accelerator_kubeconfig": "/b"},
+    }
+    found = node_answers(["a1", "a2", "b1"], hostvars, ["a1"])
+    assert found["nodes"] == {"n1": {"devices": []}, "a2": {}}
+    assert found["not_asked"] == ["a2"] and found["hosts"] == {"n1": "a1", "a2": "a2"}
 
 
 def test_answers_of_other_runs_count_as_missing() -> None:

@@ -100,7 +100,7 @@ class Server:
         if method == "GET" and path == NFD and self.lists:
             return {"versions": [{"version": "v1alpha1"}]}
         if method == "GET":
-            raise ApiError("not found", status=404)
+            raise ApiError("not found", status=404, reason="NotFound")
         assert path == NODE and query["fieldManager"] == labels.MANAGER
         if self.conflicts:
             self.conflicts -= 1
