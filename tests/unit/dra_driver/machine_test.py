@@ -56,6 +56,9 @@ def machine_files(root: Path, product: str, machine_id: str) -> System:
         (("00000000-0000-0000-0000-000000000000", "a"), (ONE, "a"), False),
         (("FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "a"), (ONE, "a"), False),
         (("03000200-0400-0500-0006-000700080009", "a"), (ONE, "a"), False),
+        (("00020003-0004-0005-0006-000700080009", "a"), (ONE, "a"), False),
+        (("FEFEFEFE-FEFE-FEFE-FEFE-FEFEFEFEFEFE", "a"), (ONE, "a"), False),
+        (("4C4C4544-0000-2010-8020-80C04F202020", "a"), (ONE, "a"), False),
         (("Not Settable", "a"), (ONE, "a"), False),
     ],
 )

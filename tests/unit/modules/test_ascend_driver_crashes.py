@@ -100,3 +100,18 @@ def test_removal_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
         node.system.boot = "boot-2"
         node.run(state="absent", services=SERVICES)
         assert not node.system.exists("/var/lib/dra-accelerators"), killed
+
+
+def test_removal_killed_in_a_later_boot_requires_a_restart(crashes: Crashes) -> None:
+    """The record names the boot of the installation, which is over."""
+    found = set()
+    for number in itertools.count():
+        node = crashes.node()
+        node.system.boot = "boot-2"
+        killed = kill_before(number, lambda node=node: node.run(state="absent", services=SERVICES), node.root)
+        if not killed:
+            break
+        done = node.run(state="absent", foreign=True, services=SERVICES)
+        if node.versions() == {} and not done.get("failed"):
+            found.add(bool(done.get("reboot_required")))
+    assert found == {True}
