@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Returns what another host of the play has registered, or the part of it about some Nodes."""
+"""Return a result that another host of the play has registered, or the part of this result about given Nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.dra.accelerators.plugins.modules.host_answer import arg
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action of the module's name."""
+    """The action plugin of the module ``host_answer``."""
 
     _supports_check_mode = True
     _supports_async = False

@@ -9,9 +9,9 @@ name: cluster_leaders
 version_added: 0.1.0
 short_description: Choose one host for each cluster
 description:
-  - Groups hosts by the cluster that they belong to, which is a kubeconfig and a context, and returns for each host the first host of its cluster.
-  - A task that asks or changes a cluster runs for that host alone. The other hosts of the cluster read its result from C(hostvars). In contrast,
-    C(run_once) asks the cluster of one host for all hosts, also for those of other clusters.
+  - Groups hosts by their cluster (a kubeconfig and a context), and returns for each host the first host of its cluster.
+  - Run a task that queries or changes a cluster only for this first host. The other hosts of the cluster read the result from C(hostvars). In contrast,
+    C(run_once) queries the cluster of one host for all hosts, including hosts of other clusters.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars, name, step
@@ -41,7 +41,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Note the cluster of each host
+- name: Set the cluster of each host
   ansible.builtin.set_fact:
     accelerator_api: {kubeconfig: "{{ accelerator_kubeconfig }}", context: "{{ accelerator_kubeconfig_context | default('') }}"}
 
@@ -59,7 +59,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   when: leaders[inventory_hostname] == inventory_hostname
 
-- name: Show the answer of the host's own cluster
+- name: Show the node's part of the answer
   ansible.builtin.debug:
     msg: "{{ hostvars[leaders[inventory_hostname]].answer.nodes[inventory_hostname] }}"
 """

@@ -23,7 +23,7 @@ options:
     type: raw
     required: true
   hostvars:
-    description: The variables of all hosts. Their cluster is C(accelerator_kubeconfig) and C(accelerator_kubeconfig_context).
+    description: The variables of all hosts. C(accelerator_kubeconfig) and C(accelerator_kubeconfig_context) define the cluster of a host.
     type: dict
     required: true
   hosts:
@@ -36,7 +36,7 @@ options:
     type: dict
     required: true
   names:
-    description: Names of variables. The first one that a host has counts.
+    description: Names of variables. The filter uses the first variable that a host has.
     type: list
     elements: str
     required: true

@@ -9,7 +9,7 @@ name: layout_entries
 version_added: 0.1.0
 short_description: Find the layout entry of each host
 description:
-  - Returns for each host the position of the first entry of its list of layouts whose pattern matches the host.
+  - Returns for each host the position of the first entry in its list of layouts whose pattern matches the host.
   - Each pattern is resolved once for all hosts. In contrast, the lookup P(ansible.builtin.inventory_hostnames#lookup) reads the whole inventory
     for each host and each pattern.
 author:
@@ -31,7 +31,7 @@ options:
     required: true
   name:
     description:
-      - The variable of each host with its list of layouts. Each entry has C(hosts), a pattern of hosts.
+      - The variable of each host with its list of layouts. Each entry has C(hosts), a host pattern.
       - Hosts without this variable are not part of the result.
     type: str
     default: accelerator_layouts
@@ -66,7 +66,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The position of the entry by host. Hosts that no entry matches are left out.
+  description: The position of the entry by host. Hosts without a matching entry are left out.
   type: dict
   sample: {gpu-node-1: 0, gpu-node-2: 3}
 """
@@ -110,7 +110,7 @@ def layout_entries(
 
 
 def _resolve(manager: InventoryManager, patterns: list[str]) -> frozenset[str]:
-    """Return the names of the hosts that patterns match; none if they are invalid, as with the lookup inventory_hostnames."""
+    """Return the names of the hosts that match the patterns. Invalid patterns match no host, as in the lookup inventory_hostnames."""
     try:
         return frozenset(host.name for host in manager.get_hosts(pattern=patterns))
     except AnsibleError:

@@ -7,10 +7,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: node_answers
 version_added: 0.1.0
-short_description: Collect what the hosts of a play returned, by the names of their nodes
+short_description: Collect the answers of the hosts of a play, by node name
 description:
-  - Returns for hosts the facts that a module returned in this run, from the registered result. In contrast, C(ansible_facts) can have values of an
-    earlier run, from a fact cache.
+  - Returns the facts that a module returned for each host in this run, from the registered result. In contrast, C(ansible_facts) can contain values of
+    an earlier run, from a fact cache.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars, asked, name
@@ -40,11 +40,11 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask each node
+- name: Query each node
   dra.accelerators.accelerator_report:
   register: accelerator_node_answer
 
-- name: Join the answers
+- name: Merge the answers
   dra.accelerators.accelerator_report:
     nodes: "{{ answers.nodes }}"
     not_asked: "{{ answers.not_asked }}"
@@ -58,8 +58,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(nodes) has the answer of each host by the name of its node, and an empty dictionary for a host without one. C(not_asked) are the names of the nodes
-      outside O(asked), which are also in C(nodes). C(hosts) has the host of each node.
+    - C(nodes) has the answer of each host by the name of its node, and an empty dictionary for a host without an answer. C(not_asked) lists the names of
+      the nodes outside O(asked), which are also in C(nodes). C(hosts) has the host of each node.
   type: dict
   sample: {nodes: {gpu-node-1: {}}, not_asked: [gpu-node-1], hosts: {gpu-node-1: host-1}}
 """

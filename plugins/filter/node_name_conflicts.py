@@ -7,10 +7,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: node_name_conflicts
 version_added: 0.1.0
-short_description: List Nodes that several hosts of one cluster name
+short_description: List Nodes that are assigned to several hosts of one cluster
 description:
-  - Returns a sentence for each Node of a cluster that more than one host of the inventory names, with C(accelerator_node_name) or with its
-    name in the inventory. A cluster is a kubeconfig and a context, so the same name in two clusters is no conflict.
+  - Returns a sentence for each Node of a cluster that is assigned to more than one host of the inventory, by C(accelerator_node_name) or by the
+    inventory name. A cluster is a kubeconfig and a context, so the same node name in two clusters is not a conflict.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars

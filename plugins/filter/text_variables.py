@@ -7,12 +7,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: text_variables
 version_added: 0.1.0
-short_description: List variables that are text where a list or a mapping is expected
+short_description: List variables that are strings where a list or a mapping is expected
 description:
-  - Answers of AWX surveys, C(-e key=value), and values of INI inventories that are not Python literals are text. A list that arrives as text would be
-    read letter by letter.
-  - Returns one sentence for each variable of this collection that is text for some hosts, and has to be a list or a mapping. Empty text is not
-    reported. The playbooks of this collection fail where it returns one.
+  - Answers of AWX surveys, C(-e key=value), and values of INI inventories that are not Python literals are strings. Ansible would read a string
+    instead of a list character by character.
+  - Returns one sentence for each variable of this collection that is a string for some hosts and must be a list or a mapping. Empty strings are not
+    reported. The playbooks of this collection fail if the filter returns a sentence.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars
@@ -32,7 +32,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Reject text where a list or a mapping is expected
+- name: Reject strings where a list or a mapping is expected
   ansible.builtin.assert:
     that: groups['accelerator_nodes'] | dra.accelerators.text_variables(hostvars) | length == 0
     fail_msg: "{{ groups['accelerator_nodes'] | dra.accelerators.text_variables(hostvars) }}"
@@ -81,7 +81,7 @@ nvidia_fabric_manager_checksums nvidia_fabric_manager_node_info nvidia_fabric_ma
 offline_platform preflight_accelerator_info preflight_cluster_info preflight_node_info python_environment_node_info python_environment_pip_environment
 python_environment_proxy
 """
-#: What each variable has to be.
+#: The expected type of each variable.
 KINDS = {**dict.fromkeys(_LISTS.split(), "a list"), **dict.fromkeys(_MAPPINGS.split(), "a mapping")}
 _REMEDY = (
     "Set it in a YAML file (group_vars, or -e @fleet.yml), or as JSON (-e '{...}'). Survey answers of AWX, -e key=value, and values of INI"
@@ -120,7 +120,7 @@ def _is_text(variables: Any, name: str) -> bool:
 
 
 def text_variables(hosts: Any, hostvars: Any) -> list[str]:
-    """Return a sentence for each variable that is text. Raises AnsibleFilterError."""
+    """Return a sentence for each variable that is a string. Raises AnsibleFilterError."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise AnsibleFilterError(f"text_variables: found {type(hosts).__name__}, expected a list of hosts")
     found: dict[str, list[str]] = {}

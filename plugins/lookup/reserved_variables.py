@@ -7,9 +7,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: reserved_variables
 version_added: 0.1.0
-short_description: List extra variables that would replace values of a playbook
+short_description: List extra variables that would override values of a playbook
 description:
-  - Extra variables (C(-e)) have the highest precedence. They also replace values that a playbook passes to a role or to an imported playbook, such as
+  - Extra variables (C(-e)) have the highest precedence. They also override values that a playbook passes to a role or to an imported playbook, such as
     the state C(absent) of a removal.
   - Returns one sentence for each extra variable with a reserved name. The playbooks of this collection fail where it returns one.
   - Internal variables of this collection, which begin with two underscores, options that its roles pass to each other,
@@ -19,19 +19,19 @@ author:
 options:
   _terms:
     description:
-      - One mapping. Each key is a reserved name, each value is the name of the variable to set instead. The value is empty where there is none.
+      - One mapping. Each key is a reserved name. Each value is the name of the variable to set instead, or an empty string if no such variable exists.
     type: list
     elements: dict
     required: true
 notes:
-  - Reads the command line of C(ansible-playbook). AWX and ansible-runner pass their extra variables that way.
+  - Reads the command line of C(ansible-playbook). AWX and ansible-runner also pass their extra variables on this command line.
 seealso:
   - plugin: dra.accelerators.foreign_facts
     plugin_type: filter
 """
 
 EXAMPLES = r"""
-- name: Refuse extra variables that this playbook sets itself
+- name: Reject extra variables that this playbook sets
   ansible.builtin.assert:
     that: refused | length == 0
     fail_msg: "{{ refused }}"

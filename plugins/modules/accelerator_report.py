@@ -66,15 +66,15 @@ options:
     type: dict
   not_asked:
     description:
-      - With O(nodes), the names of nodes that this run did not ask, for example because of C(--limit). They are reported as such, and not as nodes that
-        did not answer. What their slices and O(former) contain is used for them.
+      - With O(nodes), the names of nodes that this run did not query, for example because of C(--limit). The report lists them as not asked instead of
+        silent, and shows their data from their slices and from O(former).
     type: list
     elements: str
     default: []
   run:
     description:
-      - A text that identifies the run. On a node it is part of the answer. With O(nodes), answers of other runs, for example from a fact cache, count as
-        missing. An empty text accepts the answers of all runs.
+      - A string that identifies the run. On a node, the answer contains this value. With O(nodes), answers of other runs, for example from a fact cache,
+        count as missing. An empty string accepts the answers of all runs.
     type: str
     default: ""
   cluster:
@@ -262,7 +262,7 @@ ansible_facts:
           type: dict
           sample: {}
         answered_at:
-          description: When the node answered, RFC 3339.
+          description: The time of the answer, RFC 3339.
           returned: without O(nodes)
           type: str
           sample: "2026-11-23T12:00:00Z"
@@ -497,7 +497,7 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
 
 
 def of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
-    """Return the answers of nodes, without those of other runs; pure."""
+    """Return the answers of nodes. An answer of a different run becomes an empty one."""
     return {name: each if each and run in ("", each.get("run")) else {} for name, each in nodes.items()}
 
 

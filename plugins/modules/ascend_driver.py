@@ -399,7 +399,7 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
 
 
 def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str]) -> dict[str, Any]:
-    """Do the module's work while the installer has its verified copies, and return the module's result.
+    """Install or remove driver and firmware from the installer's verified copies, and return the module's result.
 
     ``stopped`` are the services that an interrupted run stopped; the caller starts them.
     """
@@ -433,7 +433,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
             record = installer.finish_removal(record)
         waits = installer.waits_for_restart(record)
         if params["state"] == "absent" and not waits:
-            # Also if the record is gone: a killed run can have left the directory.
+            # Also without a record: a killed run can have left the directory.
             installer.write(Record())
     return {
         "changed": bool(steps or finishing or stopped),

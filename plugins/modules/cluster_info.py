@@ -54,16 +54,16 @@ options:
   own:
     description:
       - Whether the collection's own objects are returned. If V(false), RV(own) and RV(accounts) are empty, and the module sends fewer requests.
-      - With O(needs) or O(orphans), they are always returned.
+      - With O(needs) or O(orphans), the objects are always returned.
     type: bool
     default: true
   needs:
     description:
-      - Whether RV(needs) is returned, what nodes other than O(nodes) need of the objects that all nodes share.
+      - Whether RV(needs) is returned. It contains the requirements of nodes other than O(nodes) for the objects that all nodes share.
     type: bool
     default: false
   orphans:
-    description: Whether RV(orphans) is returned. All Nodes of the cluster are listed for it.
+    description: Whether RV(orphans) is returned. For this the module lists all Nodes of the cluster.
     type: bool
     default: false
   claim_watchers:
@@ -177,13 +177,13 @@ claims:
     - {namespace: default, name: partition, nodes: [gpu-node-1], pods: [worker]}
 needs:
   description:
-    - With O(needs), the merged needs of all nodes with a driver of this collection other than O(nodes). They come from the records that the role
-      C(dra_driver) writes, and from the existing objects for nodes without a record.
+    - With O(needs), the merged needs of all nodes with a driver of this collection other than O(nodes). The needs come from the records that the role
+      C(dra_driver) writes. For nodes without a record they come from the existing objects.
   returned: success
   type: dict
   sample: {names: [npu.huawei.com], read_pods: false, token_lifetime: 2592000, token_audiences: ["https://kubernetes.default.svc"]}
 orphans:
-  description: With O(orphans), names of nodes that have a service account of a node driver and no Node object.
+  description: With O(orphans), the names of nodes that have a service account of a node driver and no Node object.
   returned: success
   type: list
   elements: str

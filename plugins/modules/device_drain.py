@@ -13,8 +13,8 @@ short_description: Have nobody on devices of a node, by the claims that hold the
 description:
   - Keeps new claims off devices by DeviceTaintRules, evicts exactly the pods whose claims hold these devices, and waits until the claims have
     given them back. A pod that holds none of them is not touched, and nor is the Node.
-  - Pods are evicted with the Eviction API, which keeps to PodDisruptionBudgets. Evictions that a budget refuses, or that fail because the API
-    server is overloaded or unavailable, are requested again until O(timeout).
+  - Pods are evicted with the Eviction API, which respects PodDisruptionBudgets. If a budget does not allow an eviction, or if the API server is overloaded
+    or unavailable, the module retries the eviction until O(timeout).
   - Says who would have to go before anything is touched, and does nothing where something is in the way.
   - The rules bear the operation that they are of. A run that was cut short is gone on with by the same call, and O(state=open) lifts them.
 notes:

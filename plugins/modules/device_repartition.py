@@ -315,13 +315,13 @@ operations:
       returned: success
       sample: false
     driver_layout_before:
-      description: The node's layout until the operation is done, for the node driver and for the next boot.
+      description: The node's layout before the operation, for the node driver and for the next boot.
       type: list
       elements: dict
       returned: success
       sample: []
     driver_layout:
-      description: The node's layout afterwards.
+      description: The node's layout after the operation.
       type: list
       elements: dict
       returned: success
@@ -565,7 +565,7 @@ def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any
 
 
 def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> Record:
-    """Return the desired record; pure. Raises InUse with code other-operation."""
+    """Return the desired record. Raises InUse with code other-operation."""
     if there is not None and there.operation != params["operation"] and there.holds(now):
         raise InUse(
             f"The operation {there.operation} is under way ({there.step}), on {', '.join(there.devices)}",
@@ -585,7 +585,7 @@ def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> 
 
 
 def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
-    """Return whether the existing record is the desired one, and holds for nine tenths of its time; pure."""
+    """Return whether the existing record equals the desired record and more than nine tenths of its time remain."""
     return (
         there is not None
         and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted

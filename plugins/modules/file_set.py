@@ -12,11 +12,11 @@ version_added: 0.1.0
 short_description: Write a set of files, directories, and links in one step
 description:
   - Writes a set of files, directories, and symbolic links, and returns which of them changed.
-  - The module reads all entries before it changes the first. It replaces a file or a link with one rename, and syncs it, so that a
-    reader, and the node after a power cut, see the previous entry or the new one.
-  - If a change fails, the module restores the previous entry of each path. If that fails too, it names the paths, and RV(former) has
-    the entries that are still to be restored.
-  - Temporary files that killed runs left beside the entries are removed.
+  - The module reads all entries before it changes the first entry. It replaces a file or a link with one rename, and syncs it. So a
+    reader, and the node after a power failure, see either the previous entry or the new entry.
+  - If a change fails, the module restores the previous entry of each path. If the restoration fails too, the error names the paths, and
+    RV(former) has the entries that are still to be restored.
+  - The module removes temporary files that killed runs left in the same directories.
   - The other hard links of a file keep its previous content, mode, and owner.
   - What is in the way is never removed unasked. A file where a folder is wanted is an error, and a folder is removed only
     when it is empty or when all that is in it is removed by entries before it.
@@ -60,7 +60,7 @@ options:
         description: The file's content. By default, the content is not changed.
         type: str
       encoding:
-        description: The encoding of O(files[].content) and O(files[].secret_content). Use V(base64) for a content that is not UTF-8.
+        description: The encoding of O(files[].content) and O(files[].secret_content). Use V(base64) for content that is not UTF-8.
         type: str
         choices: [utf-8, base64]
         default: utf-8
@@ -165,10 +165,10 @@ changed_paths:
   sample: [/etc/example/example.yaml]
 former:
   description:
-    - The value of O(files) that restores the previous entries, in the order that this needs. Directories that were created for an entry
-      are removed if they are empty.
-    - Secret entries are left out, and entries whose content holds a token, a private key, or a password.
-    - If the module fails, only the entries that it could not restore.
+    - The value of O(files) that restores the previous entries, in the required order. It removes directories that were created for an
+      entry if they are empty.
+    - Secret entries are left out, and entries whose content contains a token, a private key, or a password.
+    - If the module fails, it returns only the entries that it could not restore.
   returned: success, and failure of a change
   type: list
   elements: dict
@@ -267,7 +267,7 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
 
 
 def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
-    """Return the bytes of a content. Raises FileSetError if they are not Base64 where this is expected."""
+    """Return the bytes of a content. Raises FileSetError if the encoding is Base64 and the content is not."""
     if content is None or encoding == UTF_8:
         return None if content is None else content.encode()
     try:
@@ -280,7 +280,10 @@ def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
 
 
 def known_owner(entry: Wanted, *, is_check: bool) -> Wanted:
-    """Return the entry with names of user and group. In check mode an earlier task can have left out creating them. Raises FileSetError."""
+    """Return the entry with names of user and group.
+
+    Raises FileSetError for an unknown name, but not in check mode: an earlier task would have created the user or group.
+    """
     try:
         return with_known_owner(entry)
     except FileSetError:
@@ -295,7 +298,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     The result and every message of the module are masked with the secret values of the set.
     """
     entries = [known_owner(wanted_of(entry), is_check=module.check_mode) for entry in module.params["files"]]
-    # What killed runs have left can hold secrets. It is removed first, since it keeps directories from being empty.
+    # Temporary files of killed runs can contain secrets. They are removed first, because a directory with such a file is not empty.
     left = [path for one in entries if one.kind != DIRECTORY for path in leftovers(one.path)]
     wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *entries]
     present = empties(wanted, {one.path: look(one.path) for one in wanted})

@@ -11,10 +11,11 @@ module: host_answer
 version_added: 0.1.0
 short_description: Return a result that another host of the play has registered
 description:
-  - One host of each cluster queries it for all of them. With this module each other host takes its own part of the answer, and registers it
-    under a name of its own.
-  - Values read through C(hostvars) lose the mark that they are no templates, with ansible-core before 2.19. The result of this module keeps it.
-  - Fails if the other host's task has failed, was skipped, or was not run. The error names that host and its error.
+  - One host of each cluster queries the cluster for all its hosts. With this module each other host returns its own part of the answer, and can
+    register this part.
+  - With ansible-core before 2.19, values from C(hostvars) are evaluated as templates. The module marks its result as unsafe, so no value is
+    evaluated.
+  - Fails if the other host's task has failed, was skipped, or was not run. The error names this host and its error.
   - This is an action plugin. It runs on the controller and opens no connection.
 author:
   - The dra.accelerators authors (@dra-accelerators)
@@ -37,8 +38,8 @@ options:
     required: true
   nodes:
     description:
-      - Names of Nodes. Of a mapping C(nodes) in the result, only these keys are returned, and of a list C(claims) only those claims whose
-        C(nodes) contain one of them. The same is true for both in a mapping C(plan). All other keys are returned unchanged.
+      - Names of Nodes. From a mapping C(nodes) in the result, the module returns only these keys. From a list C(claims), it returns only claims
+        whose C(nodes) contain one of these names. Both rules also apply inside a mapping C(plan). All other keys are returned unchanged.
     type: list
     elements: str
 seealso:
@@ -48,7 +49,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Take the part of the node from the answer that another host has registered
+- name: Read the node's part of the answer that another host has registered
   dra.accelerators.host_answer:
     host: gpu-node-1
     name: cluster_asked
@@ -79,7 +80,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Fail: a module has no access to results of other hosts."""
+    """Fail, because a module has no access to results of other hosts."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     module.fail_json(msg="host_answer works only through its action plugin: use it as a task of a play.")
 

@@ -526,7 +526,7 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
 def work_with(
     params: dict[str, Any], system: System, apt: PackageTool, *, check: bool, stopped: Sequence[str]
 ) -> dict[str, Any]:
-    """Do the module's work with verified files of packages, and return the module's result.
+    """Install or remove the driver with verified package files, and return the module's result.
 
     ``stopped`` are the services that an interrupted run stopped; the caller starts them. Raises AcceleratorError.
     """
@@ -556,7 +556,7 @@ def work_with(
             record = installer.remove(decision.purge, decision.files, record)
     waits = installer.waits_for_restart(record)
     if not check and params["state"] == "absent" and not waits:
-        # Also if the record is gone: a killed run can have left the directory.
+        # Also without a record: a killed run can have left the directory.
         record = Record()
         installer.write(record)
     if check and decision.disturbs:

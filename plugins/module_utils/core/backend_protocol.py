@@ -35,108 +35,107 @@ Answer = TypeVar("Answer")
 
 
 class Backend(Protocol):
-    """One vendor's devices on this machine.
+    """The devices of one vendor on this node.
 
-    All methods may be called from several threads. Methods that change a device hold that device's lock, so calls for
-    different devices run side by side.
+    Methods marked "No side effects" read and change nothing outside their arguments. All methods are thread-safe. Methods that change
+    a device hold the lock of this device, so calls for different devices run in parallel.
 
-    A fault has an owner. What goes wrong with one physical device is DeviceFaulty, whose code is the cause, for a call
-    about that device, and a Fault in what ``discover`` returns; other devices notice nothing. Every call about a device
-    ends within a deadline: a device that hangs is DeviceFaulty with the cause no-answer, at once for whoever asks next,
-    until the call that hangs has come back. Only BackendUnavailable is about the whole machine.
+    A failure of one physical device does not affect other devices: a call for the device raises DeviceFaulty, whose code is the
+    cause, and ``discover`` returns a Fault. Every call for a device ends within a deadline. If a device hangs, the call raises
+    DeviceFaulty with the cause no-answer, and so does each later call, at once, until the hanging call has returned. Only
+    BackendUnavailable concerns the whole node.
     """
 
-    #: What the vendor's things are called; the three names below are the most used of it.
+    #: The names of the vendor's objects. The three attributes below are the most used of these names.
     facts: VendorFacts
     vendor: str
     driver_name: str
     cdi_kind: str
     config_kinds: tuple[ConfigKind, ...]
-    #: What the devices of the vendor's standard DeviceClasses are (see Offer.kind), by the class's name.
+    #: The kind of device (see Offer.kind) of each standard DeviceClass of the vendor, by class name.
     device_classes: Mapping[str, str]
-    #: Whether partitions are there again after a start of the machine, whoever made them.
+    #: Whether all partitions exist again after a reboot.
     partitions_outlive_boot: bool
-    #: Whether programs may run on the node beside the vendor's claims. One vendor's alone: what they leave names the claim, not the vendor.
+    #: Whether programs can run on the node for the vendor's claims. At most one vendor: their files name the claim, not the vendor.
     has_companions: bool
-    #: Which whole devices claims may have as one; None for a vendor whose devices are had one by one.
+    #: The groups of whole devices that a claim can use as one device. None if the vendor has no groups.
     grouping: Grouping | None
-    #: What becomes of the offers while claims hold devices, or partitions of them; None where nothing does.
+    #: How offers change while claims use devices or partitions. None if offers do not change.
     arranged: Arranged | None
-    #: By which attribute, and which value of it, selectors of other classes tell what the devices are (see device_classes.py).
+    #: The kind of device by an attribute and its value, for selectors of other classes (see device_classes.py).
     device_types: Mapping[tuple[str, str], str]
 
     @property
     def fabric_partitions(self) -> FabricPartitions | None:
-        """The partitions of the machine's fabric; None if no fabric of the vendor has partitions."""
+        """The partitions of the node's fabric. None if no fabric of the vendor has partitions."""
 
     def is_there(self) -> bool:
-        """Whether the machine shows a device of the vendor, with a driver for it or without. Asks no library."""
+        """Return whether the node has a device of the vendor, with or without a driver. Does not call the library."""
 
     def open(self) -> None:
-        """Reach the vendor's library. Raises BackendUnavailable with the reason; may be called again at any time."""
+        """Open the vendor's library. Raises BackendUnavailable with the reason. Can be called again at any time."""
 
     def close(self) -> None:
-        """Let go of the vendor's library, of every handle and of what ``wait_for_change`` listens to.
+        """Close the vendor's library, all handles, and the event sources of ``wait_for_change``.
 
-        Afterwards nothing of this process keeps a device from being reset. Last known facts are kept for ``discover``.
+        Afterwards this process does not prevent the reset of a device. The last known facts are kept for ``discover``.
         """
 
     def discover(self, full: bool = False, patience: float | None = None) -> tuple[Finding, ...]:
-        """Look at all devices, side by side, and return each one's facts or its fault, ordered by index.
+        """Scan all devices in parallel. Return the facts or the fault of each device, ordered by index.
 
-        A device that was known and does not answer any more is among them, one that was taken away is not. Facts that
-        never change are read once; ``full`` reads them again. With ``patience``, in seconds, a device that was never read
-        is not waited for longer than that: it goes on being read, and until it is back, or its own deadline is over, it
-        is found as awaited. Raises BackendUnavailable, and nothing else, where the library itself does not work or does
-        not tell which devices there are.
+        A known device that does not answer is included, a removed device is not. Facts that never change are read
+        once; ``full`` reads them again. ``patience`` (seconds) limits the wait for a device that was never read. The read
+        continues, and the device is returned as awaited until the read ends or the device's deadline expires. Raises only
+        BackendUnavailable, if the library does not work or does not list the devices.
         """
 
     def device(self, uuid: str) -> Device:
-        """Return fresh facts of one device, cheaply. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+        """Read the current facts of one device, with few calls. Raises NotFound, DeviceFaulty, BackendUnavailable."""
 
     def ask(self, uuid: str) -> Call[Device]:
-        """Begin what ``device`` does, and return at once: for who must not wait and can be told."""
+        """Start ``device`` without waiting for its result: for callers that must not block."""
 
     def together(self, uuid: str, function: Callable[[], Answer]) -> Answer:
-        """Do several things to one device, one after the other, with nothing of others in between; return what the function returns.
+        """Run a function that makes several calls for one device, without calls of other threads in between. Return its result.
 
-        What the function asks of the device has the deadlines that it has anywhere. The function changes nothing but the device, and
-        asks nothing of others. Raises what it raises, and DeviceFaulty with the cause no-answer when a part of it is late: then the
-        rest of it is not done, and what was done is still to be found out.
+        Each call has its usual deadline. The function must not change anything except the device, and must not call other devices.
+        Raises the exceptions of the function, and DeviceFaulty with the cause no-answer if a call exceeds its deadline. Then the
+        remaining calls are skipped, and the caller has to read the state of the device.
         """
 
     def visit(self, uuid: str, function: Callable[[], Answer]) -> Call[Answer]:
-        """Begin what ``together`` does, and return at once; the function may write down in between what it does to the device.
+        """Start ``together`` without waiting for its result. The function may record its changes between the calls.
 
-        When it has called ``leave`` it may do whatever it likes; what it was asked for is back when it returns.
+        After the function has called ``leave``, it has no restrictions. The result is available when the function returns.
         """
 
     def leave(self, uuid: str) -> None:
-        """Let others ask the device from now on; what calls this is a visit. Raises Abandoned where nobody waits for it any more."""
+        """Allow calls of other threads for the device. Only for functions of ``visit``. Raises Abandoned if no caller waits for the result."""
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
-        """Wait until a device tells of something, for so many seconds at most; nothing said means nothing was told.
+        """Wait for an event of a device, for up to ``seconds``. Return no notices if there was no event.
 
-        What is told (an error, a change of partitioning that somebody else has made) is a reason to look at once, no more:
-        vendors tell of some changes and not of others, and a look is what tells the facts. Blocks, so it wants a thread of
-        its own; returns early when the backend is closed. While somebody waits, looks may leave out what would have been
-        told. Raises BackendUnavailable when the backend is not open.
+        A notice (an error, a change of partitioning by another program) is only a reason to scan at once: vendors report
+        only some changes, and the scan reads the facts. Blocks, so call it on a separate thread. Returns early when the
+        backend is closed. While a thread waits, scans may skip facts whose changes are reported as events. Raises
+        BackendUnavailable if the backend is not open.
         """
 
     def surroundings(self) -> Surroundings:
-        """Return what the machine itself shows of the vendor's devices and driver. Costs next to nothing, and asks no library.
+        """Return the facts about the vendor's devices and driver that the operating system shows. Fast, does not call the library.
 
-        Devices that were given to another driver through ``detach`` count as there.
+        Devices that ``detach`` has bound to another driver are included.
         """
 
     def renew(self) -> None:
-        """Open the library anew: what it found when it was opened is no longer so. Whatever is asked meanwhile waits.
+        """Close and open the library, because its facts from the last opening are outdated. Other calls wait until this is done.
 
-        Raises BackendUnavailable; it is closed then.
+        Raises BackendUnavailable, and the library is closed then.
         """
 
     def set_partitioning(self, uuid: str, enabled: bool) -> None:
-        """Switch partitioning on or off; where a reset is needed the change stays pending.
+        """Enable or disable partitioning. If a reset is needed, the change stays pending.
 
         Raises InUse, NotPermitted, Unsupported, DeviceFaulty.
         """
@@ -145,17 +144,17 @@ class Backend(Protocol):
         """Reset devices together. Raises InUse, NotPermitted, DeviceFaulty, AcceleratorError."""
 
     def choose_id(self, device: Device, placement: Placement, taken: Collection[int] = ()) -> int | None:
-        """Return the instance id to make a partition at this placement with; None where the device itself gives ids. Pure.
+        """Return the instance ID for a new partition at this placement, or None if the device assigns IDs. No side effects.
 
-        ``taken`` are ids that other partitions are to have, which need not be there. Raises InUse when none is left.
+        ``taken`` are IDs that are reserved for other partitions, which need not exist yet. Raises InUse if no ID is free.
         """
 
     def create_partition(
         self, uuid: str, profile_id: int, placement: Placement, instance_id: int | None = None
     ) -> Partition:
-        """Create a partition at exactly this placement; nothing stays behind on failure.
+        """Create a partition at exactly this placement. After a failure no partition exists.
 
-        With an ``instance_id``, one that ``choose_id`` has returned, it is made with that or not at all.
+        With an ``instance_id`` from ``choose_id``, the partition is created with this ID, or the call fails.
 
         Raises DoesNotFit, NotPermitted, Unsupported, NotFound, DeviceFaulty.
         """
@@ -164,118 +163,118 @@ class Backend(Protocol):
         """Destroy a partition. Raises NotFound, InUse, NotPermitted, DeviceFaulty."""
 
     def knobs(self, uuid: str, names: Collection[str]) -> Mapping[str, Knob]:
-        """Return those of a device's knobs that are named and that it has. Raises NotFound, DeviceFaulty, BackendUnavailable."""
+        """Return the named settings that a device has. Raises NotFound, DeviceFaulty, BackendUnavailable."""
 
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
-        """Set knobs of a device; None is what the node has set (settings_record.py), or else what the device has by default.
+        """Change settings of a device. None means the node's value (settings_record.py), or the device's default without one.
 
-        Where one fails, those before it may have been set. Raises NotFound, NotPermitted, Unsupported, DeviceFaulty,
+        If a setting fails, previous settings may have been changed. Raises NotFound, NotPermitted, Unsupported, DeviceFaulty,
         BackendUnavailable, AcceleratorError.
         """
 
     def telemetry(self, seconds: float, partitions: Collection[str] = ()) -> tuple[Telemetry, ...]:
-        """Return what the devices and these partitions (UUIDs) tell of their present work, within so many seconds.
+        """Return the utilization of the devices and of these partitions (UUIDs), within ``seconds``.
 
-        Who asks a partition may hold it from then on, so that no other process can destroy it: name none but the driver's own.
-        All devices are asked side by side; one that has a fault, does not answer in time or works on something else is left
-        out and holds up no other. For who watches, off the way of claims. Raises BackendUnavailable.
+        A query can keep a partition open, so that no other process can destroy it: pass only partitions of the driver.
+        All devices are queried in parallel. A device with a fault, without an answer in time, or with another call in progress is
+        left out and does not delay the others. For monitoring only, not for claims. Raises BackendUnavailable.
         """
 
     def companions(self, claim_uid: str, devices: Sequence[SharedDevice]) -> tuple[Companion, ...]:
-        """Return the programs that let containers share these devices of a claim. Pure. Raises ConfigRefused."""
+        """Return the programs that let containers share these devices of a claim. No side effects. Raises ConfigRefused."""
 
     def refuse_without_companions(self) -> None:
-        """Refuse where the programs for that are not on this machine. Raises AcceleratorError with what to install."""
+        """Verify that the companion programs are installed on this node. Raises AcceleratorError with the package to install."""
 
     def companion_edits(self, companion: Companion) -> ContainerEdits:
-        """Return what a container needs to reach a companion. Pure."""
+        """Return the container edits for the connection to a companion. No side effects."""
 
     def detach(self, uuid: str, action: Callable[[], None]) -> None:
-        """Let a device be given to another driver: let go of it, call ``action``, which does that, and go on without it.
+        """Release a device, and call ``action``, which binds the device to another driver.
 
-        Afterwards the library does not know the device, and its facts stand as they were read last. Calls about other devices
-        wait meanwhile. Raises what ``action`` raises, InUse, DeviceFaulty, BackendUnavailable.
+        Afterwards the library does not know the device, and the backend returns the facts that were read last. Calls for other
+        devices wait until this is done. Raises the exceptions of ``action``, InUse, DeviceFaulty, BackendUnavailable.
         """
 
     def attach(self, uuid: str, action: Callable[[], None]) -> None:
-        """Take a device back: call ``action``, which gives it to the vendor's own driver, and wait until the library knows it.
+        """Call ``action``, which binds a device to the vendor's driver, and wait until the library knows the device.
 
-        Raises what ``action`` raises, NotFound, DeviceFaulty, BackendUnavailable.
+        Raises the exceptions of ``action``, NotFound, DeviceFaulty, BackendUnavailable.
         """
 
     def number_by(self, directory: str, *, writes: bool = False, is_referred: bool = True) -> None:
-        """Give devices the indices in the file of the driver whose state directory this is: they stay when a device is removed.
+        """Assign device indices from the index file in the driver's state directory, so that they stay when a device is removed.
 
-        The driver ``writes`` the file. If no claim or rule refers to devices by index (``is_referred``), they get new numbers.
+        Only the driver ``writes`` the file. If no claim or rule refers to devices by index (``is_referred``), they get new indices.
         """
 
     def remember(self, devices: Iterable[Device]) -> None:
-        """Learn the facts of devices that were detached before this process began; those that are there are read as ever."""
+        """Store the facts of devices that were detached before this process started. The facts of all other devices are read."""
 
     def device_nodes(self, device: Device) -> tuple[str, ...]:
-        """Return the device nodes by which programs use a whole device. Pure."""
+        """Return the device nodes through which programs use a whole device. No side effects."""
 
     def offers(
         self, device: Device, dynamic: bool, owned: Collection[OwnedPartition] = (), passthrough: bool = False
     ) -> tuple[Offer, ...]:
-        """Return what is published of a device. Pure.
+        """Return the offers to publish for a device. No side effects.
 
-        ``owned`` are the partitions, by profile id, start and size, that the driver made for claims; all others that
-        exist are an administrator's, are published as they are and never destroyed. With ``passthrough`` a virtual machine can
-        have the device: what is published beside the whole device takes all that this takes of the same counters.
+        ``owned`` are the partitions, by profile ID, start, and size, that the driver created for claims. All other existing
+        partitions are an administrator's: they are published unchanged and never destroyed. With ``passthrough`` a virtual machine
+        can use the device. Its additional offer and the whole device consume the same counters completely.
         """
 
     def labels(
         self, devices: Sequence[Device], machine: MachineFacts = UNKNOWN_MACHINE, strategy: str = NO_PARTITIONS
     ) -> Mapping[str, str]:
-        """Return the labels of a Node with these devices, of those that ``facts`` names. Pure.
+        """Return the labels of a Node with these devices, limited to the labels that ``facts`` names. No side effects.
 
-        What is not the same for all of them is not among them. ``strategy``, one of ``labels.STRATEGIES``, says how labels speak of
-        partitions, where the vendor's own do.
+        A label is left out if its value differs between the devices. ``strategy``, one of ``labels.STRATEGIES``, is the form of labels
+        for partitions, for vendors whose own labels have several forms.
         """
 
     def resource_name(self, device: Device, profile: str | None) -> str:
-        """Return what pods ask for, through the kubelet's device-plugin API, to get such a whole device (no profile) or a partition of it.
+        """Return the extended resource that pods request to get such a whole device (no profile) or a partition of it.
 
-        Pure. The names are those of the vendor's own device plugin, so that pods written for that one need no change.
+        No side effects. The names are those of the vendor's device plugin, so that existing pods need no change.
         """
 
     def parts(self, device: Device) -> Mapping[str, int]:
-        """Return the capacities of a whole device that are shared out among claims which have it at the same time. Pure."""
+        """Return the capacities of a whole device that are divided among claims that share the device. No side effects."""
 
     def counter_set(self, device: Device, owned: Collection[OwnedPartition] | None = None) -> CounterSet:
-        """Return what the device's dynamic offers share. Pure.
+        """Return the counters that the device's dynamic offers share. No side effects.
 
-        With ``owned`` (the same as for ``offers``) the room that other partitions take is left out.
+        With ``owned`` (the same as for ``offers``) the capacity of other partitions is left out.
         """
 
     def driver_edits(self) -> ContainerEdits:
-        """Return the container edits that all devices of the vendor need, by what is on the disk now; cheap.
+        """Return the container edits that all devices of the vendor need, from the current files on disk. Fast.
 
-        With ``lists``, even of nothing, containers know their devices by these variables.
+        If ``lists`` is set in the edits, even if it is empty, containers find their devices through these variables.
 
-        Raises BackendUnavailable, naming it, when something is not there that no container can do without.
+        Raises BackendUnavailable, which names the missing file, if a file that every container needs does not exist.
         """
 
     def settle(self, seconds: float) -> None:
-        """Wait, for so many seconds at most, until what ``driver_edits`` has asked for beside is known: the next call returns it."""
+        """Wait for up to ``seconds`` for queries that ``driver_edits`` has started in the background. Its next call returns their results."""
 
     def machine_edits(self) -> ContainerEdits:
-        """Return the container edits of who has devices for virtual machines alone: nothing of the vendor's driver. Pure."""
+        """Return the container edits for containers with only passthrough devices, without the vendor's driver. No side effects."""
 
     def device_attributes(
         self, device: Device, partition: Partition | None, is_for_machine: bool = False
     ) -> Mapping[str, AttributeValue]:
-        """Return what is published of one whole device (no partition), as what a virtual machine gets or not, or of one partition.
+        """Return the published attributes of one whole device (no partition), optionally for a virtual machine, or of one partition.
 
-        Pure.
+        No side effects.
         """
 
     def device_edits(self, device: Device, partition: Partition | None, monitoring: bool = False) -> ContainerEdits:
         """Return the container edits of one whole device (no partition) or of one partition.
 
-        With ``monitoring`` also what lets a container watch the device's partitions without holding any of them.
+        With ``monitoring`` the edits also let a container monitor the device's partitions without using one.
         """
 
     def share_edits(self, device: Device, consumed: Mapping[str, int]) -> ContainerEdits:
-        """Return what tells containers how much their claim has of a whole device that other claims have as well. Pure."""
+        """Return the container edits with the claim's part of a shared whole device. No side effects."""
