@@ -18,9 +18,9 @@ GROUP = "resource.k8s.io"
 _UNPROCESSABLE = 422
 MANAGED_BY = "app.kubernetes.io/managed-by=dra-accelerators"
 NODES, SLICES = "/api/v1/nodes", f"/apis/{GROUP}/v1/resourceslices"
-#: Up to so many Nodes are read one by one. More are read as a list, if the cluster has at most NODES_FOR_EACH Nodes for each of them.
+#: The largest number of Nodes that are read one by one. More Nodes are read as a list, if the cluster has at most NODES_FOR_EACH times as many.
 FEW_NODES, NODES_FOR_EACH = 10, 10
-#: By name, the Node or None, and its slices.
+#: The Node (or None) and its slices, by name.
 NodesRead = dict[str, "tuple[dict[str, Any] | None, list[dict[str, Any]]]"]
 # Every kind of object that the collection makes, in the order in which they can be removed.
 KINDS = (
@@ -117,7 +117,10 @@ def object_facts(version: str, kind: str, item: Mapping[str, Any]) -> dict[str, 
 
 
 def _claim_watchers(api: Api) -> list[str]:
-    """Return the names of the nodes whose drivers may watch all ResourceClaims, from the drivers' ClusterRoles. Drivers as pods have no role per node."""
+    """Return the names of the nodes whose drivers may watch all ResourceClaims.
+
+    Reads the drivers' ClusterRoles. Drivers in a DaemonSet have no ClusterRole per node.
+    """
     prefix, pods = "dra-accelerators-driver-", "dra-accelerators-driver-pods"
     roles = api.list_all("/apis/rbac.authorization.k8s.io/v1/clusterroles", {"labelSelector": MANAGED_BY})
     return sorted(
@@ -213,7 +216,7 @@ def served_or_none(api: Api, path: str) -> dict[str, Any] | None:
 
 
 def _lists_are_cheaper(api: Api, number: int) -> bool:
-    """Return whether lists of all Nodes and slices cost less than two requests for each of ``number`` Nodes."""
+    """Return whether lists of all Nodes and slices cost less than two requests per Node for ``number`` Nodes."""
     if number <= FEW_NODES:
         return False
     page = api.request("GET", NODES, query={"limit": "1"})
@@ -254,10 +257,10 @@ def ask(
     orphans: bool = False,
     claim_watchers: bool = False,
 ) -> dict[str, Any]:
-    """Read everything and change nothing.
+    """Return the facts about the cluster, without a change.
 
-    ``problem`` says why there is no connection, ``drivers`` whose claims are read, ``own`` whether the collection's own objects are read,
-    ``claim_watchers`` whether the nodes are read whose drivers watch all claims.
+    ``problem`` is the reason why there is no connection. ``drivers`` are the drivers whose claims are read. ``own`` is whether the
+    collection's own objects are read. ``claim_watchers`` is whether to find the nodes whose drivers watch all claims.
     """
     answer: dict[str, Any] = {
         "reached": False,
@@ -293,7 +296,7 @@ def ask(
 
 
 def _others_needs(api: Api, nodes: Sequence[str], accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Ask what nodes other than these need of the objects that all nodes share."""
+    """Return the needs of all nodes other than ``nodes`` for the objects that all nodes share."""
     path = f"/api/v1/namespaces/{quote(namespace)}/configmaps"
     listed = api.list_all(path, {"labelSelector": MANAGED_BY})
     records = {one["metadata"]["name"]: str((one.get("data") or {}).get("needs", "")) for one in listed}

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Group hosts of an inventory by their cluster. No function reads files or asks a cluster."""
+"""Group hosts of an inventory by their cluster. No function reads files or queries a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_KUBECONFIG = "~/.kube/config"
 
 
 class Cluster(NamedTuple):
-    """The access to a cluster: the kubeconfig's real path and the context; empty for the current context of the file."""
+    """The access to a cluster: the real path of the kubeconfig, and the context, which is empty for the current context of the file."""
 
     kubeconfig: str
     context: str
@@ -24,7 +24,7 @@ class Cluster(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A host, its Node, and the cluster of that."""
+    """A host, its Node, and the cluster of this Node."""
 
     host: str
     node: str
@@ -32,12 +32,12 @@ class Member(NamedTuple):
 
 
 def cluster_of(kubeconfig: Any, context: Any) -> Cluster:
-    """Return the cluster that a kubeconfig and a context name; empty values mean the defaults of kubectl."""
+    """Return the cluster of a kubeconfig and a context. Empty values mean the defaults of kubectl."""
     return Cluster(str(Path(str(kubeconfig or DEFAULT_KUBECONFIG)).expanduser().resolve()), str(context or ""))
 
 
 def name_conflicts(members: Iterable[Member]) -> list[str]:
-    """Return a sentence for each Node that several hosts of one cluster name."""
+    """Return a sentence for each Node that is assigned to several hosts of one cluster."""
     found: dict[tuple[Cluster, str], list[str]] = {}
     for member in members:
         found.setdefault((member.cluster, member.node), []).append(member.host)

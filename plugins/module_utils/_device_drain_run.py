@@ -25,7 +25,7 @@ from .core.texts import join_problems
 from .core.times import now_text
 
 LOOK_SECONDS = 2.0
-#: So many claims are read per second while the drain waits; a node with more held claims is looked at less often.
+#: The number of claims read per second while the drain waits. With more claims, the drain checks less often.
 CLAIMS_PER_SECOND = 10
 #: A scheduler may have bound a pod by what it knew before the rule: so long after it was written somebody new can still come.
 SETTLE_SECONDS = 4.0
@@ -168,9 +168,9 @@ class Drainer:
         return mine, [drain.rule_facts(each) for each in found if each not in mine]
 
     def _look(self, held: Sequence[Held] = ()) -> Plan:
-        """Plan from what the cluster is now.
+        """Return the plan for the current state of the cluster.
 
-        With ``held`` only these claims are read, by name, and not all claims of the cluster: so the drain waits for them.
+        With ``held``, only these claims are read, by name, instead of all claims of the cluster. The drain uses this while it waits.
         """
         slices = self._slices()
         self.done.published = [f"{each.driver}/{each.pool}" for each in drain.published(slices, self._asked)]
@@ -246,9 +246,10 @@ class Drainer:
     # Pods
 
     def _clear(self, plan: Plan) -> None:
-        """Evict the pods that may be evicted, and wait until no claim has any of the devices. Raises TimeIsUp, ApiError.
+        """Evict the pods that may be evicted, and wait until no claim uses any of the devices. Raises TimeIsUp, ApiError.
 
-        The claims of the last complete look are waited for by name. When they are gone, a complete look shows whether new ones have come.
+        The drain waits for the claims of the last complete list by name. When they no longer use the devices, it lists all claims again,
+        to find new claims.
         """
         begin = self._clock()
         deadline, settled = begin + self._timeout, begin + (SETTLE_SECONDS if self.done.steps else 0.0)

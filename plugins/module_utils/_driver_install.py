@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What modules that install a vendor's driver share: who is in the way, units, records, digests."""
+"""Functions that the modules for vendor drivers share: processes that block a change, units, records, digests."""
 
 from __future__ import annotations
 

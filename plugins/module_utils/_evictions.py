@@ -15,9 +15,9 @@ from ._kubernetes import DISRUPTION_BUDGET, Api, ApiError
 def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | None = None) -> str | None:
     """Request the eviction of one pod. ``grace_period`` is in seconds; None uses the grace period of the pod.
 
-    Returns None if the API server accepts the request, an empty text if the pod no longer exists or another pod has its name, and why not
-    if the same request can succeed later: a PodDisruptionBudget does not allow it, or the API server fails or cannot be reached.
-    Raises ApiError for every other answer.
+    Returns None if the API server accepts the request, and an empty string if the pod no longer exists or a different pod has its name. If
+    the same request can succeed later, returns the reason of the failure: a PodDisruptionBudget does not allow the eviction, or the API
+    server fails or cannot be reached. Raises ApiError for every other answer.
     """
     options: dict[str, Any] = {
         "preconditions": {"uid": uid}
@@ -37,7 +37,7 @@ def evict(api: Api, namespace: str, name: str, uid: str, grace_period: int | Non
     except ApiError as error:
         if error.is_not_found or error.status == 409:
             return ""
-        # The server does not support several budgets for one pod: it answers 500 without a reason (registry/core/pod/storage/eviction.go).
+        # The server does not support several budgets for one pod, and answers 500 without a reason (registry/core/pod/storage/eviction.go).
         if DISRUPTION_BUDGET in error.causes or (error.status == 500 and "PodDisruptionBudget" in str(error)):
             return f"A PodDisruptionBudget does not allow the eviction: {error}"
         # A 404 that is not of the API server is an answer of a load balancer.

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Writes the changes of a set of files, and restores the previous entries when one of them fails."""
+"""Write the changes of a set of files, and restore the previous entries if a change fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEW_MODE = {FILE: 0o644, DIRECTORY: 0o755}
 
 
 class Unfinished(FileSetError):
-    """A change failed. ``left`` are the changes, the failed one included, whose previous entries could not be restored."""
+    """A change failed. ``left`` are the changes whose previous entries could not be restored, including the failed change."""
 
     default_code = "os-error"
 
@@ -43,12 +43,12 @@ class Unfinished(FileSetError):
         self.left = tuple(left)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with the entries that restore the previous state, as far as they are not secret."""
+        """Return the error with the entries that restore the previous state, without secret entries."""
         return {**super().to_dict(), "changed": bool(self.left), "former": former(self.left)}
 
 
 class FileWriter:
-    """Writes entries so that a reader, a killed run, and a power cut see the previous entry or the new one, never a part.
+    """Writes each entry atomically. After a killed run or a power failure, a path has the previous entry or the new entry.
 
     ``label`` gives a new entry its default SELinux context.
     """
@@ -60,7 +60,7 @@ class FileWriter:
         self._created: set[str] = set()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Make all changes or none. Raises Unfinished."""
+        """Apply all changes, or restore the previous entries. Raises Unfinished."""
         for number, change in enumerate(changes):
             try:
                 self.make(change)
@@ -76,7 +76,7 @@ class FileWriter:
                 raise Unfinished(f"Cannot change {change.wanted.path}: {_text(error)}. {state}.", left) from error
 
     def _restore(self, changes: Sequence[Change]) -> tuple[list[Change], list[str]]:
-        """Restore the entries before the changes; return the changes for which that failed, and why."""
+        """Restore the previous entries. Return the changes that could not be undone, and the reasons."""
         left: list[Change] = []
         problems: list[str] = []
         for change in reversed(changes):
@@ -104,7 +104,7 @@ class FileWriter:
         return entry.path in self._created and look(entry.path).kind == DIRECTORY
 
     def make(self, change: Change) -> None:
-        """Make one change and sync it. Raises OSError, FileSetError."""
+        """Apply one change and sync it. Raises OSError, FileSetError."""
         wanted, path = change.wanted, change.wanted.path
         for parent in change.parents:
             self._make_directory(parent, NEW_MODE[DIRECTORY], (-1, -1))
@@ -127,7 +127,7 @@ class FileWriter:
         self.system.sync(os.path.dirname(path))  # noqa: PTH120  a text
 
     def _make_file(self, path: str, change: Change) -> None:
-        """Replace a file whole. Other hard links of the previous file keep its content and its attributes."""
+        """Replace a file with one rename. Other hard links of the previous file keep its content and its attributes."""
         wanted, before = change.wanted, change.before
         content = before.content if wanted.content is None else wanted.content
         like = path if before.kind == FILE else ""
@@ -136,7 +136,7 @@ class FileWriter:
             self.label(path)
 
     def _make_link(self, path: str, change: Change) -> None:
-        """Create the link under another name and rename it, so that there always is an entry."""
+        """Create the link under a temporary name and rename it, so that the path always has an entry."""
         folder, name = os.path.split(path)
         temporary = f"{folder}/.{name}.{os.getpid()}.tmp"
         with contextlib.suppress(FileNotFoundError):
@@ -153,7 +153,7 @@ class FileWriter:
             self.label(path)
 
     def _make_directory(self, path: str, mode: int, owner: tuple[int, int]) -> None:
-        """Create a directory with its mode at once: the next run does not correct the mode of a parent that a killed run has created."""
+        """Create a directory with its mode in one step, because the next run does not correct a parent directory of a killed run."""
         umask = os.umask(0)
         try:
             Path(path).mkdir(mode=mode)

@@ -101,7 +101,7 @@ def look(path: str) -> Entry:
 
 
 def owner_of(wanted: Wanted) -> tuple[int, int]:
-    """Return the numbers of the desired user and group, -1 for one that is not changed. Raises FileSetError for an unknown name."""
+    """Return the numbers of the desired user and group, and -1 for an unchanged one. Raises FileSetError for an unknown name."""
     return (
         _number(pwd.getpwnam, wanted.path, "owner", wanted.owner),
         _number(grp.getgrnam, wanted.path, "group", wanted.group),
@@ -109,7 +109,7 @@ def owner_of(wanted: Wanted) -> tuple[int, int]:
 
 
 def with_known_owner(wanted: Wanted) -> Wanted:
-    """Return the desired entry with names of user and group in place of numbers, as ``look`` returns them. Raises FileSetError."""
+    """Return the desired entry with names of user and group instead of numbers, as ``look`` returns them. Raises FileSetError."""
     user, group = owner_of(wanted)
     return replace(
         wanted,
@@ -127,13 +127,13 @@ def _number(find: Any, path: str, what: str, name: str | None) -> int:
         if name.isdigit():
             return int(name)
         raise FileSetError(
-            f"{path} has the {what} {name!r}, which this node does not know",
+            f"{path} has the {what} {name!r}, which does not exist on this node",
             hint=f"Create the {'user' if what == 'owner' else 'group'} first, or correct the name. Nothing was changed.",
         ) from error
 
 
 def leftovers(path: str) -> tuple[str, ...]:
-    """Return the temporary files beside a path that killed processes left, by full paths."""
+    """Return the full paths of temporary files of killed processes for a path."""
     folder, name = os.path.split(path)
     left = re.compile(rf"\.{re.escape(name)}\.(?:(?P<pid>\d+)(?:-\d+)?|[a-z0-9_]{{8}})\.tmp")
     try:
@@ -331,7 +331,7 @@ def differences(changes: Sequence[Change]) -> list[dict[str, str]]:
 
 
 def previous(changes: Sequence[Change]) -> tuple[Wanted, ...]:
-    """Return the entries that restore the state before the changes, last change first, so that a directory is emptied before it is removed.
+    """Return the entries that restore the previous state, last change first, so that a directory is emptied before it is removed.
 
     Other kinds of entries, such as sockets, cannot be created again and are left out.
     """
@@ -352,7 +352,7 @@ def previous(changes: Sequence[Change]) -> tuple[Wanted, ...]:
 
 
 def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Return the entries that restore the previous state, in the form of the module's option. Entries that are secret are left out."""
+    """Return the entries that restore the previous state, in the form of the module's option. Secret entries are left out."""
     back: list[dict[str, Any]] = []
     for entry in previous(changes):
         if entry.secret:
@@ -369,7 +369,7 @@ def former(changes: Sequence[Change]) -> list[dict[str, Any]]:
 
 
 def _encoded(content: bytes) -> dict[str, str]:
-    """Return the options for a content, in Base64 where it is not UTF-8."""
+    """Return the options for a content, in Base64 if the content is not UTF-8."""
     try:
         return {"content": content.decode()}
     except UnicodeDecodeError:

@@ -33,11 +33,11 @@ else:
     KUBERNETES_IMPORT_ERROR = ""
 
 TIMEOUT_SECONDS = 30
-#: How long a request is repeated while the API server is overloaded, restarts, or cannot be reached any more; the pauses double.
+#: Seconds for which a request is retried while the API server is overloaded, restarts, or becomes unreachable. Each pause is twice the last.
 RETRY_SECONDS = 60.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 _OVERLOADED = (429, 502, 503, 504)
-#: The cause that the server names when a PodDisruptionBudget does not allow an eviction (k8s.io/api/policy/v1 DisruptionBudgetCause).
+#: The server's cause if a PodDisruptionBudget does not allow an eviction (k8s.io/api/policy/v1 DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 
@@ -61,7 +61,7 @@ API_REQUIRED_TOGETHER: list[tuple[str, ...]] = [("client_cert", "client_key")]
 class ApiError(AcceleratorError):
     """The API server refused a request, or could not be reached (status 0).
 
-    ``reason`` and ``causes`` are the server's own words (metav1.Status: ``reason`` and ``details.causes[].reason``).
+    ``reason`` and ``causes`` come from the server (metav1.Status: ``reason`` and ``details.causes[].reason``).
     """
 
     default_code = "api-error"
@@ -236,7 +236,7 @@ class Api:
     def list_all(self, path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return all objects of a list, page by page. Raises ApiError.
 
-        The server forgets after about five minutes what the next page is of (status 410): the list is then read again, in one page.
+        A continue token expires after about five minutes (status 410). Then the list is read again, in one page.
         """
         items: list[dict[str, Any]] = []
         page = {**query, "limit": "500"}
@@ -256,7 +256,7 @@ class Api:
 
 
 def _is_worth_repeating(method: str, error: ApiError, headers: Mapping[str, str]) -> bool:
-    """Return whether a refused request can succeed later, and cannot have been carried out yet."""
+    """Return whether a refused request can succeed later and has certainly not been processed."""
     if method == "GET":
         return error.status in _OVERLOADED
     if error.status == 503:

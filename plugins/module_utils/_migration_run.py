@@ -31,7 +31,7 @@ from .core.texts import join_problems
 
 MANAGER = "dra-accelerators-migration"
 LOOK_SECONDS = 2.0
-#: A look lists all claims of the cluster. The pause after it is so many times as long as the look took, if that is more than LOOK_SECONDS.
+#: A check lists all claims of the cluster. The pause after a check is its duration times LOOK_SHARE, at least LOOK_SECONDS.
 LOOK_SHARE = 5
 #: A resource that a kubelet names with none of it may be named again for so long after it was taken away.
 QUIET_SECONDS = 25.0

@@ -194,10 +194,10 @@ class Installer:
         self.write(replace(record, doing=""))
 
     def carry_out(self, work: Work, record: Record) -> Record:
-        """Do the work with the services stopped, and return the record after it.
+        """Install the driver while the services are stopped, and return the new record.
 
-        The previous driver is in the record before the first change, so that the run after a killed one can restore it. Raises AcceleratorError
-        with the state of the node.
+        The previous driver is recorded before the first change, so that the next run after a killed run can restore it. Raises
+        AcceleratorError with the state of the node.
         """
         packages = self.apt.packages()
         former = self._former(record, packages.installed, work)
@@ -232,14 +232,14 @@ class Installer:
 
     @staticmethod
     def _before_interruption(record: Record) -> Kept | None:
-        """Return the driver before an interrupted run: the recorded one, or the one that the run found and recorded as the previous driver."""
+        """Return the driver before an interrupted run: the recorded driver, or the one that this run recorded as the previous driver."""
         now, former = record.now, record.former
         if now is None or (not now.complete and former is not None and former.version == now.version):
             return former
         return now
 
     def _begin(self, work: Work, record: Record, begun: Record) -> bool:
-        """Record what begins, then unload what is loaded; return whether a restart is needed. Raises InUse with the record as before."""
+        """Record the operation, then unload the kernel modules. Return whether a restart is needed. Raises InUse with the previous record."""
         self.write(begun)
         try:
             return self._make_room(work, record)
@@ -260,7 +260,7 @@ class Installer:
         found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
         interrupted = self._before_interruption(record)
         if interrupted is not None and interrupted.complete and (not found or interrupted.version in versions):
-            # An interrupted run has found it, when all of it was installed.
+            # The interrupted run recorded it while the installation was still complete.
             return interrupted
         if not found:
             return None

@@ -169,7 +169,7 @@ class Keeper:
                 copy_whole(self.system, path, target)
 
     def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Return packages, given with their versions, with the files that are kept of them. These files are on the disk then."""
+        """Return the kept files of packages with these versions. The files are synced to disk."""
         there = self.apt.kept_in(self.folder) if self.keep else {}
         if there:
             self.system.sync(self.folder)
@@ -177,7 +177,7 @@ class Keeper:
         for name, version in packages.items():
             path = there.get((name.partition(":")[0], version), "")
             if path:
-                # A record names the file from now on.
+                # The caller writes the path to a record.
                 self.system.sync(path)
             checksum = digest_of(self.system, path) if path else ""
             found[name] = {"version": version, "path": path, "checksum": checksum}

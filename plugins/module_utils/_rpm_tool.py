@@ -20,7 +20,7 @@ _TRUSTED = "/var/lib/dra-accelerators/rpm-keys"
 #: What the names of files and folders have, in caches, behind the name of a repository.
 _OF_CACHE = r"(-[0-9a-f]{16}|(-[a-z]+)?\.solvx?)?"
 _QUIET = {"LC_ALL": "C", "LANG": "C"}
-#: Seconds that zypper waits while another program manages packages. Its default is 0. dnf waits by itself.
+#: Seconds that zypper waits while another program manages packages. Its default is 0. dnf always waits.
 _ZYPPER_LOCK = {"ZYPP_LOCK_TIMEOUT": "300"}
 #: What several of a package may be installed of, in several versions: kernels and what is built for one.
 _SEVERAL = ("installonlypkg(", "multiversion(")

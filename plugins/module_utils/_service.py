@@ -263,7 +263,7 @@ def leftovers(state: State, *, stopping: bool) -> tuple[list[str], list[str]]:
     others = [name for name in state.names if not OWN_NAMES.fullmatch(name)]
     full = {f"{name.partition('/')[0]}/" for name in others if "/" in name}
     mine = [name.rstrip("/") for name in state.names if name not in others and name not in full]
-    # Last what identifies the directory: a run that is killed is repeated, and leftovers without a store block other programs.
+    # Files that identify the directory are removed last, so that the next run resumes a killed run. Other files without a store block programs.
     mine.sort(key=lambda name: name in (STORE, LOCK))
     removed = [*(f"{state.folder}/{name}" for name in mine), *state.registrations]
     if not others:

@@ -2,10 +2,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What node drivers need of the objects that all nodes of a cluster share. No function asks the cluster.
+"""The needs of node drivers for the objects that all nodes of a cluster share. No function queries the cluster.
 
 The role dra_driver records the needs of each node in a ConfigMap ``driver-<node>``. Nodes without a record were set up by an earlier release.
-For them the rights in the existing objects count.
+For these nodes the needs are derived from the rights in the existing objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Needs = dict[str, Any]
-#: Each need with its type, and how two of them are merged: lists by union, booleans by "or", numbers by the larger one.
+#: Each need with its type. Two values are merged by union (lists), by "or" (booleans), or to the larger value (integers).
 FIELDS: dict[str, type] = {
     "names": list,
     "read_pods": bool,
@@ -34,7 +34,7 @@ ROLE, POD_ROLE, TOKEN_POLICY = (
 
 
 def parse_record(text: str) -> Needs | None:
-    """Return the needs in a record, or None if it is no record."""
+    """Return the needs in a record, or None if the string is not a record."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -82,7 +82,7 @@ def needs_of_objects(objects: Mapping[str, Mapping[str, Any]]) -> Needs:
 def others_needs(
     nodes: Iterable[str], records: Mapping[str, str], drivers: Iterable[str], objects: Mapping[str, Mapping[str, Any]]
 ) -> Needs:
-    """Return the merged needs of all nodes with a driver other than ``nodes``; ``records`` are texts by node."""
+    """Return the merged needs of all nodes with a driver, without ``nodes``. ``records`` are strings by node name."""
     own = set(nodes)
     parsed = {node: parse_record(text) for node, text in records.items() if node not in own}
     unknown = {node for node in drivers if node not in own and parsed.get(node) is None}

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Stops services while a driver is replaced, and starts them again, also those that an interrupted run has stopped."""
+"""Stop services while a driver is replaced, and start them again, including services that an interrupted run stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def interrupted_services(system: System, vendor: str) -> tuple[str, ...]:
 
 
 def describe_start(service: str) -> str:
-    """Return the step of a module's result that starts a service which an interrupted run stopped."""
+    """Return the text of the step in a module's result that starts a service of an interrupted run."""
     return f"start {service}, which an interrupted run stopped"
 
 
@@ -58,7 +58,7 @@ def stopped_services(system: System, services: Sequence[str], vendor: str) -> It
 def resumed_services(system: System, vendor: str) -> Iterator[tuple[str, ...]]:
     """At the end, start the services that an interrupted run stopped and that nobody has started. Yields their names.
 
-    After a failure they are started as well. Raises AcceleratorError for a service that does not start, if nothing else failed.
+    The services are also started after a failure. Raises AcceleratorError for a service that does not start, if nothing else failed.
     """
     record = record_of(vendor)
     left = interrupted_services(system, vendor)

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""The facts of each vendor without its backend, whose import takes Ansible a tenth of a second in each task."""
+"""The facts of each vendor, without the backends. The import of a backend takes a tenth of a second in each task."""
 
 from __future__ import annotations
 

@@ -220,17 +220,17 @@ class PreparedPartition:
 
 @dataclass(frozen=True)
 class ClaimFiles:
-    """The CDI files of a driver's claims: their directory, and their kind, or "" for the kind of the store's driver."""
+    """The directory and the CDI kind of the CDI files of a driver's claims. The kind is "" for that of the store's driver."""
 
     directory: str = "/var/run/cdi"
     kind: str = ""
 
 
 def prepared_claims(path: str, files: ClaimFiles | None = None) -> tuple[PreparedClaim, ...]:
-    """Read the claims in the driver's store, without changing it. Return none if the driver has never had claims here.
+    """Return the claims in the driver's store, without a change to the store. Return none if the driver has never had claims here.
 
-    Raises AcceleratorError with code store-unreadable if the file is no store, has a newer schema, or contains a row that was
-    changed, and if there is no store although ``store_leftovers`` or CDI files show that there was one.
+    Raises AcceleratorError with code store-unreadable if the file is not a store, has a newer schema, or contains a damaged row. Raises it
+    also if the store does not exist although ``store_leftovers`` or CDI files show that it has existed.
     """
     return _of_store(path, _claims, (), files or ClaimFiles())
 
@@ -252,7 +252,7 @@ def knobs_before_claims(path: str, boot_id: str, files: ClaimFiles | None = None
 
 
 def store_leftovers(path: str) -> tuple[str, ...]:
-    """Return files that only a store at this path leaves: its log, a new store that replaces it, damaged stores, and backups."""
+    """Return files that exist only after a store at this path existed: its log, its replacement, damaged stores, and backups."""
     return tuple(sorted(map(str, Path(path).parent.glob(f"{Path(path).name}[.-]*"))))
 
 
@@ -268,7 +268,7 @@ def _claim_files(path: str, files: ClaimFiles) -> tuple[str, ...]:
 
 
 def _of_store(path: str, read: Callable[[sqlite3.Connection], T], nothing: T, files: ClaimFiles) -> T:
-    """Return what ``read`` returns, or ``nothing`` if there has been no store. Raises AcceleratorError."""
+    """Return the result of ``read``, or ``nothing`` if a store has never existed. Raises AcceleratorError."""
     if not Path(path).exists():
         if remains := (*store_leftovers(path), *_claim_files(path, files)):
             raise AcceleratorError(

@@ -7,8 +7,8 @@ file, replaced atomically. The next run reads the operation and the previous lay
 get no new claims, and for how long. A killed run does not hold devices forever: the driver ignores a record after its time, and
 the next run finds it.
 
-The time is that of CLOCK_BOOTTIME, which nobody can set. After a reboot the record holds its devices for the same number of seconds from
-the boot. While a record cannot be read, the driver prepares no new claim on any device.
+The time is measured with CLOCK_BOOTTIME, which cannot be set. After a reboot the record holds its devices for the same number of seconds
+from the boot. While a record cannot be read, the driver prepares no new claim on any device.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Record:
 
     ``wanted`` and ``former`` are rules for these devices, as in a layout. ``names`` are the published devices that get no new claims.
     The record holds the devices for ``seconds``, until CLOCK_BOOTTIME is ``boottime`` in the boot ``boot_id``. ``until`` is the same
-    in seconds since the epoch, for people. Releases before wrote only ``until``; for their records it counts.
+    in seconds since the epoch, for readers of the file. Earlier releases wrote only ``until``, which is used for their records.
     """
 
     operation: str
@@ -85,7 +85,7 @@ class Record:
         }
 
     def held_for(self, seconds: float, now: Moment) -> Record:
-        """Return the record with a hold of so many seconds from now."""
+        """Return the record with a hold of ``seconds`` from ``now``."""
         return replace(
             self, until=now.wall + seconds, boot_id=now.boot_id, boottime=now.boottime + seconds, seconds=seconds
         )
@@ -109,7 +109,7 @@ class Record:
         return InUse(
             f"Device {uuid} is being repartitioned by the operation {self.operation} ({self.step}), until "
             f"{text_of(self.until)} at the latest",
-            hint="The kubelet retries. If no run of that operation is active any more, run the playbook repartition again: it finishes it.",
+            hint="The kubelet retries. If no run of that operation is active any more, run the playbook repartition again to complete it.",
             code="device-repartitioned",
         )
 
@@ -160,7 +160,7 @@ def parse(text: str, path: str) -> Record:
 def damaged(path: str, error: Exception) -> AcceleratorError:
     """Return the error for a record that cannot be read."""
     return AcceleratorError(
-        f"The record of the repartition under way, {path}, cannot be read: {error!r}",
+        f"The record of the current repartition, {path}, cannot be read: {error!r}",
         hint="Verify the layout of the devices, remove the file, and run the playbook repartition again.",
         code="damaged-record",
     )
@@ -191,7 +191,7 @@ class Watch:
         return record if record is not None and record.holds(self._clock()) else None
 
     def expired(self) -> Record | None:
-        """Return the operation whose record exists and does not hold its devices any more."""
+        """Return the operation of an expired record, which no longer holds its devices."""
         try:
             record = self._read()
         except AcceleratorError:
@@ -199,14 +199,14 @@ class Watch:
         return record if record is not None and not record.holds(self._clock()) else None
 
     def is_active(self) -> bool:
-        """Return whether devices are held now, by an operation or because its record cannot be read."""
+        """Return whether devices are held now, by an operation or because the record cannot be read."""
         try:
             return self.current() is not None
         except AcceleratorError:
             return True
 
     def held(self, uuids: Iterable[str]) -> frozenset[str]:
-        """Return those of the devices that are held now: all of them while the record cannot be read."""
+        """Return those of the devices that are held now, or all devices while the record cannot be read."""
         try:
             record = self.current()
         except AcceleratorError:

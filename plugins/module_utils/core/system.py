@@ -327,7 +327,7 @@ class System:
             self._sync_directory(folder)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file; after a power cut the whole file is at one of the two paths. Raises OSError."""
+        """Rename a file. After a power failure the complete file is at one of the two paths. Raises OSError."""
         self.sync(source)
         os.replace(self._where(source), self._where(target))  # noqa: PTH105  paths are texts here
         for folder in dict.fromkeys((posixpath.dirname(target), posixpath.dirname(source))):

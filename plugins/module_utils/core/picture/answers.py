@@ -32,7 +32,7 @@ def fleet_report(
 ) -> Json:
     """Join the answers of nodes, by the nodes' names, with what the cluster has: ``published`` devices and facts of claims.
 
-    None for ``published`` where no cluster was asked. A node whose answer is empty is silent, except for nodes of ``not_asked``.
+    ``published`` is None if no cluster was queried. A node with an empty answer is silent, except for nodes of ``not_asked``.
     """
     unasked = sorted(name for name in not_asked if not nodes.get(name))
     silent = [name for name in nodes if not nodes[name] and name not in unasked]
