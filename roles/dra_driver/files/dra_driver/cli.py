@@ -111,12 +111,13 @@ def _parser() -> argparse.ArgumentParser:
     recovered.set_defaults(run=_recovered)
 
     machine = commands.add_parser(
-        "machine", help="the machine that the driver's state belongs to, and what to do with the state of a copied disk"
+        "machine",
+        help="show or change the machine that the driver's state belongs to, for copied disks and replaced hardware",
     )
     machine.add_argument(
         "action",
         choices=("show", "accept", "reset"),
-        help="show both identities; accept: this is the same node with other hardware; reset: this machine is a copy, delete the copied state",
+        help="show: print both identities; accept: this is the same node with new hardware; reset: this machine is a copy, delete the copied state",
     )
     machine.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     machine.set_defaults(run=_machine)

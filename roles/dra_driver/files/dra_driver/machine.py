@@ -2,9 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The identity of the machine whose driver wrote a state directory, so that a copy of a node's disk does not act as that node.
 
-The driver stores the product UUID of the firmware (SMBIOS) and the machine ID of the operating system in ``machine.json``. Another
-product UUID means another machine: the disk was copied or moved, or the mainboard was replaced. The machine ID alone means nothing: a
-reinstallation changes it, and container-based nodes can get another one at each start. Without a product UUID, as on boards without
+The driver stores the product UUID of the firmware (SMBIOS) and the machine ID of the operating system in ``machine.json``. A different
+product UUID means a different machine: the disk was copied or moved, or the mainboard was replaced. A different machine ID alone does not:
+a reinstallation changes the ID, and container-based nodes can get a new one at each start. Without a product UUID, as on boards without
 SMBIOS, nothing is compared.
 """
 
@@ -58,7 +58,7 @@ class Machine:
         return "" not in (self.product_uuid, stored.product_uuid) and self.product_uuid != stored.product_uuid
 
     def merged(self, stored: Machine) -> Machine:
-        """Return what to store of the same machine: an identifier that cannot be read now stays."""
+        """Return the identity to store for the same machine. An identifier that cannot be read now keeps its stored value."""
         return Machine(self.product_uuid or stored.product_uuid, self.machine_id or stored.machine_id)
 
     def describe(self) -> str:
@@ -130,7 +130,7 @@ def refuse_other(machine: Machine, stored: Machine, directory: str) -> None:
 
 
 def is_accepted(system: System, directory: str) -> bool:
-    """Return whether the stored identity is that of this machine now. Raises ForeignState if it was deleted: the state was reset."""
+    """Return whether the stored identity is now that of this machine. Raises ForeignState if the identity was deleted by a reset."""
     stored = stored_machine(directory)
     if stored is None:
         raise ForeignState(
@@ -144,7 +144,7 @@ def is_accepted(system: System, directory: str) -> bool:
 def delete_state(directory: str) -> tuple[str, ...]:
     """Delete the driver's state, and return the deleted paths. Sockets and locks of a running driver stay. Raises OSError.
 
-    The identity is deleted last: until then a state that is left over is the other machine's.
+    The identity is deleted last: until then the remaining state belongs to the other machine.
     """
     deleted = []
     for entry in sorted(Path(directory).iterdir(), key=lambda each: (each.name == FILE, each.name)):

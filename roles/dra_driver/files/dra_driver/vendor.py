@@ -60,7 +60,7 @@ STALE_LOOKS = 4
 LEFT_SECONDS = 1.0
 # How long calls under way may take when another instance is to take over: the kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
-# How often an instance that may not serve looks whether its machine was accepted.
+# Seconds between checks whether an administrator has accepted the machine.
 MACHINE_SECONDS = 5.0
 # How long calls are still taken after the registration was withdrawn, when another instance is to take over.
 SETTLE_SECONDS = 3.0
@@ -155,8 +155,8 @@ class VendorDriver:
     async def _verify_machine(self, started: asyncio.Event) -> None:
         """Return if the state directory belongs to this machine, or as soon as an administrator accepts the machine.
 
-        Until then nothing is published, and the kubelet is not served. The process answers for its status. Raises ForeignState when an
-        administrator resets the state.
+        Until then the driver publishes no device and does not serve the kubelet, but the process reports its status. Raises ForeignState
+        when an administrator resets the state.
         """
         try:
             await asyncio.to_thread(check_machine, self._system, self._directory)

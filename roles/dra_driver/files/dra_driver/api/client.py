@@ -45,7 +45,7 @@ WATCH_GRACE_SECONDS = 30.0
 # A watch whose answer has not begun after so long has none: a busy server lets a request wait for 15 s.
 HEAD_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
-# How often in a row a page of a list may be refused, and how often a list may begin again because its snapshot has expired.
+# The limit for consecutive refusals of a page of a list, and for restarts of a list after its snapshot has expired.
 PAGE_REFUSALS, LIST_RESTARTS = 5, 3
 # So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
 # asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
@@ -97,7 +97,7 @@ class ApiError(AcceleratorError):
 class _Connections:
     """The connections to the server: of requests, of watches, which stay open for minutes, and one for liveness probes.
 
-    ``access`` is the access that they were opened with. Its token can be outdated.
+    ``access`` is the access with which the connections were opened. Its token can be outdated.
     """
 
     access: Access
@@ -146,7 +146,7 @@ class ApiClient:
         return await self.request("GET", path, params=params)
 
     async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
-        """GET all objects of a list, up to ``page`` in an answer."""
+        """Return all objects of a list, read with up to ``page`` objects per request."""
         found: list[Json] = []
         async for answer, is_first in self.pages(path, params, page=page):
             if is_first:
@@ -342,7 +342,7 @@ class ApiClient:
             await self._close_retired(session)
 
     def _retire(self) -> None:
-        """Open new connections for later requests. Requests that have begun finish on the old connections."""
+        """Open new connections for later requests. Requests in progress complete on the previous connections."""
         connections, self._connections = self._connections, None
         self._access = None
         self._close_later(connections)
@@ -414,7 +414,7 @@ class ApiClient:
         )
 
     async def reload_if_changed(self) -> bool:
-        """Read the kubeconfig again if it or a file that it names has changed; return whether it has.
+        """Read the kubeconfig again if it or a file that it names has changed. Return whether something has changed.
 
         A new token keeps the open connections and their watches: the API server authenticates a watch only when it begins.
         """

@@ -67,7 +67,7 @@ class Access:
         return context
 
     def has_same_server_as(self, other: Access) -> bool:
-        """Return whether both lead to the same server with the same certificates, so that connections can be kept.
+        """Return whether both have the same server and the same certificates, so that connections can be kept.
 
         Tokens do not matter: each request sends its own.
         """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Repeat requests that the API server refuses because it is overloaded."""
+"""Retry requests that the API server refuses because it is overloaded."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ THROTTLED = (429, 503)
 async def retry_throttled(
     send: Callable[[], Awaitable[T]], seconds: float, *, wait: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> T:
-    """Return the answer to ``send``, which is called again after each refusal with Retry-After, for up to ``seconds``.
+    """Return the answer of ``send``. Retry it after each refusal with Retry-After, for up to ``seconds``.
 
-    Raises ApiError for the last refusal if the next attempt would begin after that time. Attempts are spread: many nodes get the same
-    Retry-After at the same moment.
+    Raises ApiError for the last refusal if the next attempt would begin after this time. Pauses are randomized, because many nodes get the
+    same Retry-After at the same time.
     """
     until = time.monotonic() + seconds
     while True:

@@ -93,10 +93,10 @@ def _is_resumable(error: Exception) -> bool:
 class Watched(Generic[T]):
     """All objects at one path.
 
-    ``path`` is asked for before each list (the cluster may have been upgraded); None says that the server has no such
-    objects. ``keep`` makes of an object what is remembered of it; None leaves it out. ``changed`` is called after every list and after each
-    change for which ``matters`` returns true; it gets the former and the new value, None for no object. ``storage`` makes the mapping for
-    the remembered values.
+    ``path`` is called before each list (the cluster may have been upgraded). It returns None if the server has no such
+    objects. ``keep`` returns the value to store for an object, or None to leave the object out. ``changed`` is called after every list
+    and after each change for which ``matters`` returns true, with the previous and the new value (None for no object). ``storage``
+    creates the mapping for the stored values.
     An object for which ``keep`` fails is left out with a warning, and an exception of ``changed`` is logged: neither ends the watch.
     """
 

@@ -152,7 +152,7 @@ class Adopting:
         try:
             claim = await self._read(reference)
         except AcceleratorError as error:
-            LOG.warning("claim %s is kept until the API server answers for it: %s", reference.uid, error)
+            LOG.warning("claim %s is kept until the API server answers: %s", reference.uid, error)
             return True
         return allocated_here(claim, reference.uid, self._service.driver, pool)
 

@@ -13,7 +13,7 @@ from .debts import Debt, debts_in, void_debts
 from .records import ClaimRecord
 from .store import Store
 
-# In the store's meta table, followed by the claim's UID: the driver restores the claim's devices in the boot that is the value.
+# Key in the store's meta table, followed by the claim's UID. The value is the boot in which the driver restores the claim's devices.
 RESTORING_KEY = "restoring:"
 
 
@@ -72,9 +72,9 @@ class Ownership:
         return debts_in(self._store.meta, self._boot_id)
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
-        """Return whether the partitions of a claim were created in a former boot, and not again in this one.
+        """Return whether the partitions of a claim were created in a previous boot, and not restored in this boot.
 
-        They do not exist any more. A partition at the place of one of them belongs to the layout or to an administrator.
+        These partitions no longer exist. A partition at the same placement belongs to the layout or to an administrator.
         """
         if self._boot_id is None:
             return False

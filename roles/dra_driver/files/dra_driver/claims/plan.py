@@ -383,12 +383,12 @@ def plan_restore(
     *,
     gone: bool = False,
 ) -> PreparePlan:
-    """Decide how to make a prepared claim's devices exist again after a reboot or an accident.
+    """Plan how to restore the devices of a prepared claim after a reboot or a failure.
 
-    Returned is the record as it will be written, with the partitions that are there now and those to be made. Devices
-    with a partition_uuid exist; those that are ``created`` and have none are to be made. ``gone`` says that the partitions were
-    created in a former boot and do not exist any more: the claim uses a partition that it finds at the place of one of them, and
-    unpreparing the claim does not destroy that partition. Raises ClaimError or InUse.
+    Returns the record to write, with the existing partitions and the partitions to create. Devices with a partition_uuid exist.
+    Devices that are ``created`` and have no partition_uuid are to be created. ``gone`` is whether the partitions were created in a
+    previous boot and no longer exist. Then the claim uses a partition that already exists at the same placement, and
+    unpreparing the claim does not destroy this partition. Raises ClaimError or InUse.
     """
     settled: list[DeviceRecord] = []
     modes: dict[str, ModeChange] = {}
@@ -467,12 +467,13 @@ def plan_undo(
     *,
     gone: bool = False,
 ) -> UndoPlan:
-    """Decide how to undo a claim according to its record.
+    """Plan how to undo a claim according to its record.
 
-    Only partitions that the driver created by the record are destroyed. A partition that does not exist needs nothing, and one with
-    another ID than the driver chose has another owner. ``gone`` says that the driver created them in a former boot: they do not exist
-    any more, and a partition at the same place has another owner. If the driver had switched partitioning on and no other partition
-    remains, the plan switches it off. On a ``faulty`` device the destruction stays as a pending cleanup.
+    Only partitions that the driver created according to the record are destroyed. A partition that does not exist needs no change.
+    A partition with an ID that the driver did not choose has a different owner. ``gone`` is whether the driver created the
+    partitions in a previous boot: they no longer exist, and a partition at the same placement has a different owner. If the driver
+    enabled partitioning and no other partition remains, the plan disables it. On a ``faulty`` device the destruction stays as a
+    pending cleanup.
     """
     destructions: list[Destruction] = []
     doomed: set[tuple[str, int]] = set()

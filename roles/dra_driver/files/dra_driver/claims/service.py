@@ -67,7 +67,7 @@ T = TypeVar("T")
 READY_SECONDS = 5.0
 # How long a read of a prepared claim from the API server can take.
 COMPARE_SECONDS = 5.0
-# How long after the call of the kubelet a refused read of a claim is repeated. The kubelet waits for 45 s, and the rest is for the devices.
+# Seconds after the call of the kubelet for which a refused read of a claim is retried. The kubelet waits for 45 s. The rest is for the devices.
 THROTTLED_SECONDS = 30.0
 
 

@@ -56,7 +56,7 @@ LOG = logging.getLogger(__name__)
 GROUP_LIMIT = 128
 # How long a store that is closed waits for what is being written.
 CLOSE_SECONDS = 10.0
-# Why a store is replaced whose log is not on disk.
+# The reason for the replacement of a store after its log could not be synced.
 LOST_LOG = "the disk failed to write its log"
 # Has each commit wait for the disk, or leaves that to the next one that does.
 _DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
@@ -105,7 +105,7 @@ class Store:
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
-        self._log_is_lost = False  # the disk did not take a part of SQLite's log: nothing behind it is durable
+        self._log_is_lost = False  # a part of SQLite's log is not on disk, so no later part is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         #: The connection whose log has its space on the disk.
@@ -203,7 +203,7 @@ class Store:
         return pending
 
     def _refuse_new_claim(self, change: Change) -> None:
-        """Raise StoreError for a claim that the store does not have if the disk is full: the reserved space is for releases."""
+        """Raise StoreError for a new claim if the disk is full, because the reserved space is for releases."""
         if change.put is not None and change.put.uid not in self.claims:
             refuse_full_disk(self.path)
 
@@ -357,17 +357,17 @@ class Store:
     def _wait_for_log(self) -> AcceleratorError | None:
         """Wait until SQLite's log is on disk. Return the error if it is not.
 
-        After a failed sync the kernel takes the lost pages for written, and the next sync succeeds: only a new store is durable.
+        After a failed sync the kernel treats the lost pages as written, and the next sync succeeds. So only a new store is durable.
         """
         if not self._log_is_lost:
             try:
                 os.fdatasync(self._log_file())
             except FileNotFoundError:
-                pass  # the store was written anew from memory meanwhile, and is on disk
+                pass  # another thread has replaced the store from memory, and the new store is on disk
             except OSError as problem:
                 self._log_is_lost = True
                 return unwritable(self.path, problem)
-        if self._log_is_lost:  # perhaps since a commit of another thread has failed at this moment
+        if self._log_is_lost:  # a commit of another thread can have failed just now
             try:
                 with self._writing:
                     if self._log_is_lost:
@@ -411,7 +411,7 @@ class Store:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
                 self._log_is_lost = self._log_is_lost or "disk I/O error" in str(error)
                 raise unwritable(self.path, error) from error
-            self._start_again(f"it was damaged while it was open ({error})", changes)
+            self._start_again(f"the file was damaged while it was open ({error})", changes)
 
     def _with(self, changes: Iterable[Change]) -> Content:
         """What is in memory, with changes."""
@@ -442,7 +442,7 @@ class Store:
             self._waits_for_disk = durable
 
     def _start_again(self, reason: str, changes: list[Change]) -> None:
-        """Replace the store by one with the content of memory, which is everything that was committed, and changes."""
+        """Replace the store by a new store with the content in memory, which has all committed changes, and with ``changes``."""
         LOG.error("the store %s is replaced from memory: %s", self.path, reason)
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
@@ -450,10 +450,10 @@ class Store:
         former = replace(self.path, partial(fill, content))
         self._connection = connect(self.path)
         self._waits_for_disk, self._log_is_lost, self._content = True, False, content
-        LOG.warning("the store %s was written anew; the previous one is %s", self.path, former)
+        LOG.warning("the store %s was replaced; the previous store is %s", self.path, former)
         self.replaced(
-            f"The store {self.path} was written anew from memory: {reason}. Nothing is lost. The previous store is "
-            f"{former or 'gone'}. Look for faults of the disk in the kernel log"
+            f"The store {self.path} was replaced from memory: {reason}. No data is lost. The previous store is "
+            f"{former or 'lost'}. Check the kernel log for faults of the disk"
         )
 
 

@@ -24,15 +24,15 @@ from .records import OtherRelease
 
 # What SQLite keeps beside a database.
 COMPANIONS = ("-wal", "-shm", "-journal")
-# How many backups of older forms are kept, and how many damaged stores.
+# The numbers of kept backups of older schemas, and of kept damaged stores.
 BACKUPS = 2
 DAMAGED = 3
-# Space that SQLite's log has in advance, so that claims can be forgotten on a full disk. A longer log is cut to it. SQLite writes
-# the log back to the database after 4 MiB.
+# Space reserved for SQLite's log, so that claims can be released on a full disk. A longer log is truncated to this size. SQLite
+# writes the log back to the database after 4 MiB.
 LOG_BYTES = 8 * 1024 * 1024
-# With less free space no claim is recorded that the store does not have.
+# With less free space the driver records no new claim.
 LEAST_BYTES = 1024 * 1024
-# How long SQLite waits for another program that reads.
+# Seconds that SQLite waits for another program that reads.
 BUSY_SECONDS = 10.0
 #: What to do about a store that the disk does not take.
 REMEDY = "Check that its folder exists, is writable and that the disk is not full."
@@ -55,7 +55,7 @@ def unwritable(path: str, error: BaseException) -> StoreError:
 
 
 def connect(path: str) -> sqlite3.Connection:
-    """Open a store in the mode of a log that is synced at each commit. Raises StoreError, StoreDamaged."""
+    """Open a store with a write-ahead log that is synced at each commit. Raises StoreError, StoreDamaged."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
     except sqlite3.Error as error:
@@ -92,14 +92,14 @@ def reserve_log(path: str) -> bool:
 
 
 def refuse_full_disk(path: str) -> None:
-    """Raise StoreError if the reserved space of a store is all that is left on its disk."""
+    """Raise StoreError if the disk has no free space except the reserved space of the store."""
     try:
         free = _bytes_free(path)
     except OSError:
         return  # the write reports it
     if free < LEAST_BYTES:
         raise StoreError(
-            f"The store {path} takes no new claim: its disk is full. It has {free} bytes free, expected {LEAST_BYTES} or more",
+            f"The store {path} cannot record a new claim: its disk is full. It has {free} free bytes, expected {LEAST_BYTES} or more",
             hint="Free space on this disk. Claims can still be released.",
         )
 
@@ -110,12 +110,12 @@ def _bytes_free(path: str) -> int:
 
 
 def replace(path: str, fill: Fill) -> str | None:
-    """Replace a damaged or missing store by a new one. Return the new name of the damaged one. Raises StoreError.
+    """Replace a damaged or missing store by a new store. Return the new name of the damaged store. Raises StoreError.
 
     The new store is complete and synced before the old one is renamed. The old log is renamed before the new store gets its
     name, because SQLite would apply the log to it.
     """
-    take_new(path)  # else the only complete store would be deleted first
+    take_new(path)  # otherwise the only complete store would be deleted
     with _built(path, new_store(path), fill):
         former = _put_in_place(path)
         _remove_old_damaged(path, former)
@@ -123,7 +123,7 @@ def replace(path: str, fill: Fill) -> str | None:
 
 
 def take_new(path: str) -> bool:
-    """Put the new store of an interrupted ``replace`` in its place if there is no store. Return whether it did. Raises StoreError.
+    """Rename the new store of an interrupted ``replace`` to ``path`` if no store exists. Return whether this was done. Raises StoreError.
 
     Only a complete new store is used: it contains the claims, pending cleanups, and settings that no CDI file has.
     """
@@ -137,12 +137,12 @@ def take_new(path: str) -> bool:
 
 
 def new_store(path: str) -> str:
-    """Return the path of the new store that is about to replace the one at ``path``."""
+    """Return the path of the new store that replaces the store at ``path``."""
     return f"{path}.new"
 
 
 def drop_new(path: str) -> None:
-    """Delete the new store of an interrupted replacement that the old store has outlived. Raises StoreError."""
+    """Delete the new store of an interrupted replacement if the old store still exists. Raises StoreError."""
     try:
         if os.path.lexists(new_store(path)):
             _remove_database(new_store(path))
@@ -159,7 +159,7 @@ def _is_complete(path: str) -> bool:
             connection.row_factory = sqlite3.Row
             read(connection, path)
     except OtherRelease:
-        return True  # the check at opening rejects it by name
+        return True  # the check at opening reports the cause
     except (StoreDamaged, sqlite3.Error):
         return False
     return True
@@ -199,7 +199,7 @@ def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> st
 
 @contextlib.contextmanager
 def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
-    """Write a new store and sync it. If the block fails, remove it, unless it is the only one. Raises StoreError."""
+    """Write a new store and sync it. If the block fails, remove the new store, unless it is the only store. Raises StoreError."""
     is_complete = False
     try:
         Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
         is_complete = True
         yield
     except (sqlite3.Error, OSError) as error:
-        if not is_complete or os.path.lexists(path):  # else ``take_new`` uses it
+        if not is_complete or os.path.lexists(path):  # otherwise ``take_new`` uses the new store
             with contextlib.suppress(OSError):
                 _remove_database(new)
         raise unwritable(path, error) from error
@@ -226,7 +226,7 @@ def remove_old_backups(path: str) -> None:
 
 
 def _remove_old_damaged(path: str, newest: str | None) -> None:
-    """Keep three damaged stores, with their logs: the newest, and two more by the time at which they were renamed."""
+    """Keep three damaged stores and their logs: the newest store, and two more by the time of their renaming."""
     others: dict[str, int] = {}
     for file in Path(path).parent.glob(f"{Path(path).name}.damaged-*"):
         store = re.sub(f"({'|'.join(COMPANIONS)})$", "", str(file))

@@ -81,7 +81,7 @@ class Undoing:
         )
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
-        """Return whether the partitions and settings of a claim are of a former boot, and were not restored in this one."""
+        """Return whether the partitions and settings of a claim are from a previous boot, and were not restored in this boot."""
         return self.ownership.went_with_the_boot(record)
 
     def cleared(self, keys: Iterable[str]) -> dict[str, None]:

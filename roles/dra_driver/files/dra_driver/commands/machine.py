@@ -47,20 +47,20 @@ def _stored(machine: Machine, stored: Machine | None) -> str:
 
 
 def _reset(directories: list[str], machine: Machine, kubeconfig: str, config_path: str) -> tuple[str, ...]:
-    """Delete the state that was copied from another machine, and the identity of its node.
+    """Delete the state that was copied from another machine, and the credentials of the copied node.
 
-    A driver in a pod has no files for its identity. It continues as the node of its pod.
+    A driver in a pod has no files for its identity. It continues with the identity of its pod's node.
     """
     copied = [each for each in directories if (stored := stored_machine(each)) and machine.is_other(stored)]
     if not copied:
         raise AcceleratorError(
-            "No state of another machine is on this machine, so that nothing is reset",
+            "This machine has no state of another machine, so nothing was reset",
             hint="`dra-driver machine show` prints both identities.",
             code="nothing-to-reset",
         )
     deleted: list[str] = []
     if kubeconfig:
-        # Before the state: without its identity no driver can act as the other node.
+        # Before the state: without these credentials no driver can act as the other node.
         for path in (kubeconfig, config_path):
             if Path(path).exists():
                 Path(path).unlink()

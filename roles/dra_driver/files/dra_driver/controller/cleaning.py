@@ -81,14 +81,14 @@ class Cleaner:
         return planning.POD_FINISHED if finished else planning.POD_ALIVE
 
     async def clean(self, actions: Sequence[Action], gone: Mapping[str, str], pods: Mapping[PodKey, str]) -> int:
-        """Take up to MOST_ACTIONS actions, one after the other. Return the number of actions left that had no attempt yet.
+        """Run up to MOST_ACTIONS actions in sequence. Return the number of remaining actions without an attempt.
 
-        Actions with fewer attempts come first, so that failing ones do not keep the others waiting. A failed action is logged, counted, and
+        Actions with fewer attempts are first, so that failing actions do not delay the others. A failed action is logged, counted, and
         planned again in the next pass. Raises ApiUnreachable, and ApiError if the server asks for a pause (Retry-After).
         """
         self._attempts = {_key(action): self._attempts.get(_key(action), 0) for action in actions}
         ordered = sorted(actions, key=lambda action: self._attempts[_key(action)])  # otherwise in the given order
-        # A claim without its allocation no longer names the node, so its finalizer has to be removed before.
+        # A claim without an allocation no longer names the node, so the finalizer has to be removed first.
         unreleased = {action.uid for action in actions if action.verb == planning.RELEASE}
         nodes: dict[str, NodeFacts | None] = {}
         deleted: dict[tuple[str, str], Counter[str]] = {}

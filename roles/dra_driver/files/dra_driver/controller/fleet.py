@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The report of a fleet from the API server: the one of the playbook ``report``, without the facts that only nodes know.
+"""The fleet report of the playbook ``report``, from the API server alone, without the facts that only nodes have.
 
-A process of its own makes the report, on request: for a large fleet it needs minutes and hundreds of MiB, and claims wait for the webhook
-of the controller's process. Only the answer is kept.
+A separate process creates the report on request. For a large fleet it needs minutes and hundreds of MiB, and in the controller's process
+it would delay the webhook, which claims wait for. Only the report is kept.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LONGEST_MESSAGE = 2000
 
 
 class ReportFailed(AcceleratorError):
-    """The process that makes the report has failed."""
+    """The process that creates the report has failed."""
 
     default_code = "report-failed"
 
 
 @dataclass(frozen=True)
 class Made:
-    """A report as it is sent, when it was made by its maker's clock, and for how many seconds it is kept."""
+    """A report as it is sent, its creation time by the monotonic clock, and the seconds for which it is cached."""
 
     body: bytes
     at: float
@@ -63,7 +63,7 @@ class FleetReport:
         self.last: Made | None = None
 
     async def current(self) -> Made:
-        """Return the report, made anew where the last one is old. Raises ReportFailed."""
+        """Return the cached report, or a new report if the cached one has expired. Raises ReportFailed."""
         async with self._one:
             if self.last is None or self._clock() - self.last.at >= self.last.kept:
                 began = self._clock()
@@ -86,7 +86,7 @@ class FleetReport:
                 await process.wait()
         if process.returncode:
             said = errors.decode(errors="replace").strip()[-LONGEST_MESSAGE:]
-            raise ReportFailed(said or f"The process that makes the report ended with status {process.returncode}")
+            raise ReportFailed(said or f"The process that creates the report ended with status {process.returncode}")
         return body
 
 
@@ -105,7 +105,7 @@ async def make_report(client: ApiClient, drivers: Sequence[str]) -> Json:
                 begin()
             found: list[Json] = answer.get("items") or []
             for each in found:
-                # Half of an object is who has written which field.
+                # managedFields are half of an object.
                 each.get("metadata", {}).pop("managedFields", None)
             yield found
 
@@ -144,7 +144,7 @@ async def _main(kubeconfig: str, *drivers: str) -> int:
 
 
 def _leave_room() -> None:
-    """Limit the memory of this process, and let others go first. Where the host does not allow it, the limit of the service applies."""
+    """Limit the memory and lower the priority of this process. If the host does not allow this, the limits of the service apply."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Fold the objects of a cluster into the report, page by page.
 
-Decoded slices of a large fleet need several GB. So slices and claims are kept compressed, and decompressed for one node after the other.
+Decoded slices of a large fleet need several GB. So slices and claims are kept compressed, and decompressed for one node at a time.
 No side effects.
 """
 
@@ -27,7 +27,7 @@ _OF_CLAIM = ("node", "type", "product", "profile", "uuid", "taints")
 
 
 class FleetFold:
-    """Objects of a cluster, added page by page, until the report is made of them."""
+    """The objects of a cluster for the report, added page by page."""
 
     def __init__(self) -> None:
         #: By driver and node ("" for slices of no single node): compressed pages.
@@ -40,13 +40,13 @@ class FleetFold:
         self._holders: dict[Pool, list[Json]] = {}
 
     def begin_slices(self, driver: str) -> None:
-        """Forget the ResourceSlices of a driver: its list begins, or begins again."""
+        """Remove the ResourceSlices of a driver, when its list starts or restarts."""
         self._slices[driver] = {}
         self._newest = {pool: light for pool, light in self._newest.items() if pool[0] != driver}
         self._noted = [light for light in self._noted if light["spec"]["driver"] != driver]
 
     def begin_claims(self) -> None:
-        """Forget the ResourceClaims: their list begins, or begins again."""
+        """Remove the ResourceClaims, when their list starts or restarts."""
         self._claims, self._holders = [], {}
 
     def add_slices(self, driver: str, page: Iterable[Json]) -> None:
@@ -98,7 +98,7 @@ class FleetFold:
                     held[(one["driver"], one["pool"], one["name"])] = {key: one[key] for key in _OF_CLAIM}
             return found
 
-        # Devices of slices without a node can have one each.
+        # Each device of a slice without a node can have its own node.
         for one in self._devices_of(""):
             elsewhere.setdefault(one["node"], []).append(one)
         published("")

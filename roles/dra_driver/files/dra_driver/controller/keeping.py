@@ -191,7 +191,7 @@ class Keeper:
             gc.freeze()
 
     def view(self) -> View:
-        """Return what is known at this moment, of claims only those of nodes that are absent or out of service: no others are judged."""
+        """Return the current facts, with only the claims of nodes that are absent or out of service. Other claims are never cleaned up."""
         index = self.claims.items
         by_node = index.by_node if isinstance(index, ClaimIndex) else {}
         return View(
@@ -202,7 +202,7 @@ class Keeper:
         )
 
     def _is_of_node_to_judge(self, *claims: ClaimFacts | None) -> bool:
-        """Return whether one of the claims starts a pass. Claims of nodes that are there change often, and nothing follows from it."""
+        """Return whether a change of a claim starts a pass. Claims of existing nodes change often and need no cleanup."""
         return any(claim is not None and self._is_to_judge(claim.node) for claim in claims)
 
     def _is_to_judge(self, node: str) -> bool:
@@ -250,7 +250,7 @@ class Keeper:
                 actions += [action for action in left if action.uid not in deleted]
                 seconds += time.perf_counter() - began
                 if await self._cleaner.clean(actions, gone, pods):
-                    self._changed.set()  # the next pass takes the others
+                    self._changed.set()  # the next pass runs the other actions
             except AcceleratorError as error:
                 if isinstance(error, ApiError) and error.retry_after:
                     self._paused_until = self._clock() + error.retry_after

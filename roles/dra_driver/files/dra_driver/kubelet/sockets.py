@@ -236,8 +236,8 @@ def restrict(path: str) -> None:
 def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
     """Take the lock that makes this process the only one with this state; it holds until the file is closed.
 
-    Raises SocketError, with the code already-running if another process of this instance has it, another-instance if one
-    of another instance has, and LOCK_UNUSABLE if the file cannot be created or written.
+    Raises SocketError. The code is already-running if another process of this instance has the lock, another-instance if a process
+    of another instance has it, and LOCK_UNUSABLE if the file cannot be created or written.
     """
     path = Path(directory) / "driver.lock"
     try:
@@ -258,7 +258,7 @@ def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
             code="another-instance" if is_other else "already-running",
         ) from error
     try:
-        # The file is overwritten before it is cut: a full disk has no block for a file that was emptied first.
+        # The file is overwritten before it is truncated, because a full disk has no block for an emptied file.
         file.seek(0)
         file.truncate(file.write(f"pid {os.getpid()}{OF_INSTANCE + instance if instance else ''}\n".encode()))
     except OSError as error:

@@ -113,7 +113,7 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
     binding conditions, pods are bound before their devices are prepared. Without
     counters, of those that share some only a set is left that fits beside each other: whole devices first, then in the order
     of the offers. Nothing that the server would drop remains. Where the ``layout`` puts counters beside their devices, as before
-    Kubernetes 1.35, nothing stands for several devices, and taints without an effect are left out: that server rejects the effect.
+    Kubernetes 1.35, no device stands for several devices, and taints without an effect are left out, because this server rejects the effect.
     Facts: k8s.io/kubernetes/pkg/apis/resource/validation (validDeviceTaintEffects) of 1.34.
     """
     offers, counter_sets, withheld = content.offers, content.counter_sets, []

@@ -33,7 +33,7 @@ RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
 # After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
 MOST_UNREACHABLE = 2
-# Every so many visits all claims are read. In between, claims that a running pod has are not: the kubelet unprepares them itself.
+# One of FULL_VISITS visits reads all claims from the API server. The others leave out claims of running pods, which the kubelet unprepares.
 FULL_VISITS = 6
 KUBELET_SECONDS = 5.0
 
@@ -55,7 +55,7 @@ class ClaimSource(Protocol):
 
 
 class Reconciler:
-    """Visits every prepared claim every ten minutes, and claims that a container has once an hour.
+    """Checks every prepared claim every ten minutes, and claims that a container uses once an hour.
 
     Nothing is dropped before the hardware has answered.
     """
@@ -75,7 +75,7 @@ class Reconciler:
     ) -> None:
         """Create a reconciler.
 
-        ``in_use`` asks the kubelet, within the given seconds, which containers have devices of claims, and raises AcceleratorError.
+        ``in_use`` queries the kubelet, within the given seconds, for the containers that use devices of claims. It raises AcceleratorError.
         """
         self._clock = clock
         self._service = service
@@ -149,7 +149,7 @@ class Reconciler:
         return failed
 
     async def _used_claims(self) -> Collection[str]:
-        """Return the UIDs of claims that need no visit now: the kubelet shows a container with each device that they were prepared with."""
+        """Return the UIDs of claims that need no check now: the kubelet shows a container for each of their prepared devices."""
         self._visits += 1
         if self._is_first_visit or self._visits % FULL_VISITS == 0:
             self._is_first_visit = False
@@ -157,7 +157,7 @@ class Reconciler:
         try:
             shown = await asyncio.to_thread(self._in_use, KUBELET_SECONDS)
         except AcceleratorError as error:
-            self._kubelet.report(f"the kubelet does not show which claims are in use, all are read: {error}")
+            self._kubelet.report(f"the kubelet does not show which claims are in use, so all claims are read: {error}")
             return ()
         self._kubelet.report("the kubelet shows which claims are in use", level=logging.DEBUG)
         devices: dict[tuple[str, str], set[str]] = {}

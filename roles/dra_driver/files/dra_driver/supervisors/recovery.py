@@ -146,7 +146,7 @@ class Recovery:
         self._to_restore.discard(uid)
 
     async def _restore_unless_ended(self, uid: str) -> None:
-        """Restore a claim, unless the API server has it no more. The reconciler releases such a claim."""
+        """Restore a claim, unless it no longer exists in the API server. The reconciler releases such a claim."""
         if await self._service.upkeep.has_ended(uid, self._boot_id):
             LOG.warning("recovery: claim has ended, it is not restored", extra=fields(uid=uid))
         else:

@@ -125,7 +125,7 @@ class ClaimStatuses:
         return min(self._waiting, key=order, default="")
 
     async def _write(self, uid: str, failures: int) -> float:
-        """Write one claim; return how many seconds the next write of any claim must wait."""
+        """Write the status of one claim. Return the seconds before the next write of any claim."""
         record = self._claims().get(uid)
         if record is None or not record.prepared or not record.devices or not record.name:
             self._waiting.pop(uid, None)

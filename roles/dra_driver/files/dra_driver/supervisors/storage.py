@@ -165,13 +165,13 @@ class StoreKeeper:
         if resumed and store_leftovers(self._path):
             self._report_problem(
                 "StoreRebuilt",
-                f"The replacement of the store {self._path} was interrupted. It is completed: the new store has all that was "
-                f"recovered from the old one, with {len(store.claims)} claims",
+                f"The interrupted replacement of the store {self._path} is completed: the new store has all data that was "
+                f"recovered from the old store, with {len(store.claims)} claims",
             )
         return store, resumed
 
     def _traces(self, told: Iterable[ClaimRecord]) -> tuple[str, ...]:
-        """Return files that a lost store has left, and claims with CDI files. An incomplete new store has replaced nothing."""
+        """Return the files of a lost store, and claims with CDI files. An incomplete new store does not count."""
         files = (file for file in store_leftovers(self._path) if not file.startswith(new_store(self._path)))
         return (*files, *(f"CDI file of claim {record.describe()}" for record in told))
 
