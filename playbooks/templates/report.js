@@ -222,7 +222,7 @@
   }
   function inside(node) {
     const box = element("div");
-    const layout = node.layout.known ? `Layout: ${node.layout.source}, ${node.layout.matches ? "as wanted" : "not as wanted"}.` : node.source === "node" ? "It has no layout." : !node.asked ? "It was not asked; this is what is known of it." : node.source === "cluster" ? "It has not answered; this is what is published of it." : "It has not answered, and nothing is published of it.";
+    const layout = node.layout.known ? `Layout: ${node.layout.source}, ${node.layout.matches ? "as wanted" : "not as wanted"}.` : node.source === "node" ? "It has no layout." : !node.asked ? "It was not asked in this run; these facts are from the cluster and the previous report." : node.source === "cluster" ? "It has not answered; this is what is published of it." : "It has not answered, and nothing is published of it.";
     const old = new Set(node.devices.filter((each) => each.as_of).map((each) => told(each.as_of)));
     box.append(element("p", { class: "small soft", text: [layout, ...[...old].map((each) => `Health and layout are as it told ${each}.`)].join(" ") }));
     for (const each of node.refused) box.append(said("drift", "refused", `${each.message} ${each.hint}`));
