@@ -99,7 +99,7 @@ def refuse_full_disk(path: str) -> None:
         return  # the write reports it
     if free < LEAST_BYTES:
         raise StoreError(
-            f"The store {path} cannot record a new claim: its disk is full. It has {free} free bytes, expected {LEAST_BYTES} or more",
+            f"The store {path} cannot record a new claim: its disk is full. It has {free} bytes free, expected {LEAST_BYTES} or more",
             hint="Free space on this disk. Claims can still be released.",
         )
 

@@ -54,7 +54,7 @@ def _reset(directories: list[str], machine: Machine, kubeconfig: str, config_pat
     copied = [each for each in directories if (stored := stored_machine(each)) and machine.is_other(stored)]
     if not copied:
         raise AcceleratorError(
-            "This machine has no state of another machine, so nothing was reset",
+            "This machine has no state of another machine, so nothing is reset",
             hint="`dra-driver machine show` prints both identities.",
             code="nothing-to-reset",
         )
