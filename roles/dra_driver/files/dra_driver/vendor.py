@@ -105,7 +105,7 @@ class VendorDriver:
             events, source=api, driver=self.driver, node_name=configuration.node_name, stale=self.look_again
         )
         self._boot_id = ""
-        #: Why the state directory is not this machine's; "" if it is.
+        #: The reason why the state directory belongs to a different machine, or "".
         self._foreign = ""
         self._role = Role.STARTING
         self._server: PluginServer | None = None

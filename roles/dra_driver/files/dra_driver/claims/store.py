@@ -108,7 +108,7 @@ class Store:
         self._log_is_lost = False  # a part of SQLite's log is not on disk, so no later part is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-        #: The connection whose log has its space on the disk.
+        #: The connection for whose log disk space is reserved.
         self._reserved = connection if reserve_log(path) else None
         self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to do, or never again
@@ -163,7 +163,7 @@ class Store:
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
         """Make a new store that holds the records; what is at the path is set aside. Raises StoreError.
 
-        If it is interrupted, either the old store is unchanged, or ``open`` takes the new one.
+        After an interruption, either the old store is unchanged, or ``open`` uses the new store.
         """
         content = Content({record.uid: record for record in records}, dict(meta))
         former = replace(path, partial(fill, content))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The files of a store: a whole one is made beside the old one and takes its place when it is complete and synced.
+"""The files of a store. A new store is written next to the old store, and is renamed when it is complete and synced.
 
-There is never an empty database in place of one with claims. A damaged store is renamed and kept for diagnosis, the newest
-three. A store of an older form is kept as a backup for a return to the release that wrote it. While a damaged store is
-replaced there is a moment without a store: after a crash in it the next start takes the complete new one.
+An empty database never replaces a database with claims. The newest three damaged stores are renamed and kept for diagnosis. A store
+with an older schema is kept as a backup, for a downgrade to the release that wrote it. During the replacement of a damaged store, no
+store exists for a moment. After a crash at this moment, the next start uses the complete new store.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from .plan import Action, PodKey, View
 LOG = logging.getLogger(__name__)
 
 DONE, FAILED, NOT_NEEDED = "done", "failed", "not-needed"
-#: Actions of one pass. The next pass takes the others.
+#: The largest number of actions in one pass. The next pass runs the remaining actions.
 MOST_ACTIONS = 500
 #: What a node's Event names of what was deleted.
 DELETED_KINDS = {planning.DELETE_SLICE: "ResourceSlice", planning.DELETE_RULE: "DeviceTaintRule"}
@@ -191,7 +191,7 @@ class Cleaner:
             return
         patch: Json = {"metadata": dict(bound)}
         if action.verb == planning.DEALLOCATE:
-            # The server removes the devices' statuses with their allocation. A patch that names them needs the rights of all drivers.
+            # The server removes the devices' statuses with the allocation. A patch with these statuses would need the rights of all drivers.
             patch["status"] = {"allocation": None, "reservedFor": None}
             path = f"{path}/status"
         else:

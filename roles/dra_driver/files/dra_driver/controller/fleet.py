@@ -30,10 +30,10 @@ from ..core.times import text_of
 from .fleet_fold import FleetFold
 
 Json = dict[str, Any]
-#: An answer is given again for so many seconds, and for as long as it took to make: then readers take at most half of the time of a processor.
+#: Seconds for which a report is cached, or the duration of its creation if that is longer: so reports use at most half of one processor.
 KEPT_SECONDS = 10.0
 SLICE_PAGE, PAGE = 100, 500
-#: The most memory of the process that makes a report, in bytes. The report of 5,000 nodes with 208 devices each needs less.
+#: The memory limit of the process that creates a report, in bytes. The report of 5,000 nodes with 208 devices each needs less.
 MOST_MEMORY = 1 << 30
 LONGEST_MESSAGE = 2000
 

@@ -22,7 +22,7 @@ from ..core.picture.fleet import picture_of_fleet, pictures_of_nodes
 
 Json = dict[str, Any]
 Pool = tuple[str, str]
-#: Facts of a published device that the facts of its claims contain.
+#: The facts of a published device that are copied to the facts of its claims.
 _OF_CLAIM = ("node", "type", "product", "profile", "uuid", "taints")
 
 
@@ -30,13 +30,13 @@ class FleetFold:
     """The objects of a cluster for the report, added page by page."""
 
     def __init__(self) -> None:
-        #: By driver and node ("" for slices of no single node): compressed pages.
+        #: Compressed pages by driver and node ("" for slices without a node).
         self._slices: dict[str, dict[str, list[bytes]]] = {}
-        #: Slices without devices: one of the newest generation of each pool, and those that say how devices differ from their layout.
+        #: Slices without devices: one of the newest generation of each pool, and those with the differences of devices from their layout.
         self._newest: dict[Pool, Json] = {}
         self._noted: list[Json] = []
         self._claims: list[bytes] = []
-        #: By pool, the parts of claims that say which of its devices they have.
+        #: The allocation results of claims, by pool.
         self._holders: dict[Pool, list[Json]] = {}
 
     def begin_slices(self, driver: str) -> None:

@@ -84,7 +84,7 @@ class Keeper:
         self._changed = asyncio.Event()
         self._rules_path = ""
         self._absent_since: dict[str, float] = {}
-        #: Until then the server wants no requests of the clean-up, by ``clock``.
+        #: The time by ``clock`` before which the cleanup sends no requests (Retry-After of the server).
         self._paused_until = -math.inf
         self._state = StateLog(LOG)
         self._reporter = reporter

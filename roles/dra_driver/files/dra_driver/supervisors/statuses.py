@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 # A claim that lives shorter is not written; those of a burst do not keep the processor from the claims themselves.
 SETTLE_SECONDS = 1.0
 RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
-# The same for a claim whose status the API server refuses while it accepts those of other claims.
+# The first and the longest pause, in seconds, for a claim whose status the API server refuses while it accepts those of others.
 REFUSED_FIRST, REFUSED_LIMIT = 10.0, 600.0
 # The claim is gone, or another claim has its name: the status is not written again. Status 422 is also a policy's default answer.
 OUTDATED = (404, 409)
