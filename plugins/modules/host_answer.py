@@ -13,8 +13,8 @@ short_description: Return a result that another host of the play has registered
 description:
   - One host of each cluster queries the cluster for all its hosts. With this module each other host returns its own part of the answer, and can
     register this part.
-  - With ansible-core before 2.19, values from C(hostvars) are evaluated as templates. The module marks its result as unsafe, so no value is
-    evaluated.
+  - With ansible-core before 2.19, values that are read through C(hostvars) lose the mark C(unsafe) and can be evaluated as templates. Values in the
+    result of this module keep this mark.
   - Fails if the other host's task has failed, was skipped, or was not run. The error names this host and its error.
   - This is an action plugin. It runs on the controller and opens no connection.
 author:
