@@ -29,6 +29,9 @@ class Operation:
         # The store and its locks are files of the machine, the record one below the simulated machine's root.
         self.state = self.kubelet / "plugins" / DRIVER
         self.inside = node.machine.root / self.state.relative_to("/")
+        boot = node.machine.root / "proc/sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True, exist_ok=True)
+        boot.write_text("boot-1\n")
         for each in (self.state, self.inside):
             each.mkdir(parents=True)
         node.state = self.state / "state.db"

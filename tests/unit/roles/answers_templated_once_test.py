@@ -267,7 +267,9 @@ def test_upgrade_evaluates_no_answer(machine: Machine) -> None:
 
 def test_report_evaluates_no_answer(machine: Machine, tmp_path: Path) -> None:
     evil = machine.template
-    asked = machine.asks("asked", ansible_facts={"accelerator_report": {"devices": [evil], "words": {evil: evil}}})
+    asked = machine.asks(
+        "accelerator_node_answer", ansible_facts={"accelerator_report": {"devices": [evil], "words": {evil: evil}}}
+    )
     _task, variables = task_of("report.yml", "Ask the cluster, and join what the nodes have answered")
     written = {
         "ansible.builtin.copy": {"content": "{{ accelerator_answers | to_json }}", "dest": str(tmp_path / "out")}
@@ -323,7 +325,7 @@ def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
         "__preflight_cluster_other",
         "__preflight_left_out",
     )
-    given = {name: variables[name] for name in names}
+    given = {**{name: variables[name] for name in names}, "__preflight_before_binding": False}
     facts = [
         task
         for task in yaml.safe_load((role / "tasks/main.yml").read_text("utf-8"))
