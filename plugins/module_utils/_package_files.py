@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,13 +103,6 @@ def write_files(system: System, changes: Iterable[FileChange]) -> None:
             system.write_atomic(change.path, change.after.encode(), mode=mode)
 
 
-def copy_whole(system: System, source: str, target: str) -> None:
-    """Copy a file under another name, sync it and rename it, so that a killed copy leaves no part under the name of the target. Raises OSError."""
-    temporary = f"{posixpath.dirname(target)}/.{posixpath.basename(target)}.tmp"
-    shutil.copyfile(system.path(source), system.path(temporary))
-    system.move(temporary, target)
-
-
 class Keeper:
     """The folder with the packages that are kept. ``title`` is what they are of, ``hint`` what helps where one is missing."""
 
@@ -159,14 +151,14 @@ class Keeper:
                 name = posixpath.basename(path)
                 if named in wanted and name not in own:
                     self.ready()
-                    copy_whole(self.system, path, f"{self.folder}/{name}")
+                    self.system.copy(path, f"{self.folder}/{name}")
 
     def take(self, local: Mapping[str, str]) -> None:
         """Keep packages that were brought, by their names."""
         for name, path in local.items():
             target = f"{self.folder}/{posixpath.basename(path)}"
             if name and target != path:
-                copy_whole(self.system, path, target)
+                self.system.copy(path, target)
 
     def files_of(self, packages: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Return the kept files of packages with these versions. The files are synced to disk."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import _rpm
-from ._package_files import copy_whole
 from ._package_port import OWN_FILES, Change, PackageProblem, Packages, Places, Source, View
 from ._rpm_tool import RpmTool, wanted
 from .core.system import Completed
@@ -226,7 +225,7 @@ class Zypper(RpmTool):
             cache = self.system.path(f"{top}/{repository}")
             for path in sorted(cache.rglob("*.rpm")):
                 fetched = f"{top}/{repository}/{path.relative_to(cache)}"
-                copy_whole(self.system, fetched, f"{folder}/{path.name}")
+                self.system.copy(fetched, f"{folder}/{path.name}")
                 self.system.remove(fetched)
 
     def remove(self, names: Sequence[str]) -> None:

@@ -326,6 +326,12 @@ class System:
         if durable:
             self._sync_directory(folder)
 
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file under another name, sync it and rename it: a killed copy leaves no part under the name of the target. Raises OSError."""
+        temporary = f"{posixpath.dirname(target)}/.{posixpath.basename(target)}.tmp"
+        shutil.copyfile(self.path(source), self.path(temporary))
+        self.move(temporary, target)
+
     def move(self, source: str, target: str) -> None:
         """Rename a file. After a power failure the complete file is at one of the two paths. Raises OSError."""
         self.sync(source)

@@ -28,7 +28,7 @@ from controller_steps import (
 )
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
-from dra_driver.controller.facts import ClaimFacts, RuleFacts, rule_facts
+from dra_driver.controller.facts import RuleFacts, rule_facts
 from dra_driver.controller.keeping import WatchEnded
 from dra_driver.controller.lease import Terms
 from dra_driver.controller.measurements import Measurements
@@ -356,18 +356,27 @@ def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> N
 
 def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.controller.keeping.FREEZE_CLAIMS", 2, raising=False)
+    frozen: list[int] = []
+    freeze = gc.freeze
+
+    def count() -> None:
+        freeze()
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(gc, "freeze", count)
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         subject = keeper(client, Measurements())
         async with going(subject.run()):
-            await until(gc.get_freeze_count)
-            for name in ("first", "second"):
+            await until(lambda: frozen)
+            names = [f"new-{number}" for number in range(20)]
+            for name in names:
                 server.put(
                     f"{CLAIMS}/{name}", server.objects[f"{CLAIMS}/here-used"] | {"metadata": {"namespace": "team"}}
                 )
-            await until(lambda: {"team/first", "team/second"} <= set(subject.claims.items))
-            await until(lambda: not any(isinstance(each, ClaimFacts) for each in gc.get_objects()))
+            await until(lambda: {f"team/{name}" for name in names} <= set(subject.claims.items))
+            await until(lambda: len(frozen) >= 2)
 
     run(tmp_path, scenario)
 

@@ -45,7 +45,7 @@ def test_removal_includes_the_slices_of_the_drivers_of_all_hosts(tmp_path: Path)
     assert run(tmp_path, hosts, told("__dra_driver_absent_slices")).told["a1"] == ["a1", "a2"]
 
 
-REMOVAL = "Remove FlowSchemas and priority levels that are not used"
+REMOVAL = "Remove disabled FlowSchemas and priority levels"
 
 
 @pytest.mark.parametrize("file", ["present.yml", "pod.yml"])
