@@ -369,7 +369,7 @@ def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         cluster_of(server)
         subject = keeper(client, Measurements())
         async with going(subject.run()):
-            await until(lambda: frozen)
+            await until(lambda: frozen and server.count("WATCH", CLAIMS))
             names = [f"new-{number}" for number in range(20)]
             for name in names:
                 server.put(
