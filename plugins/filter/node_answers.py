@@ -69,6 +69,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
 from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Cluster, cluster_of
 
 
@@ -78,15 +79,21 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise AnsibleFilterError(f"node_answers: found {type(found).__name__}, expected a list of hosts")
     in_run = set(asked)
-    clusters = {_cluster_of(hostvars[host]) for host in hosts if host in in_run}
+    clusters = {_cluster_of(hostvars[host]) for host in hosts if host in in_run} - {None}
     nodes: dict[str, Any] = {}
     host_of: dict[str, str] = {}
     not_asked = []
     for host in hosts:
         variables = hostvars[host]
-        if host not in in_run and _cluster_of(variables) not in clusters:
+        name_of_node = evaluated(variables, "accelerator_node_name") or host
+        if host not in in_run and (name_of_node is UNKNOWN or _cluster_of(variables) not in clusters):
             continue
-        node = str(variables.get("accelerator_node_name", host))
+        if name_of_node is UNKNOWN:
+            raise AnsibleFilterError(
+                f"node_answers: accelerator_node_name of {host} cannot be evaluated. If it is a template with facts, collect facts first, or"
+                " set it to the name of the Node"
+            )
+        node = str(name_of_node)
         result = variables.get(name) if host in in_run else None
         facts = result.get("ansible_facts") if result else None
         nodes[node] = (facts or {}).get("accelerator_report") or {}
@@ -96,9 +103,14 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
     return {"nodes": nodes, "not_asked": not_asked, "hosts": host_of}
 
 
-def _cluster_of(variables: Any) -> Cluster:
-    kubeconfig = variables.get("accelerator_kubeconfig") or os.environ.get("KUBECONFIG")
-    return cluster_of(kubeconfig, variables.get("accelerator_kubeconfig_context"))
+def _cluster_of(variables: Any) -> Cluster | None:
+    """Return the cluster of a host, or None if its variables cannot be evaluated."""
+    kubeconfig, context = (
+        evaluated(variables, name) for name in ("accelerator_kubeconfig", "accelerator_kubeconfig_context")
+    )
+    if UNKNOWN in (kubeconfig, context):
+        return None
+    return cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context)
 
 
 class FilterModule:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.markdown_text import markdown_text
 from ansible_collections.dra.accelerators.plugins.filter.node_answers import node_answers
 from ansible_collections.dra.accelerators.plugins.module_utils import _report
@@ -308,6 +309,19 @@ def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
     found = node_answers(["a1", "a2", "b1"], hostvars, ["a1"])
     assert found["nodes"] == {"n1": {"devices": []}, "a2": {}}
     assert found["not_asked"] == ["a2"] and found["hosts"] == {"n1": "a1", "a2": "a2"}
+
+
+def test_nodes_outside_the_limit_without_a_known_name_are_left_out() -> None:
+    """Their name is a template with facts, which only hosts of the run have."""
+    hostvars = {
+        "a1": {"accelerator_node_name": "n1"},
+        "a2": {"accelerator_node_name": "{{ ansible_facts['nodename'] }}"},
+        "a3": {"accelerator_kubeconfig": "{{ ansible_facts['nodename'] }}"},
+    }
+    found = node_answers(["a1", "a2", "a3"], hostvars, ["a1"])
+    assert found == {"nodes": {"n1": {}}, "not_asked": [], "hosts": {"n1": "a1"}}
+    with pytest.raises(AnsibleFilterError, match="accelerator_node_name of a2"):
+        node_answers(["a1", "a2", "a3"], hostvars, ["a1", "a2"])
 
 
 def test_answers_of_other_runs_count_as_missing() -> None:
