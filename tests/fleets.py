@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.health.conditions import Severity, Sign
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Health, Version
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import picture
-from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
 
 from tests.unit.core import board_model
 
@@ -52,9 +52,9 @@ class Fleet:
         self, name: str, devices: Sequence[Device], layout: Sequence[Json] | None = None, *, publish: bool = True
     ) -> None:
         """Add a node that has answered and publishes its devices, with partitions made on demand."""
-        answer = _report.Answer("nvidia", DRIVER, Look(tuple(map(as_modules_have, devices)), (), ()))
+        answer = node_report.Answer("nvidia", DRIVER, Look(tuple(map(as_modules_have, devices)), (), ()))
         rules = None if layout is None else parse_rules(layout)
-        self.answers[name] = _report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
+        self.answers[name] = node_report.node_report([answer], rules, "/etc/dra-accelerators/layout.json", VERSIONS)
         for number, body in enumerate(board_model.slices_of(devices, DRIVER, name) if publish else ()):
             # The API server makes the name out of what the driver wants it to begin with.
             self.slices.append({**body, "metadata": {**body["metadata"], "name": f"{name}-{number}"}})

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import (
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.resource_slices import build_pool, plan_pool
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_plan import (
     CreatePartition,
     DestroyPartition,
     plan_layout,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia import offers
-from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import build_pool, plan_pool
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia import offers
 
 from tests.fleets import as_modules_have
 from tests.unit.core import board_model
@@ -63,8 +63,8 @@ def fleet(nodes: int = 2, each: int = 2) -> dict[str, list[Device]]:
 def answers(devices: Devices) -> dict[str, Json]:
     """What the module accelerator_report answers on each node."""
     return {
-        node: _report.node_report(
-            [_report.Answer("nvidia", DRIVER, Look(tuple(those), (), ()))], None, "test", VERSIONS
+        node: node_report.node_report(
+            [node_report.Answer("nvidia", DRIVER, Look(tuple(those), (), ()))], None, "test", VERSIONS
         )
         for node, those in devices.items()
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright (c) 2026 The dra.accelerators authors
 //
-// Makes the tables of the report more than tables: a map of all devices, nodes that open into their devices, finding and ordering.
-// Everything that is shown is written as text, never as markup.
+// Adds interaction to the report: a map of all devices, nodes that show their devices when opened, search, and sorting.
+// All data is written as text, never as markup.
 (function () {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
   const SVG = "http://www.w3.org/2000/svg";
   const FEW = 4, SHOWN = 60, NAMED = 64, GIB = 1073741824;
-  const WORDS = { sick: "sick", withheld: "withheld", full: "full", partly: "partly used", free: "free" };
+  const STATES = { sick: "faulty", withheld: "withheld", full: "full", partly: "partly used", free: "free" };
   const byId = (id) => document.getElementById(id);
 
   function element(name, options, ...children) {
@@ -30,14 +30,14 @@
     return made;
   }
   const ago = (seconds) => (seconds >= 172800 ? `${Math.floor(seconds / 86400)} d ago` : seconds >= 7200 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 60)} min ago`);
-  const told = (asOf) => `${ago(asOf.seconds)} (${asOf.at.replace("T", " ").replace("Z", " UTC")})`;
+  const moment = (asOf) => `${ago(asOf.seconds)} (${asOf.at.replace("T", " ").replace("Z", " UTC")})`;
   const gib = (bytes) => `${Math.round(bytes / GIB)} GiB`;
   const model = (device) => data.models[device.model];
   const share = (device) => (model(device).memory_bytes ? device.used_bytes / model(device).memory_bytes : 0);
   const silent = (node) => node.source !== "node" && data.asked.nodes && node.asked;
   const podsOf = new Map(data.claims.map((each) => [each.name, each.pods]));
 
-  // ---- squares: a device each, of one shape for each state, so that colour is never all that tells
+  // ---- squares: one for each device, with a shape for each state, so that color is not the only information
 
   function squares() {
     const paths = { frame: "", full: "", part: "", ill: "", away: "", other: "", gone: "" };
@@ -65,7 +65,7 @@
   function strip(node) {
     const all = squares(), size = 13, step = 16, count = Math.max(node.devices.length, 1);
     node.devices.forEach((device, index) => all.add(device, index * step + 1, 1, size));
-    const said = Object.keys(WORDS).filter((state) => node.totals[state]).map((state) => `${node.totals[state]} ${WORDS[state]}`);
+    const said = Object.keys(STATES).filter((state) => node.totals[state]).map((state) => `${node.totals[state]} ${STATES[state]}`);
     const svg = drawn("svg", { class: "strip", viewBox: `0 0 ${Math.max(count, 8) * step} ${size + 2}`, role: "img", "aria-label": said.join(", ") || "no devices" });
     return all.into(svg);
   }
@@ -73,7 +73,7 @@
   function legend() {
     const samples = [
       ["free", { state: "free" }], ["partly used", { state: "partly", used_bytes: 1, half: true }], ["full", { state: "full" }],
-      ["sick", { state: "sick" }], ["withheld: tainted or not published", { state: "withheld" }], ["not as wanted", { state: "free", drift: true }], ["node silent", null],
+      ["faulty", { state: "sick" }], ["withheld: tainted or not published", { state: "withheld" }], ["layout differs", { state: "free", drift: true }], ["silent node", null],
     ];
     for (const [text, device] of samples) {
       const all = squares();
@@ -103,7 +103,7 @@
     });
     const rows = Math.ceil(data.nodes.length / across);
     const t = data.totals;
-    const label = `${t.devices} devices: ${t.full} full, ${t.partly} partly used, ${t.free} free, ${t.sick} sick, ${t.withheld} withheld. The table of nodes below says the same in words.`;
+    const label = `${t.devices} devices: ${t.full} full, ${t.partly} partly used, ${t.free} free, ${t.sick} faulty, ${t.withheld} withheld. The table of nodes below contains the same data.`;
     const wide = across * width + 4;
     const svg = drawn("svg", { class: "map", viewBox: `0 0 ${wide} ${rows * high + 8}`, style: `max-width:${Math.max(wide, 320)}px`, role: "img", "aria-label": label });
     const title = drawn("title");
@@ -116,7 +116,7 @@
     };
     svg.addEventListener("mousemove", (event) => {
       const node = data.nodes[under(event)];
-      title.textContent = node ? `${node.name}: ${node.totals.full} full, ${node.totals.partly} partly, ${node.totals.free} free, ${node.totals.sick} sick, ${node.totals.withheld} withheld` : label;
+      title.textContent = node ? `${node.name}: ${node.totals.full} full, ${node.totals.partly} partly, ${node.totals.free} free, ${node.totals.sick} faulty, ${node.totals.withheld} withheld` : label;
     });
     svg.addEventListener("click", (event) => { const number = under(event); if (data.nodes[number]) reveal(number); });
     byId("map").append(svg);
@@ -159,7 +159,7 @@
     if (device.claims.length) list.append(element("li", { text: `whole: ${who(device.claims)}` }));
     for (const part of device.partitions) {
       const at = part.size ? ` at ${part.start}` : "";
-      const held = part.claims.length ? who(part.claims) : part.owner === "foreign" ? "made by hand, no claim can have it" : "nobody has it";
+      const held = part.claims.length ? who(part.claims) : part.owner === "foreign" ? "created manually, not available for claims" : "not in use";
       list.append(element("li", {}, element("b", { text: `${part.profile}${at}` }), `: ${held}`));
     }
     return list.children.length ? list : null;
@@ -173,22 +173,22 @@
   }
   function card(device) {
     const product = model(device).product;
-    const made = element("article", { class: `device is-${device.state}`, "aria-label": `Device ${device.index}, ${WORDS[device.state]}` },
-      element("h5", {}, `${device.index} · ${product.replace(/^NVIDIA /, "")}`, element("span", { text: WORDS[device.state] })),
+    const made = element("article", { class: `device is-${device.state}`, "aria-label": `Device ${device.index}, ${STATES[device.state]}` },
+      element("h5", {}, `${device.index} · ${product.replace(/^NVIDIA /, "")}`, element("span", { text: STATES[device.state] })),
       scale(device), occupants(device));
     for (const sign of device.health) made.append(said(sign.severity === "informative" ? "" : "sick", sign.cause, `${sign.message} ${sign.remedy}`));
-    for (const taint of device.taints) made.append(said("held", "tainted", `${taint.key}${taint.value ? "=" : ""}${taint.value}:${taint.effect}${taint.rule ? `, by the rule ${taint.rule}` : ""}`));
-    if (device.as_of && (device.health.length || device.drift)) made.append(said("held", "not told now", `Health and layout are as its node told ${told(device.as_of)}.`));
-    if (data.asked.cluster && !device.published) made.append(said("held", "withheld", "Nobody publishes it."));
-    if (device.drift) made.append(said("drift", "not as wanted", `${device.drift.wanted}: ${device.drift.steps.join("; ")}${device.drift.held_by.length ? `; held by ${device.drift.held_by.join(", ")}` : ""}`));
-    if (device.reset_awaited) made.append(said("held", "reset awaited", "A change of its mode waits for a reset."));
-    const room = device.state === "free" && "" in device.fits ? "the whole device, or any partition of it" : fits(device);
+    for (const taint of device.taints) made.append(said("held", "tainted", `${taint.key}${taint.value ? "=" : ""}${taint.value}:${taint.effect}${taint.rule ? `, from the rule ${taint.rule}` : ""}`));
+    if (device.as_of && (device.health.length || device.drift)) made.append(said("held", "earlier data", `Health and layout are from ${moment(device.as_of)}.`));
+    if (data.asked.cluster && !device.published) made.append(said("held", "withheld", "The device is not published."));
+    if (device.drift) made.append(said("drift", "layout differs", `${device.drift.wanted}: ${device.drift.steps.join("; ")}${device.drift.held_by.length ? `; in use by ${device.drift.held_by.join(", ")}` : ""}`));
+    if (device.reset_awaited) made.append(said("held", "reset pending", "A change of the device's mode takes effect after a reset."));
+    const room = device.state === "free" && "" in device.fits ? "the whole device, or any of its partitions" : fits(device);
     if (room && device.state !== "sick") made.append(said("", "fits", room));
     const groups = Object.entries(device.groups).map(([kind, name]) => `${kind} ${name}`);
     made.append(element("p", { class: "said soft", text: [gib(model(device).memory_bytes), device.pci, device.uuid, ...groups, device.processes ? `${device.processes} processes` : ""].filter(Boolean).join(" · ") }));
     return made;
   }
-  // For each kind of links a row of all devices that could have them, with a line through those that belong together.
+  // For each kind of links, a row of all devices of the vendor, with a line through the devices of each group.
   function links(node) {
     const list = element("ul", { class: "links", "aria-label": "Devices with direct links between them" });
     for (const kind of new Set(node.devices.flatMap((each) => Object.keys(each.groups)))) {
@@ -222,17 +222,17 @@
   }
   function inside(node) {
     const box = element("div");
-    const layout = node.layout.known ? `Layout: ${node.layout.source}, ${node.layout.matches ? "as wanted" : "not as wanted"}.` : node.source === "node" ? "It has no layout." : !node.asked ? "It was not asked in this run; these facts are from the cluster and the previous report." : node.source === "cluster" ? "It has not answered; this is what is published of it." : "It has not answered, and nothing is published of it.";
-    const old = new Set(node.devices.filter((each) => each.as_of).map((each) => told(each.as_of)));
-    box.append(element("p", { class: "small soft", text: [layout, ...[...old].map((each) => `Health and layout are as it told ${each}.`)].join(" ") }));
-    for (const each of node.refused) box.append(said("drift", "refused", `${each.message} ${each.hint}`));
+    const layout = node.layout.known ? `Layout: ${node.layout.source}, ${node.layout.matches ? "no differences" : "differs"}.` : node.source === "node" ? "The node has no layout." : !node.asked ? "The node was not queried in this run. Its data is from the cluster and the previous report." : node.source === "cluster" ? "The node did not answer. The report shows its published devices." : "The node did not answer and has no published devices.";
+    const old = new Set(node.devices.filter((each) => each.as_of).map((each) => moment(each.as_of)));
+    box.append(element("p", { class: "small soft", text: [layout, ...[...old].map((each) => `Health and layout are from ${each}.`)].join(" ") }));
+    for (const each of node.refused) box.append(said("drift", "rejected", `${each.message} ${each.hint}`));
     for (const each of node.unread) box.append(said("sick", "not read", each));
     box.append(...[links(node)].filter(Boolean));
     for (const [numa, near] of grouped(node.devices, (each) => each.numa)) {
-      const socket = element("div", { class: "numa" }, element("h3", { text: numa === null ? "NUMA node not known" : `NUMA node ${numa}` }));
+      const socket = element("div", { class: "numa" }, element("h3", { text: numa === null ? "NUMA node unknown" : `NUMA node ${numa}` }));
       const roots = element("div", { class: "roots" });
       for (const [root, those] of grouped(near, (each) => each.root)) {
-        const title = element("h4", { text: root ? `PCIe root ${root}` : "PCIe root not known" });
+        const title = element("h4", { text: root ? `PCIe root ${root}` : "PCIe root unknown" });
         roots.append(element("div", { class: "root" }, title, ...those.map(card)));
       }
       socket.append(roots);

@@ -21,7 +21,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Read the registered result without templating it. Raises AnsibleActionFail."""
+        """Return another host's registered result without templating it. Raises AnsibleActionFail."""
         super().run(tmp, task_vars)
         _validated, options = self.validate_argument_spec(argument_spec())
         host, name = options["host"], options["name"]
@@ -32,18 +32,51 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if result.get("failed") or result.get("skipped"):
             reason = result.get("msg") or "its task failed" if result.get("failed") else "its task was skipped"
             raise AnsibleActionFail(f"Host {host} has no usable result {name}: {reason}")
-        return {**part_about(result, options["nodes"]), "changed": False}
+        part = part_about(result, options["nodes"], options["drivers"])
+        if options["fields"] is not None:
+            part = {key: part[key] for key in options["fields"] if key in part}
+        return {**part, "changed": False}
 
 
-def part_about(answer: Mapping[str, Any], nodes: Collection[str] | None) -> dict[str, Any]:
-    """Return an answer without the entries of other Nodes; all of it if ``nodes`` is None."""
+def _is_about(claim: Mapping[str, Any], nodes: Collection[str]) -> bool:
+    """Return whether a claim has a device of the Nodes. The pool of an unpublished device has the name of its Node."""
+    if not set(nodes).isdisjoint(claim["nodes"]):
+        return True
+    devices = claim.get("devices") or ()
+    return any(not device.get("published", True) and device.get("pool") in nodes for device in devices)
+
+
+def _plan_about(plan: Mapping[str, Any], nodes: Collection[str]) -> dict[str, Any]:
+    """Return the entries of Nodes in a plan, without its other keys.
+
+    The other keys are as large as the fleet, and only the host that printed them needs them.
+    """
+    return {
+        "nodes": {name: facts for name, facts in plan["nodes"].items() if name in nodes},
+        "evicted": [pod for pod in plan["evicted"] if pod["node"] in nodes],
+        "idle": [name for name in plan["idle"] if name in nodes],
+    }
+
+
+def part_about(
+    answer: Mapping[str, Any], nodes: Collection[str] | None, drivers: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return an answer without the entries of other Nodes, or all of it if ``nodes`` is None.
+
+    With ``drivers``, claims without a device of these drivers on the Nodes are left out.
+    """
     part = dict(answer)
     if nodes is None:
         return part
     if isinstance(part.get("nodes"), Mapping):
         part["nodes"] = {name: facts for name, facts in part["nodes"].items() if name in nodes}
     if isinstance(part.get("plan"), Mapping):
-        part["plan"] = part_about(part["plan"], nodes)
+        part["plan"] = _plan_about(part["plan"], nodes)
     if isinstance(part.get("claims"), list):
-        part["claims"] = [claim for claim in part["claims"] if not set(nodes).isdisjoint(claim["nodes"])]
+        part["claims"] = [
+            claim
+            for claim in part["claims"]
+            if _is_about(claim, nodes)
+            and (drivers is None or any(not set(drivers).isdisjoint(claim["drivers"].get(node, ())) for node in nodes))
+        ]
     return part

@@ -1,7 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the module node_driver in parts, and says between them what a node still waits for: a module alone is silent until its end."""
+"""Run the module node_driver repeatedly, and display between the calls what the node waits for.
+
+A module alone shows no output before its end.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 MODULE = "dra.accelerators.node_driver"
-#: A driver that starts as it should has started by then; what takes longer is told as often.
+#: Seconds within which a healthy driver starts. After that, progress is displayed at this interval.
 PATIENCE_SECONDS = 10.0
-#: The module's own default, where the task says nothing.
+#: The module's default, for tasks without the option ``timeout``.
 TIMEOUT_SECONDS = 90.0
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The action of the module's name: same options, same result."""
+    """The action plugin of the module ``node_driver``, with the same options and the same result."""
 
     _supports_check_mode = True
     _supports_async = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Call the module until nothing is waited for any more, it has failed, or the time is over."""
+        """Call the module until the driver has started, the module has failed, or the timeout is over."""
         super().run(tmp, task_vars)
         given = dict(self._task.args)
         if given.get("state", "started") != "started" or self._task.check_mode or "patience" in given:
@@ -33,13 +36,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             timeout = float(given.get("timeout", TIMEOUT_SECONDS))
         except (TypeError, ValueError):
-            # The module says what is wrong with it.
+            # The module reports the invalid value.
             return dict(self._execute_module(module_name=MODULE, module_args=given, task_vars=task_vars))
         began, waited, first = time.monotonic(), 0.0, None
         while True:
             asked = {**given, "timeout": timeout, "patience": PATIENCE_SECONDS, "waited": waited}
             result = dict(self._execute_module(module_name=MODULE, module_args=asked, task_vars=task_vars))
-            # What was done was done by the first call; the later ones only look.
+            # Only the first call makes changes. The later calls only read the state.
             if first is None:
                 first = result
             elif not result.get("failed"):
@@ -48,7 +51,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if result.get("failed") or not waiting:
                 return result
             waited = time.monotonic() - began
-            # The node reports these: no control characters for the operator's terminal.
+            # The node reports these texts: remove control characters, which the operator's terminal would interpret.
             words = "".join(each if each.isprintable() else "?" for each in "; ".join(map(str, waiting)))[:2000]
             host = (task_vars or {}).get("inventory_hostname", "")
             Display().display(f"[{host}] waits for its driver ({waited:.0f} s of {timeout:.0f} s): {words}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """What every module says about check mode, diff mode, repeated runs and platforms."""
+    """The attributes of all modules: check mode, diff mode, idempotence, and platforms."""
 
     DOCUMENTATION = r"""
 options: {}
@@ -22,7 +22,7 @@ attributes:
   idempotent:
     description:
       - When run twice in a row outside check mode with the same arguments, the second run reports no change.
-      - This assumes that what the module manages did not change between the runs.
+      - This assumes that no other program or user changed the managed objects between the runs.
   platform:
     description:
       - Target operating systems that the module runs on.
@@ -61,6 +61,6 @@ options: {}
 attributes:
   facts:
     description:
-      - Returns an C(ansible_facts) dictionary that is kept for later plays.
+      - Returns an C(ansible_facts) dictionary that later plays can use.
     support: full
 """

@@ -8,72 +8,73 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """What every plugin that chooses devices says of the devices, and of the criteria."""
+    """The input and the criteria of the plugins that select devices."""
 
     DOCUMENTATION = r"""
 options:
   _input:
-    description: Devices, as the filter P(dra.accelerators.accelerators#filter) returns them, or as the inventory has them for each node.
+    description: Devices, as the filter P(dra.accelerators.accelerators#filter) returns them, or as the inventory plugin sets them for each node.
     type: list
     elements: dict
     required: true
   free:
     description:
-      - What a claim has to be able to have of the device at this moment. A quantity such as V(40Gi), which is one of memory, or a dictionary of
-        capacities with quantities.
-      - A GPU that is sold as one of 80 GB has somewhat less than V(80Gi) of memory.
+      - The capacity of the device that must be available to a claim now. The value is a memory quantity, for example V(40Gi), or a dictionary of
+        capacities and quantities.
+      - A GPU with a nominal memory of 80 GB has slightly less than V(80Gi) of memory.
     type: raw
   capacity:
-    description: What the device has, whoever has it. As O(free).
+    description: The total capacity that the device must have, whether it is in use or not. The format is the same as that of O(free).
     type: raw
   available:
-    description: Whether a claim that tolerates no taint could have it, or a share of it.
+    description: Whether a claim without tolerations can hold the device, or a share of it.
     type: bool
   driver:
-    description: A pattern of shell, or a list of them, for the name of the driver.
+    description: A shell pattern for the name of the driver, or a list of patterns.
     type: raw
   type:
-    description: Likewise for the type, such as V(gpu), V(mig) or V(npu).
+    description: A shell pattern for the type, or a list of patterns. Types are V(gpu), V(mig), or V(npu), for example.
     type: raw
   product:
-    description: Likewise for the product, such as V(*H100*).
+    description: A shell pattern for the product name, for example V(*H100*), or a list of patterns.
     type: raw
   profile:
-    description: Likewise for the kind of partition, such as V(1g.10gb).
+    description: A shell pattern for the partition profile, for example V(1g.10gb), or a list of patterns.
     type: raw
   name:
-    description: Likewise for the name.
+    description: A shell pattern for the name of the device, or a list of patterns.
     type: raw
   uuid:
-    description: Likewise for the UUID.
+    description: A shell pattern for the UUID, or a list of patterns.
     type: raw
   pool:
-    description: Likewise for the pool.
+    description: A shell pattern for the name of the pool, or a list of patterns.
     type: raw
   node:
-    description: Likewise for the node.
+    description: A shell pattern for the name of the node, or a list of patterns.
     type: raw
   whole:
-    description: Whether it is no part of something else that is published.
+    description: Whether the device is a whole device, and not a part of another published device.
     type: bool
   shared:
-    description: Whether several claims can have it at a time.
+    description: Whether several claims can hold the device at the same time.
     type: bool
   tainted:
-    description: Whether it has a taint.
+    description: Whether the device has a taint.
     type: bool
   held:
-    description: Whether a claim has it, or a share of it.
+    description: Whether a claim holds the device, or a share of it.
     type: bool
   attributes:
-    description: Attributes with the values that they have to have. The names of the driver's own need no domain.
+    description: Attributes and their required values. Names of the driver's own attributes need no domain.
     type: dict
 """
 
     COUNT = r"""
 options:
   count:
-    description: So many of them at least. Where O(free) or O(available) is given, so many that can be had at the same time.
+    description:
+      - The minimum number of devices. With O(free) or O(available), the minimum number of devices that claims can hold at the same time.
     type: int
     default: 1
 """

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """What modules that bring devices to a layout do beside that."""
+    """The states of the modules that apply a layout to devices, and their options."""
 
     DOCUMENTATION = r"""
 options:
   state:
     description:
-      - V(present) brings the devices to the layout.
-      - V(asserted) says in RV(differences) how the devices differ from the layout, and changes nothing. A device that could not be read
-        differs. One that no rule matches is not judged.
-      - V(exported) returns in RV(exported) the present layout as rules, and changes nothing.
-      - V(checkpointed) writes what the devices are to O(checkpoint_file). It fails, and writes nothing, if a device cannot be read.
-      - V(restored) brings back what O(checkpoint_file) says, mode and places, whatever has become of the devices meanwhile. Devices that are
-        not in it are not touched. It refuses and undoes as V(present) does.
-      - V(valid) reads the layout and says what is wrong with it. No device and no driver is needed.
+      - V(present) applies the layout to the devices.
+      - V(asserted) returns the differences between the devices and the layout in RV(differences), and changes nothing. A device that could not be
+        read differs from the layout. The module does not compare devices that no rule matches.
+      - V(exported) returns the current layout as rules in RV(exported), and changes nothing.
+      - V(checkpointed) saves the current layout of the devices to O(checkpoint_file). It fails, and writes nothing, if a device cannot be read.
+      - V(restored) restores the modes and placements from O(checkpoint_file), also if the devices have changed since. It does not change
+        devices that are not in this file. It rejects and rolls back changes in the same way as V(present).
+      - V(valid) validates the layout and reports errors in it. It needs no device and no driver.
     type: str
     choices:
       - present
@@ -33,7 +33,7 @@ options:
     default: present
   on_difference:
     description:
-      - With O(state=asserted), whether a difference is a failure, or is only told.
+      - With O(state=asserted), whether the module fails if there are differences (V(fail)), or only returns them (V(report)).
     type: str
     choices:
       - fail
@@ -41,17 +41,17 @@ options:
     default: fail
   checkpoint_file:
     description:
-      - A file on the node for O(state=checkpointed) and O(state=restored), which need it. Its content depends on the layout alone, so that a second
-        checkpoint of the same layout changes nothing.
-      - Devices are known in it by their UUIDs, partitions by profile and place. It says of each partition whose it is, as RV(checkpoint)
-        does.
-      - What the node driver had made for a claim comes back while that claim is prepared, and is named in RV(left_out) where it is not.
+      - The checkpoint file on the node. It is required for O(state=checkpointed) and O(state=restored). Its content depends only on the layout, so
+        that a second checkpoint of the same layout changes nothing.
+      - The file identifies devices by UUID, and partitions by profile and placement. It contains the owner of each partition, as in RV(checkpoint).
+      - The module restores a partition that the node driver created for a claim only while this claim is prepared. Otherwise, it lists the
+        partition in RV(left_out).
     type: path
   on_foreign:
     description:
-      - For O(state=restored), what to do if a partition is gone that was made by hand in a form that no profile has, such as one with several
-        compute instances. Only who made it can make it again. One that is still there stays.
-      - V(fail) changes nothing and names it; V(leave_out) brings back all others, and names it in RV(left_out).
+      - For O(state=restored), the action if a partition no longer exists that was created manually in a form that no profile has, for example
+        with several compute instances. The module cannot create such a partition. It keeps existing ones.
+      - V(fail) changes nothing, and the error names the partition. V(leave_out) restores all other partitions, and lists this one in RV(left_out).
     type: str
     choices:
       - fail

@@ -13,13 +13,13 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   kubelet_root:
-    description: The kubelet's root directory, its option C(--root-dir). The node driver has its state directory below it.
+    description: The kubelet's root directory, its option C(--root-dir). It contains the state directory of the node driver.
     type: path
     default: /var/lib/kubelet
   state_directory:
     description:
-      - The state directory of the node driver. The module reads the indices of the devices from it, so that they are those of the driver.
-      - The default is C(plugins/DRIVER) in O(kubelet_root), with the driver's name. Set this option if the configuration of the driver
-        sets C(state_directory). It is for the devices of one vendor.
+      - The state directory of the node driver. The module reads the indices of the devices from it, so that it uses the same indices as the driver.
+      - The default is C(plugins/DRIVER) in O(kubelet_root), with the name of the driver. Set this option if the configuration of the driver
+        sets C(state_directory). It applies to the devices of one vendor.
     type: path
 """

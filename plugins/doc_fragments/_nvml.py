@@ -8,16 +8,16 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options and requirements of the modules that ask NVIDIA's management library on a node."""
+    """Options and requirements of the modules that use NVIDIA's management library on a node."""
 
     DOCUMENTATION = r"""
 options:
   interpreter:
     description:
       - A Python interpreter on the node that can import NVIDIA's binding C(pynvml), from the package C(nvidia-ml-py).
-      - It is used only if the interpreter that Ansible uses on the node cannot import it. The module then runs itself
-        again under this one.
-      - The default is the virtual environment that the role P(dra.accelerators.python_environment#role) makes.
+      - The module uses it only if the interpreter that Ansible uses on the node cannot import the binding. The module then runs
+        again with this interpreter.
+      - The default is the virtual environment that the role P(dra.accelerators.python_environment#role) creates.
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 requirements:

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """What every module says that brings a group of packages to one version."""
+    """The options of the modules that install a group of packages at one version."""
 
     DOCUMENTATION = r"""
 options:
   state:
     description:
-      - V(present) has the packages be what the other options say.
-      - V(previous) goes back to the version that was there before the last change. Once more goes forward again.
-      - V(absent) removes what this module has installed and what came along with it. Where somebody else had installed a version before, that
-        one comes back, with its units and holds as they were. What this module has never touched stays, unless O(foreign) is true.
+      - V(present) installs the packages as the other options specify.
+      - V(previous) rolls back to the version before the last change. A second run returns to the newer version.
+      - V(absent) removes the packages that this module has installed, and their dependencies. If another program or user had installed a version
+        before, the module restores that version with its units and holds. It keeps packages that it has never changed, unless O(foreign=true).
     type: str
     choices: [present, previous, absent]
     default: present
   source:
-    description: The package source to set up. By default, the existing package sources of the node are used.
+    description: The package source to configure. By default, the module uses the existing package sources of the node.
     type: dict
     suboptions:
       uris:
         description:
-          - Addresses. None takes the mirror that the node has for the same suite.
-          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that only root can read. All addresses
-            need the same ones.
+          - The URLs of the source. If empty, the module uses the mirror that the node has for the same suite.
+          - The module writes a user name and password in a URL, C(https://USER:PASSWORD@HOST/PATH), to a file that only root can read. They must be
+            the same in all URLs.
         type: list
         elements: str
         default: []
       suites:
-        description: Suites, which apt alone has; V(/) for a source without any.
+        description: The suites of the source. Only apt uses them. Use V(/) for a source without suites.
         type: list
         elements: str
         default: [/]
       components:
-        description: Components.
+        description: The components of the source.
         type: list
         elements: str
         default: []
       key:
-        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source; dnf and
-          zypper refuse a source without one.
+        description:
+          - The key that signs the source, in ASCII armor.
+          - If empty, apt uses the keys that it trusts for the same source. dnf and zypper reject a source without a key.
         type: str
         default: ""
       fingerprints:
@@ -58,33 +59,35 @@ options:
         default: []
       packages_signed:
         description:
-          - Whether each package has a signature by O(source.key) of its own, besides the index, which has one in any case. dnf and zypper ask for
-            both then.
+          - Whether O(source.key) signs each package in addition to the index. The index is always signed. If V(true), dnf and zypper require both
+            signatures.
         type: bool
         default: true
   files:
-    description: Packages on the node that are installed in place of a source's, under the names that they have in a repository.
+    description:
+      - The paths of packages on the node. The module installs them instead of packages from a source. The files must have the same names as in a
+        repository.
     type: list
     elements: path
     default: []
   checksums:
-    description: SHA-256 digests of O(files), by their names.
+    description: The SHA-256 digests of O(files), by file name.
     type: dict
     default: {}
   hold:
-    description: Whether the packages are held at their version. dnf does it by its plugin C(versionlock), which has to be there.
+    description: Whether to hold the packages at their version. On hosts with dnf, this requires the dnf plugin C(versionlock).
     type: bool
     default: true
   keep:
-    description: Whether packages are kept on the node, for the way back.
+    description: Whether to keep the packages on the node for a rollback.
     type: bool
     default: true
   foreign:
-    description: Whether O(state=absent) also removes what somebody else has installed.
+    description: Whether O(state=absent) also removes packages that another program or user has installed.
     type: bool
     default: false
   timeout:
-    description: How many seconds one call of the package manager may take.
+    description: The timeout in seconds for each call of the package manager.
     type: int
     default: 1200
 """

@@ -7,23 +7,23 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: accelerators
 version_added: 0.1.0
-short_description: The devices that ResourceSlices publish, and what of them is free
+short_description: List the devices in ResourceSlices with their free capacity
 description:
-  - Turns ResourceSlices, and where given ResourceClaims, into a list of plain devices, as the filters, tests and the inventory of this collection
-    have them, of any vendor and any driver.
-  - What is free is what the scheduler could still give to a claim. It goes by claims that have the device, by the counters of partitions that
-    overlap, by the shares of a device that several claims have, and by the taints in the slices.
+  - Converts ResourceSlices, and optionally ResourceClaims, to a list of devices. The filters, the tests, and the inventory plugin of this collection
+    use this format for all vendors and drivers.
+  - The free capacity is the capacity that the scheduler can still allocate. It depends on the claims that hold the device, the counters of
+    overlapping partitions, the shares of a device with several claims, and the taints in the slices.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
 options:
   _input:
-    description: ResourceSlices, as the API server has them.
+    description: ResourceSlices, as the API server returns them.
     type: list
     elements: dict
     required: true
   claims:
-    description: ResourceClaims, in the same form. If they are omitted, all devices count as free.
+    description: ResourceClaims, as the API server returns them. Without them, all devices count as free.
     type: list
     elements: dict
     default: []
@@ -39,19 +39,19 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask for slices
+- name: Read the ResourceSlices
   kubernetes.core.k8s_info:
     api_version: resource.k8s.io/v1
     kind: ResourceSlice
   register: slices
 
-- name: Ask for claims
+- name: Read the ResourceClaims
   kubernetes.core.k8s_info:
     api_version: resource.k8s.io/v1
     kind: ResourceClaim
   register: claims
 
-- name: Say how much memory each whole GPU has left
+- name: Show the free memory of each available GPU
   ansible.builtin.debug:
     msg: "{{ item.node }} {{ item.name }} {{ item.free.memory }}"
   loop: >-
@@ -70,31 +70,31 @@ _value:
       type: str
       sample: gpu.nvidia.com
     pool:
-      description: The pool.
+      description: The name of the pool.
       type: str
       sample: gpu-node-1
     node:
-      description: The node; empty for a device that several nodes reach.
+      description: The name of the node, or empty for a device that several nodes can use.
       type: str
       sample: gpu-node-1
     name:
-      description: The name, unique in its pool.
+      description: The name of the device, which is unique in its pool.
       type: str
       sample: gpu-0
     type:
-      description: Its type, where the driver publishes one.
+      description: The type of the device, if the driver publishes it.
       type: str
       sample: gpu
     product:
-      description: Its product (C(productName) or C(model)), likewise.
+      description: The product (C(productName) or C(model)), if the driver publishes it.
       type: str
       sample: NVIDIA H100 80GB HBM3
     profile:
-      description: The kind of partition (C(profile) or C(template)), likewise.
+      description: The kind of partition (C(profile) or C(template)), if the driver publishes it.
       type: str
       sample: ""
     uuid:
-      description: Its UUID, likewise.
+      description: The UUID, if the driver publishes it.
       type: str
       sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
     attributes:
@@ -102,37 +102,37 @@ _value:
       type: dict
       sample: {type: gpu, architecture: Hopper, "resource.kubernetes.io/numaNode": 0}
     capacity:
-      description: All capacities, as numbers; memory in bytes.
+      description: All capacities, as numbers. Memory is in bytes.
       type: dict
       sample: {memory: 85520809984, multiprocessors: 132}
     free:
-      description: Of each capacity what a claim could still have; nothing of a device that is not available.
+      description: The free amount of each capacity. All amounts are 0 for a device that is not available.
       type: dict
       sample: {memory: 85520809984, multiprocessors: 132}
     available:
-      description: Whether a claim that tolerates no taint could have the device, or a share of it.
+      description: Whether the device, or a share of it, can be allocated to a claim without tolerations.
       type: bool
       sample: true
     shared:
-      description: Whether several claims can have it at a time.
+      description: Whether several claims can hold the device at the same time.
       type: bool
       sample: false
     whole:
-      description: Whether it is no part of something else that is published. It draws on no counters, or it takes all that there is in a set of them.
+      description: Whether the device is not a part of another published device. It consumes no counters, or it consumes a counter set completely.
       type: bool
       sample: true
     taints:
-      description: Its taints, each with C(key), C(value) and C(effect). Those of DeviceTaintRules are not among them.
+      description: The taints in the slice, each with C(key), C(value), and C(effect). Taints of DeviceTaintRules are not included.
       type: list
       elements: dict
       sample: []
     claims:
-      description: The claims that have it, as namespace and name. Those that only watch it are not among them.
+      description: The claims that hold the device, as C(namespace/name). Claims with admin access are not included.
       type: list
       elements: str
       sample: [default/training]
     draws:
-      description: By counter set and counter, how much the device takes (C(takes)), and how much there is left (C(left)).
+      description: By counter set and counter, the amount that the device consumes (C(takes)) and the remaining amount (C(left)).
       type: dict
       sample: {gpu-0-counter-set: {memory-slice-0: {takes: 1, left: 1}}}
 """
@@ -156,7 +156,7 @@ def accelerators(slices: Any, claims: Any = ()) -> list[dict[str, Any]]:
 
 
 class FilterModule:
-    """The filter, as Ansible asks for it."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: accelerators_with
 version_added: 0.1.0
-short_description: Those devices that meet all criteria
+short_description: Select the devices that meet all criteria
 description:
-  - Leaves of a list of devices those that meet every criterion that is given, in their order.
+  - Returns the devices of a list that meet all given criteria, in the same order.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
@@ -25,22 +25,22 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Say which GPUs of this node have at least 40 GiB of memory free
+- name: Show the GPUs of this node with at least 40 GiB of free memory
   ansible.builtin.debug:
     msg: "{{ accelerators | dra.accelerators.accelerators_with(type='gpu', free='40Gi') | map(attribute='name') | list }}"
 
-- name: Say which H100 nobody has
+- name: Show the H100 GPUs that are not in use
   ansible.builtin.debug:
     msg: "{{ accelerators | dra.accelerators.accelerators_with(product='*H100*', whole=true, held=false, tainted=false) }}"
 
-- name: Say which devices have eight AI cores and 16 GiB left for a share
+- name: Show the devices with eight AI cores and 16 GiB free for a share
   ansible.builtin.debug:
     msg: "{{ accelerators | dra.accelerators.accelerators_with(shared=true, free={'aicores': 8, 'memory': '16Gi'}) }}"
 """
 
 RETURN = r"""
 _value:
-  description: The devices, as they were.
+  description: The unchanged devices.
   type: list
   elements: dict
   sample: [{driver: gpu.nvidia.com, node: gpu-node-1, name: gpu-0, available: true, free: {memory: 85520809984}}]
@@ -64,7 +64,7 @@ def accelerators_with(devices: Any, **criteria: Any) -> list[Any]:
 
 
 class FilterModule:
-    """The filter, as Ansible asks for it."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -75,7 +75,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils._clusters import cluster_of
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.host_clusters import cluster_of
 
 
 def cluster_leaders(hosts: Any, hostvars: Any, name: str = "accelerator_api", step: str = "") -> dict[str, str]:

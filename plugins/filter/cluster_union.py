@@ -11,15 +11,15 @@ short_description: Merge a variable of all hosts of one cluster
 description:
   - Objects that all nodes of a cluster share must serve each of them. This filter merges the value of the host that writes them with the values of
     the other hosts of its cluster, also of those outside of the limit of the run.
-  - Lists become their union, booleans are true if one of them is, and of numbers the largest counts.
+  - The result is the union of lists, true if one of the booleans is true, or the largest of the numbers.
   - Hosts that report facts with names of variables of this collection are left out. So are hosts whose variable or cluster cannot be evaluated, for
     example those outside of the limit that have a template with facts.
 author:
   - The dra.accelerators authors (@dra-accelerators)
-positional: _input, hostvars, hosts, api, names, default
+positional: _input, hostvars, hosts, api, names, default, vendor
 options:
   _input:
-    description: The value of the host that writes the objects. Its type decides how the values are merged.
+    description: The value of the host that writes the objects. Its type determines how the filter merges the values.
     type: raw
     required: true
   hostvars:
@@ -43,6 +43,12 @@ options:
   default:
     description: The value of a host that has none of these variables. Without it such a host is left out.
     type: raw
+  vendor:
+    description:
+      - If not empty, hosts without devices of this vendor are left out. The vendors of a host are C(device_classes_vendors), or else
+        C(accelerator_vendors), or else V(nvidia).
+    type: str
+    default: ''
 seealso:
   - plugin: dra.accelerators.cluster_leaders
     plugin_type: filter
@@ -62,38 +68,43 @@ _value:
   sample: [nvidia, ascend]
 """
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.dra.accelerators.plugins.filter.cluster_hosts import cluster_of_access, cluster_of_host
 from ansible_collections.dra.accelerators.plugins.filter.foreign_facts import foreign_facts
 from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
-from ansible_collections.dra.accelerators.plugins.module_utils._clusters import cluster_of
+
+_VENDORS = ("device_classes_vendors", "accelerator_vendors")
 
 
-def cluster_union(own: Any, hostvars: Any, hosts: Any, api: Any, names: Any, default: Any = None) -> Any:
+def cluster_union(
+    own: Any, hostvars: Any, hosts: Any, api: Any, names: Any, default: Any = None, vendor: str = ""
+) -> Any:
     """Return the merged value. Raises AnsibleFilterError."""
-    if not isinstance(api, Mapping) or not {"kubeconfig", "context"} <= api.keys():
-        raise AnsibleFilterError("cluster_union: expected a mapping with kubeconfig and context as the cluster")
-    cluster = cluster_of(api["kubeconfig"], api["context"])
+    cluster = cluster_of_access(api, "cluster_union")
     values = [own]
     for host in hosts:
         variables = hostvars[host]
-        kubeconfig, context = (
-            evaluated(variables, name) for name in ("accelerator_kubeconfig", "accelerator_kubeconfig_context")
-        )
-        if UNKNOWN in (kubeconfig, context):
-            continue
-        if cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context) != cluster:
+        if cluster_of_host(variables) != cluster:
             continue
         if foreign_facts(variables.get("ansible_facts") or {}):
+            continue
+        if vendor and vendor not in _vendors_of(variables):
             continue
         found = [evaluated(variables, name) for name in names if name in variables]
         first = [*found, *([] if default is None else [default])][:1]
         values += [value for value in first if value is not UNKNOWN]
     return merge(values)
+
+
+def _vendors_of(variables: Any) -> Sequence[Any]:
+    """Return the vendors whose devices a host publishes; none if they are unknown."""
+    found = [evaluated(variables, name) for name in _VENDORS if name in variables]
+    vendors = [*found, ["nvidia"]][0]
+    return vendors if isinstance(vendors, Sequence) and not isinstance(vendors, str) else ()
 
 
 def merge(values: Sequence[Any]) -> Any:

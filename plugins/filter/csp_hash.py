@@ -10,13 +10,13 @@ version_added: 0.1.0
 short_description: Allow one script or style sheet in a Content-Security-Policy
 description:
   - Returns the source expression that allows exactly this text as a C(script) or C(style) element of a page. A page with such a policy
-    needs no C('unsafe-inline'), so text that others have written cannot become a script.
+    needs no C('unsafe-inline'), so text from other sources cannot become a script.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
 options:
   _input:
-    description: All text between the tags of the element, blanks and line breaks included.
+    description: All text between the tags of the element, including spaces and line breaks.
     type: str
     required: true
 seealso:

@@ -9,11 +9,11 @@ name: foreign_facts
 version_added: 0.1.0
 short_description: List facts of a host that have names of this collection's variables
 description:
-  - Every answer of a module can contain facts. Unless C(inject_facts_as_vars) is V(false), Ansible makes each fact a variable, which takes precedence over
+  - Every result of a module can contain facts. Unless C(inject_facts_as_vars) is V(false), Ansible makes each fact a variable, which takes precedence over
     the inventory and over defaults of roles.
-  - A compromised host can so replace variables such as C(dra_driver_node_name), and have the operator's rights used for another Node. Roles of this
-    collection stop where this filter returns a name.
-  - With C(inject_facts_as_vars=false) no fact becomes a variable, so the filter returns nothing.
+  - So a compromised host can replace variables such as C(dra_driver_node_name), and use the operator's permissions for another Node. Roles of this
+    collection fail if this filter returns a name.
+  - With C(inject_facts_as_vars=false), no fact becomes a variable, so the filter returns an empty list.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
@@ -28,7 +28,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Stop where a host reports facts with names of variables
+- name: Fail if a host reports facts with names of variables
   ansible.builtin.assert:
     that: ansible_facts | dra.accelerators.foreign_facts | length == 0
     fail_msg: "{{ inventory_hostname }} reports {{ ansible_facts | dra.accelerators.foreign_facts | join(', ') }}"
@@ -74,7 +74,7 @@ PREFIXES = (
 )
 #: Facts that modules of this collection return.
 OWN_FACTS = frozenset({"accelerator_report"})
-#: What Ansible puts before a fact's name as a variable.
+#: The prefix of a fact's name as a variable.
 _ANSIBLE = "ansible_"
 
 

@@ -10,7 +10,7 @@ version_added: 0.1.0
 short_description: Select the locked requirements of one Python version
 description:
   - Returns the requirements of a lock that apply to a Python version and a machine, with the digests and without markers. pip evaluates
-    markers for the Python that it runs in, and not for that of its option C(--python-version).
+    markers for the Python version that it runs with, not for the value of its option C(--python-version).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, python, machine
@@ -46,7 +46,7 @@ _value:
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_wheels import environment, lock_for
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.wheels import environment, lock_for
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 
@@ -59,7 +59,7 @@ def locked_requirements(text: str, python: str, machine: str = "x86_64") -> str:
 
 
 class FilterModule:
-    """Registers the filter."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Any]:
         """Return the filter by its name."""

@@ -60,7 +60,7 @@ def markdown_text(value: Any) -> str:
     text = _CONTROL.sub(" ", str(value)).strip().replace("&", "&amp;")
     text = _SPECIAL.sub(r"\\\g<0>", text)
     text = _BEGINNING.sub(lambda found: found[1] + "&#8203;" if found[1].isdigit() else f"\\{found[1]}", text)
-    # A zero-width space ends what would become a link.
+    # A zero-width space prevents an automatic link.
     return _AUTOLINK.sub("&#8203;", text)
 
 

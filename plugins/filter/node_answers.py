@@ -26,8 +26,8 @@ options:
     required: true
   asked:
     description:
-      - The hosts of the run, C(ansible_play_hosts_all). Hosts outside O(asked), for example because of C(--limit), are not asked. Those of other
-        clusters (C(accelerator_kubeconfig), C(accelerator_kubeconfig_context)) are not part of the result, because their nodes can have the same names.
+      - The hosts of the run, C(ansible_play_hosts_all). Hosts outside O(asked), for example because of C(--limit), were not queried. Hosts of other
+        clusters (C(accelerator_kubeconfig), C(accelerator_kubeconfig_context)) are not part of the result, because their nodes can have equal names.
     type: list
     elements: str
     required: true
@@ -64,13 +64,12 @@ _value:
   sample: {nodes: {gpu-node-1: {}}, not_asked: [gpu-node-1], hosts: {gpu-node-1: host-1}}
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.filter.cluster_hosts import cluster_of_host
 from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
-from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Cluster, cluster_of
 
 
 def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator_node_answer") -> dict[str, Any]:
@@ -79,14 +78,14 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise AnsibleFilterError(f"node_answers: found {type(found).__name__}, expected a list of hosts")
     in_run = set(asked)
-    clusters = {_cluster_of(hostvars[host]) for host in hosts if host in in_run} - {None}
+    clusters = {cluster_of_host(hostvars[host]) for host in hosts if host in in_run} - {None}
     nodes: dict[str, Any] = {}
     host_of: dict[str, str] = {}
     not_asked = []
     for host in hosts:
         variables = hostvars[host]
         name_of_node = evaluated(variables, "accelerator_node_name") or host
-        if host not in in_run and (name_of_node is UNKNOWN or _cluster_of(variables) not in clusters):
+        if host not in in_run and (name_of_node is UNKNOWN or cluster_of_host(variables) not in clusters):
             continue
         if name_of_node is UNKNOWN:
             raise AnsibleFilterError(
@@ -101,16 +100,6 @@ def node_answers(hosts: Any, hostvars: Any, asked: Any, name: str = "accelerator
         if host not in in_run:
             not_asked.append(node)
     return {"nodes": nodes, "not_asked": not_asked, "hosts": host_of}
-
-
-def _cluster_of(variables: Any) -> Cluster | None:
-    """Return the cluster of a host, or None if its variables cannot be evaluated."""
-    kubeconfig, context = (
-        evaluated(variables, name) for name in ("accelerator_kubeconfig", "accelerator_kubeconfig_context")
-    )
-    if UNKNOWN in (kubeconfig, context):
-        return None
-    return cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context)
 
 
 class FilterModule:

@@ -11,6 +11,7 @@ short_description: List Nodes that are assigned to several hosts of one cluster
 description:
   - Returns a sentence for each Node of a cluster that is assigned to more than one host of the inventory, by C(accelerator_node_name) or by the
     inventory name. A cluster is a kubeconfig and a context, so the same node name in two clusters is not a conflict.
+  - The same applies to the options of roles, such as C(dra_driver_node_name), C(dra_driver_kubeconfig), and C(dra_driver_context).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input, hostvars
@@ -22,8 +23,8 @@ options:
     required: true
   hostvars:
     description:
-      - The variables of all hosts. The filter reads C(accelerator_node_name), C(accelerator_kubeconfig), and
-        C(accelerator_kubeconfig_context).
+      - The variables of all hosts. The filter reads C(accelerator_node_name), C(accelerator_kubeconfig),
+        C(accelerator_kubeconfig_context), and the options of roles with the same meaning.
     type: dict
     required: true
 notes:
@@ -35,7 +36,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Refuse hosts with the same node name
+- name: Reject hosts with the same node name
   ansible.builtin.assert:
     that: groups['accelerator_nodes'] | dra.accelerators.node_name_conflicts(hostvars) | length == 0
     fail_msg: "{{ groups['accelerator_nodes'] | dra.accelerators.node_name_conflicts(hostvars) }}"
@@ -50,28 +51,38 @@ _value:
   sample: ["Hosts a, b have the same Node gpu-node-1 of the cluster /home/admin/.kube/config."]
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.dra.accelerators.plugins.filter.cluster_hosts import cluster_of_host
 from ansible_collections.dra.accelerators.plugins.filter.text_variables import UNKNOWN, evaluated
-from ansible_collections.dra.accelerators.plugins.module_utils._clusters import Member, cluster_of, name_conflicts
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.host_clusters import Member, name_conflicts
 
-_VARIABLES = ("accelerator_node_name", "accelerator_kubeconfig", "accelerator_kubeconfig_context")
+#: Roles that act on the Node of a host. Their options have priority over the variables of all roles.
+ROLES = ("ascend_driver", "device_plugin_migration", "dra_driver", "node_features", "nvidia_driver", "preflight")
+_OPTIONS = ("node_name", "kubeconfig", "context")
 
 
 def node_name_conflicts(hosts: Any, hostvars: Any) -> list[str]:
     """Return a sentence for each conflict. Raises AnsibleFilterError."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence):
         raise AnsibleFilterError(f"node_name_conflicts: found {type(hosts).__name__}, expected a list of hosts")
+    roles = [role for role in ROLES if any(f"{role}_{each}" in hostvars[host] for host in hosts for each in _OPTIONS)]
+    sentences = [_conflicts(hosts, hostvars, role) for role in ("", *roles)]
+    return list(dict.fromkeys(each for found in sentences for each in found))
+
+
+def _conflicts(hosts: Sequence[Any], hostvars: Any, role: str) -> list[str]:
+    """Return the conflicts of one role, or those of all roles if ``role`` is empty."""
     members = []
     for host in hosts:
         variables = hostvars[host]
-        node, kubeconfig, context = (evaluated(variables, name) for name in _VARIABLES)
-        if UNKNOWN in (node, kubeconfig, context):
+        own = f"{role}_node_name"
+        node = evaluated(variables, own if role and own in variables else "accelerator_node_name")
+        cluster = cluster_of_host(variables, role)
+        if node is UNKNOWN or cluster is None:
             continue
-        cluster = cluster_of(kubeconfig or os.environ.get("KUBECONFIG"), context)
         members.append(Member(str(host), str(node or host), cluster))
     return name_conflicts(members)
 

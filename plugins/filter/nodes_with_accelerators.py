@@ -7,11 +7,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: nodes_with_accelerators
 version_added: 0.1.0
-short_description: The nodes that hold so many devices of a kind
+short_description: List the nodes with a number of matching devices
 description:
-  - Returns the names of the nodes that have at least so many devices that meet every criterion that is given.
-  - Devices that draw on the same counters, such as the placements of a partition, are in each other's way. What can be had at the same time is
-    counted by taking one after the other, as the first fit finds them.
+  - Returns the names of the nodes that have at least O(count) devices that meet all given criteria.
+  - Devices that consume the same counters, such as the placements of a partition, exclude each other. With O(free) or O(available=true), the filter
+    counts only devices that can be allocated at the same time. It selects them one after another, first fit.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
@@ -28,11 +28,11 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Say which nodes could run a job of four GPUs now
+- name: Show the nodes with four free GPUs
   ansible.builtin.debug:
     msg: "{{ slices.resources | dra.accelerators.accelerators(claims.resources) | dra.accelerators.nodes_with_accelerators(4, type='gpu', free='40Gi') }}"
 
-- name: Say which nodes have an NPU with a taint
+- name: Show the nodes with a tainted NPU
   ansible.builtin.debug:
     msg: "{{ slices.resources | dra.accelerators.accelerators | dra.accelerators.nodes_with_accelerators(driver='npu.huawei.com', tainted=true) }}"
 """
@@ -57,14 +57,14 @@ def nodes_with_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> li
     if not isinstance(devices, (list, tuple)):
         raise AnsibleFilterError(f"nodes_with_accelerators: found {devices!r}, expected a list of devices")
     try:
-        # A template may have made a text of the number.
+        # A template can have converted the integer to a string.
         return nodes_with(devices, int(count), **criteria)
     except (AttributeError, TypeError, ValueError) as error:
         raise AnsibleFilterError(f"nodes_with_accelerators: {error}") from error
 
 
 class FilterModule:
-    """The filter, as Ansible asks for it."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -7,40 +7,41 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: npu_claim
 version_added: 0.1.0
-short_description: A claim for several NPUs that lie near each other
+short_description: Create the spec of a claim for several adjacent NPUs
 description:
-  - Turns a number of NPUs into the C(spec) of a ResourceClaim that prefers NPUs near each other. One request has the alternatives
-    C(same-card), C(same-ring) and C(any), of which the scheduler takes the first that a node has room for, on the node where that is
-    the earliest.
-  - Before each of them come those that take NPUs of cards and rings of which others are in use already, so that whole ones stay whole.
-  - The result also stands below C(spec.spec) of a ResourceClaimTemplate.
+  - Returns the C(spec) of a ResourceClaim for a number of NPUs that prefers adjacent NPUs. One request has the alternatives C(same-card),
+    C(same-ring), and C(any). On each node, the scheduler uses the first alternative that fits. It prefers the node with the earliest alternative.
+  - With O(whole), each alternative is preceded by alternatives for NPUs of cards and rings that are already partly in use. So unused cards and
+    rings stay completely available.
+  - The result can also be used as C(spec.spec) of a ResourceClaimTemplate.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
 options:
   _input:
-    description: How many NPUs, from 1 to 32.
+    description: The number of NPUs, from 1 to 32.
     type: int
     required: true
   device_class:
-    description: The DeviceClass whose devices count.
+    description: The DeviceClass of the NPUs.
     type: str
     default: npu.huawei.com
   prefer:
     description:
-      - The alternatives in their order, of V(same-card), V(same-ring) and V(any).
-      - Without V(any) the claim waits rather than take NPUs that lie apart.
+      - The alternatives in their order, of V(same-card), V(same-ring), and V(any).
+      - Without V(any), the claim stays pending until adjacent NPUs are free.
     type: list
     elements: str
     default: [same-card, same-ring, any]
   whole:
     description:
-      - Whether NPUs of cards and rings that are broken already are taken first, of one that has just enough before one that has more.
-      - The attributes C(cardFree) and C(ringFree) tell; NPUs of a driver that does not publish them are taken as without it.
+      - Whether to prefer NPUs of cards and rings that are already partly in use. A card or ring with exactly enough free NPUs has priority over one
+        with more free NPUs.
+      - The alternatives use the attributes C(cardFree) and C(ringFree). The option has no effect on NPUs of drivers that do not publish them.
     type: bool
     default: true
   selectors:
-    description: CEL expressions that all NPUs fulfil.
+    description: CEL expressions that must be true for all NPUs.
     type: list
     elements: str
     default: []
@@ -53,7 +54,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Four NPUs of one ring where there are, else any four
+- name: Create a template for four NPUs of one ring, or any four NPUs
   kubernetes.core.k8s:
     definition:
       apiVersion: resource.k8s.io/v1
@@ -85,7 +86,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.preference import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.preference import (
     NEAREST_FIRST,
     REQUEST,
     claim_spec,
@@ -100,9 +101,9 @@ def claim(
     request: str = REQUEST,
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Return the spec of a claim for so many NPUs. Raises AnsibleFilterError."""
+    """Return the spec of a claim for this number of NPUs. Raises AnsibleFilterError."""
     try:
-        # A template may have made a text of the number.
+        # A template can have converted the integer to a string.
         number = int(chips) if not isinstance(chips, bool) else None
         if number is None or isinstance(prefer, str) or isinstance(selectors, str):
             raise TypeError
@@ -118,7 +119,7 @@ def claim(
 
 
 class FilterModule:
-    """The filter, as Ansible asks for it."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -48,6 +48,7 @@ _value:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
@@ -61,11 +62,11 @@ ascend_runtime_engines ascend_vnpu_layout container_runtime_cdi_folders device_c
 device_classes_nvidia device_classes_vendors device_plugin_migration_accept device_plugin_migration_nodes device_plugin_migration_plugins
 dra_controller_drivers dra_controller_image_pull_secrets dra_controller_kubelet_kubeconfigs dra_controller_pod_api_ports
 dra_controller_pod_metrics_peers dra_controller_pod_nodes dra_controller_pod_tolerations dra_controller_token_audiences dra_driver_backends
-dra_driver_image_pull_secrets dra_driver_kubelet_kubeconfigs dra_driver_layout dra_driver_names dra_driver_pod_api_ports dra_driver_pod_metrics_peers
-dra_driver_pod_writable_paths dra_driver_token_audiences dra_driver_vendor_runtimes driver_image_build_arguments driver_image_import_command
-driver_image_manifest_arguments driver_image_pip_arguments driver_image_push_arguments monitoring_controller_targets monitoring_reload
-monitoring_targets node_features_pci_label_fields node_features_vendors nvidia_container_toolkit_engines nvidia_container_toolkit_files
-nvidia_container_toolkit_repository_fingerprints nvidia_driver_catalog nvidia_driver_drain_drivers nvidia_driver_files
+dra_driver_image_pull_secrets dra_driver_kubelet_kubeconfigs dra_driver_layout dra_driver_names dra_driver_network_tools dra_driver_pod_api_ports
+dra_driver_pod_metrics_peers dra_driver_pod_writable_paths dra_driver_token_audiences dra_driver_vendor_runtimes driver_image_build_arguments
+driver_image_import_command driver_image_manifest_arguments driver_image_pip_arguments driver_image_push_arguments monitoring_controller_targets
+monitoring_reload monitoring_targets node_features_pci_label_fields node_features_vendors nvidia_container_toolkit_engines
+nvidia_container_toolkit_files nvidia_container_toolkit_repository_fingerprints nvidia_driver_catalog nvidia_driver_drain_drivers nvidia_driver_files
 nvidia_driver_repository_fingerprints nvidia_driver_services nvidia_fabric_manager_files nvidia_fabric_manager_repository_fingerprints
 nvidia_fabric_manager_services nvidia_mig_layout nvidia_settings_rules offline_has offline_names offline_packages offline_roles offline_versions
 preflight_drivers_to_come preflight_layout preflight_vendors python_environment_pip_arguments
@@ -89,12 +90,12 @@ _REMEDY = (
 )
 
 
-#: A value that Ansible cannot evaluate, for example a template with facts of a host outside of the limit that has none.
+#: A value that Ansible cannot evaluate, such as a template with missing facts of a host outside of the limit.
 UNKNOWN = object()
 
 
 def evaluated(variables: Any, name: str) -> Any:
-    """Return the value of a host's variable in hostvars: None if it has none, UNKNOWN if Ansible cannot evaluate it."""
+    """Return the value of a host's variable in hostvars: None if it is not set, UNKNOWN if Ansible cannot evaluate it."""
     try:
         value = variables.get(name)
         return UNKNOWN if _is_unknown(value) else value
@@ -113,9 +114,27 @@ def _is_unknown(value: Any) -> bool:
     return isinstance(value, Sequence) and any(map(_is_unknown, value))
 
 
-def _is_text(variables: Any, name: str) -> bool:
-    """Return whether a variable of a host is text. An undefined value is not."""
-    value = evaluated(variables, name)
+def raw_variables(hostvars: Any, host: Any) -> Any:
+    """Return the variables of a host without evaluation. Ansible evaluates a value in hostvars with all its items at each access."""
+    return hostvars.raw_get(host) if hasattr(hostvars, "raw_get") else hostvars[host]
+
+
+def has_templates(value: Any) -> bool:
+    """Return whether Ansible has to evaluate a raw value: it contains a template, or an object such as a secret of ansible-vault."""
+    if isinstance(value, str):
+        return any(mark in value for mark in ("{{", "{%", "{#"))
+    if isinstance(value, Mapping):
+        return any(map(has_templates, value)) or any(map(has_templates, value.values()))
+    if isinstance(value, Sequence):
+        return any(map(has_templates, value))
+    return not (value is None or isinstance(value, (bool, int, float, date)))
+
+
+def _is_text(hostvars: Any, host: Any, name: str, raw: Any) -> bool:
+    """Return whether a variable of a host is text. An undefined value is not. Only text can be a template."""
+    if isinstance(raw, (Mapping, list)):
+        return False
+    value = evaluated(hostvars[host], name)
     return isinstance(value, str) and len(value) > 0
 
 
@@ -125,9 +144,9 @@ def text_variables(hosts: Any, hostvars: Any) -> list[str]:
         raise AnsibleFilterError(f"text_variables: found {type(hosts).__name__}, expected a list of hosts")
     found: dict[str, list[str]] = {}
     for host in hosts:
-        variables = hostvars[host]
+        variables = raw_variables(hostvars, host)
         for name in KINDS.keys() & {str(key) for key in variables}:
-            if _is_text(variables, name):
+            if _is_text(hostvars, host, name, variables[name]):
                 found.setdefault(name, []).append(str(host))
     return [
         f"{name} is text for {', '.join(sorted(found[name]))}, expected {KINDS[name]}. {_REMEDY}"

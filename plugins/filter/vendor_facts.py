@@ -7,17 +7,17 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: vendor_facts
 version_added: 0.1.0
-short_description: What vendors and their things are called
+short_description: Return the names and constants of vendors
 description:
-  - Turns words for vendors into what each vendor's things are called, from the name of its DRA driver and of its extended resources to
-    the labels of a Node, the units and sockets of its other programs, and the port of its exporter of metrics.
-  - The node driver and the modules take the same names from the same place, so that roles need not know any vendor.
+  - Returns for each vendor the name of its DRA driver, its extended resources and Node labels, the units and sockets of its other programs, and
+    the port of its metrics exporter.
+  - The node driver and the modules use the same values, so roles do not need code for a vendor.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
 options:
   _input:
-    description: Words for vendors, V(nvidia) or V(ascend).
+    description: The vendors, V(nvidia) or V(ascend).
     type: list
     elements: str
     required: true
@@ -27,15 +27,15 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Show what pods may ask for without a claim
+- name: Show the extended resources that pods can request without a claim
   ansible.builtin.debug:
     msg: "{{ ['nvidia', 'ascend'] | dra.accelerators.vendor_facts | map(attribute='extended_resources') | combine }}"
 
-- name: Show under which names a fleet with both vendors publishes
+- name: Show the names of the DRA drivers of both vendors
   ansible.builtin.debug:
     msg: "{{ ['nvidia', 'ascend'] | dra.accelerators.vendor_facts | map(attribute='driver_name') | list }}"
 
-- name: Say where the exporters of a node are
+- name: Show the ports of the metrics exporters of a node
   ansible.builtin.debug:
     msg: "{{ item.exporter.job }} serves port {{ item.exporter.port }}"
   loop: "{{ accelerator_vendors | dra.accelerators.vendor_facts }}"
@@ -43,20 +43,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The facts, in the order of the vendors, each once.
+  description: The facts of each vendor, in the order of the vendors without duplicates.
   type: list
   elements: dict
   contains:
     word:
-      description: How this collection names the vendor.
+      description: The identifier of the vendor in this collection.
       type: str
       sample: ascend
     title:
-      description: How people name the vendor.
+      description: The display name of the vendor.
       type: str
       sample: Ascend
     devices:
-      description: What people call several of its devices.
+      description: The plural name of the vendor's devices.
       type: str
       sample: NPUs
     driver_name:
@@ -64,7 +64,7 @@ _value:
       type: str
       sample: npu.huawei.com
     cdi_kind:
-      description: The kind of the CDI devices that containers are given.
+      description: The kind of the CDI devices for containers.
       type: str
       sample: k8s.npu.huawei.com/claim
     domain:
@@ -72,79 +72,79 @@ _value:
       type: str
       sample: huawei.com
     labels:
-      description: The labels that this collection may write on a Node for the vendor's devices. It writes no other label.
+      description: The labels that this collection can set on a Node for the vendor's devices. It sets no other labels.
       type: list
       elements: str
       sample: [huawei.com/npu.chip.name, huawei.com/topotree.superpodid]
     label_patterns:
-      description: Regular expressions for the names of labels with a partition profile, which it may write too.
+      description: Regular expressions for the names of labels with a partition profile. This collection can also set these labels.
       type: list
       elements: str
       sample: ["nvidia\\.com/mig-[0-9]+g\\.[0-9]+gb\\.count"]
     extended_resources:
-      description: What pods ask for without a claim, by the DeviceClass that serves it.
+      description: The extended resources that pods can request without a claim, by the DeviceClass that serves them.
       type: dict
       sample: {ascend-310p: huawei.com/Ascend310P}
     device_plugins:
-      description: How the sockets of the vendor's device plugins begin in the kubelet's folder.
+      description: The name prefixes of the vendor's device plugin sockets in the kubelet's directory.
       type: list
       elements: str
       sample: [Ascend, npu, davinci]
     manager_units:
-      description: Units of programs that give devices out, or cut them up, without knowing of claims.
+      description: The systemd units of programs that allocate or partition devices independent of claims.
       type: list
       elements: str
       sample: [nvidia-mig-manager.service]
     manager_labels:
-      description: Labels by which a Node is told to such programs.
+      description: The Node labels that configure such programs.
       type: list
       elements: str
       sample: [nvidia.com/mig.config]
     plugin_switches:
-      description: Labels of a Node by which the vendor's operator keeps its device plugin off when they say V(false).
+      description: The Node labels that make the vendor's operator keep its device plugin off the node, if their value is V(false).
       type: list
       elements: str
       sample: [nvidia.com/gpu.deploy.device-plugin]
     replica_labels:
-      description: Labels of a Node that say how many times the vendor's device plugin offers each device.
+      description: The Node labels with the number of times that the vendor's device plugin offers each device.
       type: list
       elements: str
       sample: [nvidia.com/gpu.replicas]
     kernel_module:
-      description: The module by which the vendor's driver is known to be loaded.
+      description: The kernel module that shows that the vendor's driver is loaded.
       type: str
       sample: drv_davinci_intf_host
     control_nodes:
-      description: The device nodes that containers need besides those of their devices.
+      description: The device nodes that containers need in addition to those of their devices.
       type: list
       elements: str
       sample: [/dev/davinci_manager, /dev/devmm_svm, /dev/hisi_hdc, /dev/dvpp_cmdlist]
     device_nodes:
-      description: Shell patterns of the device nodes of devices and partitions.
+      description: Shell patterns for the device nodes of devices and partitions.
       type: list
       elements: str
       sample: ["/dev/davinci[0-9]*", "/dev/vdavinci[0-9]*"]
     layout_unit:
-      description: This collection's unit that applies a layout at boot.
+      description: The systemd unit of this collection that applies a layout at boot.
       type: str
       sample: dra-accelerators-layout-ascend.service
     exporter:
       description:
-        - The vendor's own exporter of metrics, with C(job), C(port), C(path), and C(prefixes), with which the names of its metrics begin.
+        - The vendor's metrics exporter, with C(job), C(port), C(path), and the C(prefixes) of the names of its metrics.
       type: dict
       sample: {job: npu-exporter, port: 8082, path: /metrics, prefixes: [npu_chip_]}
     fabric:
       description:
-        - How devices tell which nodes are joined by more than the network, as the C(device_type) of the devices that count, the attributes
-          C(domain), C(server) and C(rack), and the C(label) of a Node. Null where they do not tell.
+        - The published data about a device interconnect between nodes. These are the C(device_type) of the relevant devices, their attributes
+          C(domain), C(server), and C(rack), and the C(label) of a Node. The value is null for a vendor without such data.
       type: dict
       sample: {device_type: npu, domain: superPodID, server: serverID, rack: rackID, label: huawei.com/topotree.superpodid}
     link_groups:
-      description: Attributes that are the same for devices of a node with direct links between them, or on one card, by what people call such a group.
+      description: The display names of device groups on a node, by attribute. Devices with the same value are directly linked or on one card.
       type: dict
       sample: {hccsRing: HCCS ring, cardID: card, superPodID: super-pod}
     links:
-      description: What people call the links between devices that no attribute tells of. Empty where there are none.
+      description: The display name of links between devices that no attribute describes, or empty for a vendor without such links.
       type: str
       sample: NVLink
 """
@@ -153,11 +153,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils._vendor_facts import VENDOR_FACTS
+from ansible_collections.dra.accelerators.plugins.module_utils._host.vendor_names import VENDOR_FACTS
 
 
 def facts(vendors: Any) -> list[dict[str, Any]]:
-    """Return what the vendors' things are called. Raises AnsibleFilterError."""
+    """Return the names and constants of each vendor. Raises AnsibleFilterError."""
     if not isinstance(vendors, (list, tuple)):
         raise AnsibleFilterError(f"vendor_facts: found {vendors!r}, expected a list of vendors")
     unknown = [str(each) for each in vendors if each not in VENDOR_FACTS]
@@ -169,7 +169,7 @@ def facts(vendors: Any) -> list[dict[str, Any]]:
 
 
 class FilterModule:
-    """The filter, as Ansible asks for it."""
+    """The filter plugin."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -7,24 +7,24 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: accelerators
 version_added: 0.1.0
-short_description: Groups a cluster's nodes by the accelerators that they hold
+short_description: Groups the nodes of a cluster by their accelerators
 description:
-  - Reads ResourceSlices, ResourceClaims and Nodes from a cluster or from a file, of any vendor and any driver, and makes each node that holds devices
-    a host, with what it has and what of that is free.
-  - A configuration file's name has to end with C(accelerators.yml) or C(accelerators.yaml).
-  - The groups are C(accelerators) with all such nodes, and by O(group_prefix) C(accelerator_driver_...), C(accelerator_type_...),
-    C(accelerator_product_...) and C(accelerator_profile_...) for each driver, type, product and kind of partition that a node has,
-    C(accelerator_free) for nodes of which a claim could have a whole device now, and C(accelerator_tainted) for those with a device that has a
-    taint. Whatever Ansible does not take in a group's name becomes an underscore.
-  - The host variables are C(accelerators), a list as the filter P(dra.accelerators.accelerators#filter) returns it, without C(draws);
-    C(accelerator_drivers), C(accelerator_types), C(accelerator_products) and C(accelerator_profiles), lists of texts; C(accelerator_counts) and
-    C(accelerator_available), by type how many whole devices there are and how many a claim could have; C(accelerator_tainted); and
-    C(accelerator_node), with C(name), C(ready), C(unschedulable), C(labels) and C(addresses) (by type).
-  - Nodes that are hosts of another inventory beside this one get groups and variables.
+  - Reads ResourceSlices, ResourceClaims, and Nodes of any vendor and any driver from a cluster or from a file. Each node with devices becomes a host,
+    with variables for its devices and the available ones.
+  - The name of the configuration file must end with C(accelerators.yml) or C(accelerators.yaml).
+  - The group C(accelerators) contains all nodes with devices. With O(group_prefix), the groups C(accelerator_driver_...), C(accelerator_type_...),
+    C(accelerator_product_...), and C(accelerator_profile_...) contain the nodes with each driver, type, product, and partition profile.
+    C(accelerator_free) contains nodes with a whole device that a claim can allocate now, and C(accelerator_tainted) contains nodes with a tainted
+    device. Characters that Ansible does not allow in group names are replaced with underscores.
+  - The host variable C(accelerators) is a list in the form of the filter P(dra.accelerators.accelerators#filter), without C(draws).
+  - C(accelerator_drivers), C(accelerator_types), C(accelerator_products), and C(accelerator_profiles) are lists of strings. C(accelerator_counts) and
+    C(accelerator_available) are the numbers of whole devices and of available whole devices, by type. The other host variables are
+    C(accelerator_tainted) and C(accelerator_node), with C(name), C(ready), C(unschedulable), C(labels), and C(addresses) (by type).
+  - Nodes that are also hosts of another inventory get the groups and variables too.
 notes:
-  - Needs the permissions to list C(resourceslices) and C(resourceclaims) in the API group C(resource.k8s.io), and C(nodes).
+  - Requires the permissions to list C(resourceslices) and C(resourceclaims) in the API group C(resource.k8s.io), and C(nodes).
 requirements:
-  - The Python package C(kubernetes) on the controller, version 12 or newer; not with O(file).
+  - The Python package C(kubernetes), version 12 or newer, on the Ansible controller. Not required with O(file).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,22 +39,22 @@ options:
       - dra.accelerators.accelerators
   file:
     description:
-      - A file in place of a cluster, as C(kubectl get resourceslices,resourceclaims,nodes --all-namespaces -o json) writes it, or in YAML. Where its path
-        is relative, it is taken from the folder of the configuration file.
+      - A file to read instead of a cluster, in the format of C(kubectl get resourceslices,resourceclaims,nodes --all-namespaces -o json), or in YAML.
+        A relative path starts at the directory of the configuration file.
     type: str
   claims:
     description: Whether to read claims. If it is V(false), every device without a taint counts as available.
     type: bool
     default: true
   drivers:
-    description: Names of drivers whose devices count. Without any, all drivers.
+    description: Names of the drivers whose devices are included. If empty, all drivers.
     type: list
     elements: str
     default: []
   devices:
     description:
-      - Which devices C(accelerators) lists, V(whole) those that are no part of something else that is published, V(all), or V(none). A GPU of
-        which every partition is possible is published as some fifty devices.
+      - The devices that C(accelerators) lists. V(whole) lists devices that are not a part of another published device, V(all) lists all devices, and
+        V(none) lists no devices. A GPU with all possible partitions is published as about fifty devices.
     type: str
     default: whole
     choices:
@@ -62,13 +62,14 @@ options:
       - all
       - none
   nodes_without:
-    description: Whether nodes that hold no device are hosts too, without any group.
+    description: Whether nodes without devices are hosts too, without groups.
     type: bool
     default: false
   address:
     description:
-      - The type of a Node's address that becomes C(ansible_host). V(none) does not set it.
-      - A node's kubelet reports the addresses. One that is no IP address, or with V(Hostname) no DNS name, is not used, and a warning names the node.
+      - The type of the Node's address for C(ansible_host). V(none) does not set it.
+      - A node's kubelet reports the addresses. If the address is not an IP address, or with V(Hostname) not a DNS name, the plugin does not use it,
+        and a warning names the node.
     type: str
     default: none
     choices:
@@ -77,11 +78,11 @@ options:
       - ExternalIP
       - Hostname
   default_groups:
-    description: Whether the groups above are made. What O(groups) and O(keyed_groups) ask for is made in any case.
+    description: Whether to create the groups in the description. The groups of O(groups) and O(keyed_groups) are always created.
     type: bool
     default: true
   group_prefix:
-    description: What the names of these groups begin with, other than that of C(accelerators).
+    description: The prefix of the group names, except C(accelerators).
     type: str
     default: accelerator_
   kubeconfig:
@@ -106,7 +107,7 @@ options:
     env:
       - name: K8S_AUTH_API_KEY
   ca_cert:
-    description: Path of the certificate authority's certificate that signed the API server's one.
+    description: Path of the CA certificate that verifies the API server's certificate.
     type: path
     env:
       - name: K8S_AUTH_SSL_CA_CERT
@@ -133,13 +134,13 @@ seealso:
 """
 
 EXAMPLES = r"""
-# accelerators.yml: the nodes of the cluster of KUBECONFIG.
+# accelerators.yml: The nodes of the cluster in KUBECONFIG.
 # `ansible-inventory -i accelerators.yml --graph` shows groups such as accelerator_product_NVIDIA_H100_80GB_HBM3.
 plugin: dra.accelerators.accelerators
 address: InternalIP
 
 ---
-# accelerators.yml: groups of one's own, by what is free and by labels of the Node, and what is asked is kept for five minutes.
+# accelerators.yml: Custom groups by free devices and by labels of the Node. The result is cached for five minutes.
 plugin: dra.accelerators.accelerators
 kubeconfig: /etc/kubernetes/admin.conf
 default_groups: false
@@ -157,7 +158,7 @@ cache_connection: /tmp/accelerators
 cache_timeout: 300
 
 ---
-# accelerators.yml: of a file, where the cluster cannot be reached.
+# accelerators.yml: Read a file if the cluster cannot be reached.
 plugin: dra.accelerators.accelerators
 file: cluster.json
 """
@@ -170,14 +171,20 @@ import ansible.template
 import yaml
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
-from ansible_collections.dra.accelerators.plugins.module_utils._hosts import groups, hosts, is_address, sorted_out
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     ApiError,
     connection,
     served_version,
+    without_managed_fields,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._manifests import check_nesting
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inventory_hosts import (
+    groups,
+    hosts,
+    is_address,
+    sorted_out,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import check_nesting
 from ansible_collections.dra.accelerators.plugins.module_utils.core.decoding import (
     SkippedObject,
     decode,
@@ -190,7 +197,7 @@ ENDINGS = ("accelerators.yml", "accelerators.yaml")
 
 
 def _as_text(value: Any) -> Any:
-    """Return what a cluster says as what is no template. From 2.19 on nothing is one unless somebody says so."""
+    """Return a value from the cluster that Ansible does not template. From ansible-core 2.19 on, no value is a template by default."""
     if hasattr(ansible.template, "trust_as_template"):
         return value
     from ansible.utils.unsafe_proxy import wrap_var
@@ -199,12 +206,12 @@ def _as_text(value: Any) -> Any:
 
 
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: ignore[misc]
-    """The inventory, as Ansible asks for it."""
+    """The inventory plugin."""
 
     NAME = "dra.accelerators.accelerators"
 
     def verify_file(self, path: str) -> bool:
-        """Whether a file is one of this plugin's, by its name."""
+        """Return whether the name of a file is that of a configuration file of this plugin."""
         return bool(super().verify_file(path)) and path.endswith(ENDINGS)
 
     def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
@@ -215,13 +222,13 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
             self._add(name, variables)
 
     def _found(self, path: str, cache: bool) -> Mapping[str, Mapping[str, Any]]:
-        """Return what was kept, or what the cluster or the file says now."""
+        """Return the hosts from the cache, or from the cluster or the file."""
         key, keeps = self.get_cache_key(path), self.get_option("cache")
         if keeps and cache:
             try:
                 kept: Mapping[str, Mapping[str, Any]] = self._cache[key]
             except KeyError:
-                pass  # nothing is kept, or it is too old
+                pass  # the cache has no entry, or the entry has expired
             else:
                 return kept
         found = self._looked(path)
@@ -246,7 +253,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _of_file(self, path: str) -> Any:
         place = Path(path).absolute().parent / Path(self.get_option("file")).expanduser()
         text = place.read_text("utf-8")
-        # A cluster's slices are much, and JSON is read a hundred times as fast as YAML.
+        # A cluster has many ResourceSlices, and JSON is parsed a hundred times as fast as YAML.
         if text.lstrip().startswith("{"):
             decoded = decode(text.encode(), opaque_of=())
             self._warn_skipped(decoded.skipped)
@@ -261,11 +268,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):  # type: i
     def _of_cluster(self) -> Any:
         api = connection({name: self.get_option(name) for name in API_OPTIONS}, self.display.warning)
         base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
-        claims = api.list_all(f"{base}/resourceclaims", {}) if self.get_option("claims") else []
-        return api.list_all(f"{base}/resourceslices", {}), claims, api.list_all("/api/v1/nodes", {})
+        paths = (f"{base}/resourceslices", f"{base}/resourceclaims", "/api/v1/nodes")
+        claims = self.get_option("claims")
+        return tuple(
+            api.list_all(path, {}, without_managed_fields) if claims or path != paths[1] else [] for path in paths
+        )
 
     def _add(self, name: str, found: Mapping[str, Any]) -> None:
-        # What a cluster says is text, whatever it looks like.
+        # Values from the cluster are never templates.
         variables = _as_text(dict(found))
         self.inventory.add_host(name)
         for variable, value in variables.items():

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What the collection's modules share: the right interpreter, the backends, and errors turned into failures."""
+"""Common functions of the collection's modules: select the Python interpreter, and convert errors to module failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 
-from ._secret_texts import mask_secrets
+from ._host.secret_masking import mask_secrets
 from .core.errors import AcceleratorError
 from .core.texts import join_problems
 
@@ -26,16 +26,16 @@ INTERPRETER_OPTION: dict[str, dict[str, Any]] = {"interpreter": {"type": "path",
 
 
 def importable(name: str) -> bool:
-    """Whether this interpreter finds a top-level Python module of that name."""
+    """Return whether this interpreter finds a top-level Python module of this name."""
     return importlib.util.find_spec(name) is not None
 
 
 def find_binding(name: str, interpreter: str) -> str | None:
-    """See that the Python module ``name`` can be imported, running this Ansible module again elsewhere if need be.
+    """Ensure that the Python module ``name`` can be imported, if necessary by running this Ansible module with another interpreter.
 
-    Returns None when it can be imported here. When ``interpreter`` can import it, this call never returns: the module
-    runs again under that interpreter, and this process ends with its result. Otherwise the sentence returned says what
-    is missing; the caller decides whether that is an error.
+    Returns None if the module can be imported here. If ``interpreter`` can import it, this call does not return: the
+    Ansible module runs again with that interpreter, and this process ends with its result. Otherwise returns a sentence
+    that names the missing module; the caller decides whether that is an error.
     """
     if importable(name):
         return None
@@ -53,19 +53,19 @@ def end(module: AnsibleModule, **result: Any) -> NoReturn:
     if os.geteuid() != 0 and re.search(r"(?i)permission denied|operation not permitted", text) and "become" not in text:
         text += " The module did not run as root. Set become: true for the task or the play."
     module.fail_json(**{**result, "msg": text})
-    raise SystemExit(1)  # fail_json has ended the process; a type checker cannot know
+    raise SystemExit(1)  # fail_json has ended the process; type checkers do not know this
 
 
 def fail(module: AnsibleModule, error: AcceleratorError, **more: Any) -> NoReturn:
-    """End the module with the error: its sentence, its code, and what it names (pids, claims, what is in the way)."""
+    """End the module with the error: its message, code, and facts (PIDs, claims, obstacles)."""
     facts = {key: value for key, value in error.to_dict().items() if key not in ("code", "message")}
     end(module, msg=str(error), error_code=error.code, **{**facts, **more})
 
 
 def fail_all(module: AnsibleModule, errors: Sequence[AcceleratorError], **more: Any) -> NoReturn:
-    """End the module with all errors at once; a single one keeps its own code and facts.
+    """End the module with all errors at once. A single error keeps its own code and facts.
 
-    Pids, claims and what is in the way are the union over the errors, in order.
+    The PIDs, claims, and obstacles of several errors are merged, in order.
     """
     if len(errors) == 1:
         fail(module, errors[0], errors=[errors[0].to_dict()], **more)

@@ -9,11 +9,10 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: accelerator_info
 version_added: 0.1.0
-short_description: Show the accelerators of a node and their partitions
+short_description: Gather facts about the accelerators of a node and their partitions
 description:
-  - Returns every fact that the collection knows of each accelerator of a node, with the kinds of partitions that it
-    can be cut into and the partitions and processes that it has.
-  - With O(offers), also what a node driver publishes of it to Kubernetes.
+  - Returns all facts about each accelerator of a node, with its partition profiles, its partitions, and the processes that use it.
+  - With O(offers), also returns the devices that a node driver publishes to Kubernetes for each accelerator.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -29,48 +28,49 @@ attributes:
 options:
   vendor:
     description:
-      - The vendors whose drivers are queried, for example V(nvidia). By default, all vendors that have devices on the machine, or
+      - The vendors whose drivers are queried, for example V(nvidia). By default, all vendors that have devices on the node, or
         all supported vendors if there are no devices. The error for an unknown vendor lists the supported ones.
     type: list
     elements: str
   match:
     description:
-      - Return only the devices that these facts describe. All given keys must match. The keys are those of the
-        C(match) of a layout rule.
+      - Return only the devices that match. All given keys must match. The keys are the same as in the C(match) of a
+        layout rule.
     type: dict
     suboptions:
       vendor:
         description: The vendor.
         type: str
       index:
-        description: The device's number in the vendor's order, or a list of such numbers.
+        description: The device's index in the vendor's order, or a list of indices.
         type: raw
       uuid:
         description: The device's UUID, or a list of UUIDs.
         type: raw
       pci_address:
-        description: The device's PCI address, or a list of addresses. Domain, case and leading zeros do not matter.
+        description: The device's PCI address, or a list of addresses. Domain, case, and leading zeros do not matter.
         type: raw
       product:
         description: A shell pattern for the product name, or a list of patterns.
         type: raw
   offers:
     description:
-      - Also return what is published of each device in a ResourceSlice.
+      - Whether to also return the devices that the node driver publishes in a ResourceSlice for each device, in RV(devices[].offers).
     type: bool
     default: false
   dynamic:
     description:
-      - With O(offers), whether the devices are taken as dynamic, so that every partition that could be made is
-        published.
+      - With O(offers), whether to treat the devices as dynamic, so that RV(devices[].offers) contains every partition that the node
+        driver can create.
     type: bool
     default: false
   partition_labels:
     description:
-      - How RV(drivers[].labels) speak of partitions, as the strategies of the vendor's own program; for GPUs those of gpu-feature-discovery.
-      - V(none) leaves them out. V(mixed) has labels for each profile beside those of the devices. V(single) lets the labels of the devices speak
-        of partitions that are all alike. V(auto) is V(mixed) where there are partitions and V(none) elsewhere.
-      - Partitions that claims have at the moment are among them.
+      - How RV(drivers[].labels) describe partitions. The values are the strategies of the vendor's labeling program. For GPUs, they are those of
+        gpu-feature-discovery.
+      - V(none) omits partitions. V(mixed) adds labels for each profile to the labels of the devices. With V(single), the labels of the devices
+        describe the partitions, if all partitions are alike. V(auto) is V(mixed) if there are partitions, and V(none) otherwise.
+      - The labels include partitions that claims currently hold.
     type: str
     default: none
     choices:
@@ -80,8 +80,9 @@ options:
       - auto
   pci_label_fields:
     description:
-      - With any of these, RV(drivers[].pci_labels) has what Node Feature Discovery would say of the devices, its labels named by these fields.
-        V([class, vendor]) is what it takes by itself, V([vendor]) what it takes where NVIDIA's GPU operator has set it up.
+      - The fields in the names of the labels in RV(drivers[].pci_labels), which are those that Node Feature Discovery creates for the devices. If
+        the list is empty, the module returns no such labels.
+      - V([class, vendor]) is the default of Node Feature Discovery. V([vendor]) is its setting in the NVIDIA GPU Operator.
     type: list
     elements: str
     choices:
@@ -91,8 +92,8 @@ options:
     default: []
   fail_without_driver:
     description:
-      - Whether to fail if a vendor's driver or its library is missing or does not answer.
-      - If it is V(false), the vendor has no devices, and RV(drivers) and a warning contain the cause.
+      - Whether to fail if a vendor's driver or its library is missing or does not respond.
+      - If V(false), the module returns no devices for the vendor, and RV(drivers) and a warning contain the reason.
     type: bool
     default: false
 seealso:
@@ -101,15 +102,15 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask for all accelerators of the node
+- name: Gather facts about all accelerators of the node
   dra.accelerators.accelerator_info:
   register: accelerators
 
-- name: Show the products
+- name: Show the product names
   ansible.builtin.debug:
     msg: "{{ accelerators.devices | map(attribute='product') }}"
 
-- name: Ask for the first two GPUs, with what a driver would publish if they were dynamic
+- name: Gather facts about the first two GPUs, with the devices that the node driver would publish for dynamic GPUs
   dra.accelerators.accelerator_info:
     vendor:
       - nvidia
@@ -118,12 +119,12 @@ EXAMPLES = r"""
     offers: true
     dynamic: true
 
-- name: Ask what the labels of the node would be, with the profiles of its partitions, and with those of Node Feature Discovery
+- name: Get the labels of the node, with labels for partition profiles, and the labels of Node Feature Discovery
   dra.accelerators.accelerator_info:
     partition_labels: mixed
     pci_label_fields: [class, vendor]
 
-- name: Insist on a working driver
+- name: Fail if the driver does not work
   dra.accelerators.accelerator_info:
     match:
       product: "NVIDIA H100*"
@@ -143,12 +144,12 @@ devices:
       returned: success
       sample: nvidia
     index:
-      description: The number in the vendor's order.
+      description: The index of the device in the vendor's order.
       type: int
       returned: success
       sample: 0
     minor:
-      description: The number of the device node.
+      description: The minor number of the device node.
       type: int
       returned: success
       sample: 0
@@ -168,22 +169,22 @@ devices:
       returned: success
       sample: "0000:18:00.0"
     pcie_root:
-      description: The PCI root complex that the device hangs from.
+      description: The PCI root complex of the device.
       type: str
       returned: success
       sample: "pci0000:15"
     numa_node:
-      description: The NUMA node; null where the platform does not say.
+      description: The NUMA node. It is null if the platform does not report it.
       type: int
       returned: success
       sample: 0
     memory_bytes:
-      description: The memory, in bytes.
+      description: The memory in bytes.
       type: int
       returned: success
       sample: 85520809984
     memory_slices:
-      description: How many slices the memory has for partitions; 0 for a device without partitions.
+      description: The number of memory slices for partitions. It is 0 for a device that does not support partitions.
       type: int
       returned: success
       sample: 8
@@ -193,19 +194,20 @@ devices:
       returned: success
       sample: {"architecture": "Hopper", "type": "gpu"}
     capacities:
-      description: The capacities of the whole device; memory in bytes.
+      description: The capacities of the whole device. Memory is in bytes.
       type: dict
       returned: success
       sample: {"memory": 85520809984}
     partitioning:
       description:
-        - Whether the device can be partitioned, is, will be after its next reset, and whether it needs one.
-        - C(blocked) is the reason why no partition can be created now, with a remedy. It is empty if one can.
+        - Whether the device supports partitioning (C(supported)), whether partitioning is enabled now (C(enabled)) and after the next reset
+          (C(pending)), and whether the device needs a reset (C(needs_reset)).
+        - C(blocked) is the reason why no partition can be created now, with a remedy. It is empty if partitions can be created.
       type: dict
       returned: success
       sample: {"supported": true, "enabled": true, "pending": true, "needs_reset": false, "blocked": ""}
     profiles:
-      description: The kinds of partitions that the device offers.
+      description: The partition profiles that the device supports.
       type: list
       elements: dict
       returned: success
@@ -218,7 +220,7 @@ devices:
           attributes: {}
           capacities: {"multiprocessors": 60, "copyEngines": 3, "memory": 42412802048}
     partitions:
-      description: The partitions that exist. The UUID is empty for one that takes room and has no handle.
+      description: The existing partitions. The UUID is empty for a partition that uses resources, but has no handle.
       type: list
       elements: dict
       returned: success
@@ -239,8 +241,8 @@ devices:
       sample: [{"pid": 4711, "name": "python3"}]
     health:
       description:
-        - Whether the device is healthy, and why not, as one look finds it.
-        - Errors that it told of in former times (Xids, for example) are known to the node driver alone.
+        - Whether the device is healthy now, and the causes if it is not. The module checks the device once.
+        - Only the node driver knows about errors that the device reported earlier, for example Xids.
       type: dict
       returned: success
       sample:
@@ -253,7 +255,7 @@ devices:
             message: It asks for a reset.
             remedy: The GPU has to be reset (nvidia-smi --gpu-reset) once nothing uses it.
     offers:
-      description: What is published of the device.
+      description: The devices that the node driver publishes for this device.
       type: list
       elements: dict
       returned: if O(offers)
@@ -270,7 +272,7 @@ devices:
           consumes: {"multiprocessors": 60}
           taints: []
 drivers:
-  description: The vendors that were asked, whether their driver answered, and why not.
+  description: The queried vendors, whether their driver responded, and the reason if it did not.
   returned: success
   type: list
   elements: dict
@@ -286,33 +288,33 @@ drivers:
       returned: success
       sample: gpu.nvidia.com
     available:
-      description: Whether the vendor's driver answered.
+      description: Whether the vendor's driver responded.
       type: bool
       returned: success
       sample: true
     reason:
-      description: Why it did not answer; empty if it did.
+      description: The reason why the driver did not respond. It is empty if the driver responded.
       type: str
       returned: success
       sample: ""
     labels:
       description:
-        - What the labels of a Node can say of these devices, by the names of the vendor's own programs.
-        - What is not the same for all of them is not among them; a device that did not answer makes it empty.
+        - The Node labels for these devices, with the label names of the vendor's own programs.
+        - Labels whose value is not the same for all devices are omitted. If a device did not respond, there are no labels.
       type: dict
       returned: success
       sample: {"huawei.com/npu.chip.name": "910B3", "huawei.com/topotree.superpodid": "7"}
     pci_labels:
       description:
-        - What Node Feature Discovery would say of the devices on the PCI bus, where O(pci_label_fields) asks for that.
-        - A device that did not answer makes it empty.
+        - The labels that Node Feature Discovery would create for the devices on the PCI bus, if O(pci_label_fields) is set.
+        - If a device did not respond, there are no labels.
       type: dict
       returned: success
       sample: {"feature.node.kubernetes.io/pci-0302_10de.present": "true"}
     unanswered:
       description:
-        - The devices that are there and could not be read, each with the reason, for example that it is lost, needs a reset, or
-          did not answer within the deadline. A warning says the same.
+        - The devices that exist but could not be read, each with the reason, for example that the device is lost, needs a reset, or
+          did not respond before the timeout. The module also warns about them.
       type: list
       elements: str
       returned: success
@@ -322,32 +324,32 @@ drivers:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._facts import device_facts, offer_facts
+from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    check_one_vendor,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
     fail,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
-    STATE_DIRECTORY_OPTIONS,
-    check_one_vendor,
-    state_directory_of,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils.core import health
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
-from ansible_collections.dra.accelerators.plugins.module_utils.core.labels import (
+from ansible_collections.dra.accelerators.plugins.module_utils._report.device_facts import device_facts, offer_facts
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.node_labels import (
     BUS_FIELDS,
     NO_PARTITIONS,
     STRATEGIES,
     bus_labels,
     read_machine,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, NotFound
+from ansible_collections.dra.accelerators.plugins.module_utils.core.health import tracker as health_tracker
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device, Finding, devices_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
 
 def argument_spec() -> dict[str, Any]:
@@ -368,17 +370,18 @@ def facts(backend: Backend, finding: Finding, device: Device, params: dict[str, 
     if not params["offers"]:
         return device_facts(device)
     offers = backend.offers(device, dynamic=params["dynamic"])
-    found = health.at_first_sight([finding])
+    found = health_tracker.at_first_sight([finding])
     return {
         **device_facts(device),
         "offers": [
-            offer_facts(offer) for offer in health.tainted(backend.driver_name, offers, {device.uuid: device}, found)
+            offer_facts(offer)
+            for offer in health_tracker.tainted(backend.driver_name, offers, {device.uuid: device}, found)
         ],
     }
 
 
 def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what is to be said of one vendor's driver, and the facts of its devices that match."""
+    """Return the facts of one vendor's driver, and of its matching devices."""
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
     backend.number_by(state_directory_of(params, backend.driver_name))
     backend.open()
@@ -392,7 +395,7 @@ def ask(backend: Backend, params: dict[str, Any]) -> tuple[dict[str, Any], list[
         unanswered = [finding.describe() for finding in findings if finding.device is None]
     finally:
         backend.close()
-    # A label speaks for all devices of the node, those that the caller does not ask for among them.
+    # Node labels describe all devices of the node, also those that the options exclude.
     spoken_of = devices_of(findings) if not unanswered else ()
     machine = read_machine(System(), spoken_of)
     driver = {
@@ -421,7 +424,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         )
     check_one_vendor(module.params, asked)
     if "nvidia" in vendors:
-        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        # A missing binding is reported as an unavailable driver when the backend opens.
         find_binding("pynvml", module.params["interpreter"])
     missing: list[tuple[Backend, BackendUnavailable]] = []
     for vendor in dict.fromkeys(vendors):
@@ -436,7 +439,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         drivers.append(driver)
         devices.extend(found)
     if drivers and not asked:
-        missing.clear()  # the machine shows no device of theirs, and another vendor's are there
+        missing.clear()  # the node has no device of these vendors, but devices of another one
     for backend, reason in missing:
         if module.params["fail_without_driver"]:
             fail(module, reason)

@@ -9,20 +9,20 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: accelerator_report
 version_added: 0.1.0
-short_description: Answer for a node or a fleet how its accelerators are
+short_description: Report the state of the accelerators of a node or a fleet
 description:
-  - Without O(nodes) it looks at the node that it runs on. The devices with their partitions and whose these are, how they differ from the node's
-    layout and what of that layout would be refused, their health, the claims that the node has prepared, and versions.
-  - With O(nodes), which are such answers of many nodes, it asks the cluster what is published and who has claims, and joins both. No device is
-    looked at then, and it runs where the API server can be reached.
-  - Everything that somebody should look at is listed once more in C(attention), with a stable word for what it is.
-  - With O(nodes) there is also C(picture), the same as data to draw, with each device to scale and who has what of it, who waits and why, and what
-    still fits.
-  - The playbook C(dra.accelerators.report) asks all nodes of a fleet so, and writes what they answer as a page of HTML, as JSON and as Markdown.
+  - Without O(nodes), the module reports the state of the node on which it runs. The report contains the devices, their partitions and the owners of the
+    partitions, differences from the node's layout, rules of the layout that would be refused, health, prepared claims, and versions.
+  - With O(nodes), the module merges the reports of many nodes with the published devices and the claims of the cluster. It accesses no device, and
+    runs on any host with access to the API server.
+  - C(attention) lists all problems that need attention, each with a stable code.
+  - With O(nodes), C(picture) contains the same data for display. It describes each device to scale with its claims, the waiting claims with the
+    reasons, and the free capacity.
+  - The playbook C(dra.accelerators.report) runs this module on all nodes of a fleet, and writes the result as an HTML page, as JSON, and as Markdown.
 notes:
-  - On a node it needs root, and not the Python package C(kubernetes). With O(nodes) it needs that alone.
-  - With O(nodes) it needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to
-    list C(pods) of all namespaces. C(devicetaintrules) are looked at where the cluster has them and they may be listed.
+  - Without O(nodes), the module needs root, and does not need the Python package C(kubernetes). With O(nodes), it needs this package, but not root.
+  - With O(nodes), the module needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with
+    O(health) to list C(pods) in all namespaces. It reads C(devicetaintrules) if the cluster serves them and the permissions allow it.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,56 +39,57 @@ attributes:
 options:
   vendor:
     description:
-      - The vendors whose drivers are queried. By default, all vendors that have devices on the machine.
+      - The vendors whose drivers are queried. By default, all vendors that have devices on the node.
     type: list
     elements: str
   layout:
     description:
-      - The rules for the layout of the node's devices. By default, those in O(layout_file).
+      - The rules for the layout of the node's devices. By default, the module reads the rules from O(layout_file).
     type: list
     elements: dict
   layout_file:
     description:
-      - The file with the rules that are applied at boot. Where it is not there the node has no layout, and nothing is compared.
+      - The file with the rules that are applied at boot. If the file does not exist, the node has no layout, and the module compares nothing.
     type: path
     default: /etc/dra-accelerators/layout.json
   kubelet_root:
-    description: The kubelet's folder, below which the node drivers keep the claims that they have prepared.
+    description: The kubelet's root directory, its option C(--root-dir). The node drivers keep the records of prepared claims below it.
     type: path
     default: /var/lib/kubelet
   root:
-    description: The folder of the collection's programs on the node.
+    description: The directory of the collection's programs on the node.
     type: path
     default: /opt/dra-accelerators
   nodes:
     description:
-      - By the name that a node has in the cluster, what this module has answered there. Where a node did not answer, an empty dictionary.
+      - The reports that this module returned on the nodes, by the name of the node in the cluster. Use an empty dictionary for a node that did not
+        respond.
     type: dict
   not_asked:
     description:
-      - With O(nodes), the names of nodes that this run did not query, for example because of C(--limit). The report lists them as not asked instead of
-        silent, and shows their data from their slices and from O(former).
+      - With O(nodes), the names of nodes that this run did not query, for example because of C(--limit). The report lists them in C(not_asked) instead of
+        C(silent), and shows their data from their ResourceSlices and from O(former).
     type: list
     elements: str
     default: []
   run:
     description:
-      - A string that identifies the run. On a node, the answer contains this value. With O(nodes), answers of other runs, for example from a fact cache,
-        count as missing. An empty string accepts the answers of all runs.
+      - A string that identifies the run. On a node, the report contains this value. With O(nodes), the module treats reports of other runs, for example
+        from a fact cache, as missing. An empty string accepts the reports of all runs.
     type: str
     default: ""
   cluster:
-    description: With O(nodes), whether to read the cluster. If it is V(false), the report contains only the results of the nodes.
+    description: With O(nodes), whether to read the cluster. If V(false), the report contains only the reports of the nodes.
     type: bool
     default: true
   health:
-    description: With O(nodes), whether the pods are asked what the kubelet says of the health of their devices, and why they wait.
+    description: With O(nodes), whether to read the pods for the health of their devices, as reported by the kubelet, and for the reasons why they wait.
     type: bool
     default: true
   reasons:
     description:
-      - With O(nodes), why claims wait, where somebody knows better than the scheduler, by C(namespace/name) of the claim. Each has a C(message), and may
-        have a C(code) and a C(remedy).
+      - With O(nodes), custom reasons why claims wait, by C(namespace/name) of the claim. They replace the explanation of O(explain) and the message of
+        the scheduler. Each reason has a C(message), and optionally a C(code) and a C(remedy).
     type: dict
     default: {}
   explain:
@@ -97,14 +98,15 @@ options:
         M(dra.accelerators.claim_explanation_info) does. Limits are twenty different pods, the longest pending ones first, one minute, and twelve
         nodes.
       - Needs the Python package C(cel-expr-python), with Python 3.11 or newer, and the permissions to list C(nodes), and C(deviceclasses) and
-        C(resourceclaimtemplates) in C(resource.k8s.io). If these are missing, the report contains the scheduler's message, and C(attention) names
-        what to install or permit.
+        C(resourceclaimtemplates) in C(resource.k8s.io). If one of them is missing, the report contains the scheduler's message, and C(attention)
+        lists the missing package or permission.
     type: bool
     default: true
   former:
     description:
-      - With O(nodes), a file with the C(picture) of a former run as JSON. Health, and what differs from the layout, of devices whose node or driver does not
-        answer now are taken from it, marked with their age (C(as_of)). Where the file is not there, nothing is known from before.
+      - With O(nodes), a JSON file with the C(picture) of a previous run. If the node or the driver of a device does not respond, the module takes the
+        device's health and its differences from the layout from this file, and marks them with their age (C(as_of)).
+      - If the file does not exist, the report contains no earlier data.
     type: path
 seealso:
   - module: dra.accelerators.accelerator_info
@@ -112,14 +114,14 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask a node
+- name: Report the state of a node
   dra.accelerators.accelerator_report:
 
-- name: Say what somebody should look at
+- name: Show the problems that need attention
   ansible.builtin.debug:
     msg: "{{ ansible_facts.accelerator_report.attention | map(attribute='message') }}"
 
-- name: Ask a node how far it is from a layout that it does not have yet
+- name: Compare a node with a layout that is not applied yet
   dra.accelerators.accelerator_report:
     layout:
       - match: {}
@@ -127,14 +129,14 @@ EXAMPLES = r"""
         partitions:
           1g.10gb: 7
 
-- name: Ask the cluster, and join what the nodes have answered
+- name: Read the cluster and merge it with the reports of the nodes
   dra.accelerators.accelerator_report:
     nodes:
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
       gpu-node-2: "{{ hostvars['gpu-node-2'].ansible_facts.accelerator_report }}"
   delegate_to: localhost
 
-- name: Say why a claim waits in words of one's own
+- name: Set a custom reason why a claim waits
   dra.accelerators.accelerator_report:
     nodes:
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
@@ -144,7 +146,7 @@ EXAMPLES = r"""
         remedy: Book more, or wait until Monday.
   delegate_to: localhost
 
-- name: Know of nodes that do not answer what they have said before
+- name: Show the previous state of nodes that do not respond
   dra.accelerators.accelerator_report:
     nodes:
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
@@ -152,7 +154,7 @@ EXAMPLES = r"""
     former: accelerators.json
   delegate_to: localhost
 
-- name: Join what the nodes have answered, without a cluster
+- name: Merge the reports of the nodes without a cluster
   dra.accelerators.accelerator_report:
     nodes:
       gpu-node-1: "{{ hostvars['gpu-node-1'].ansible_facts.accelerator_report }}"
@@ -163,26 +165,28 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ansible_facts:
-  description: The answer, for later tasks, plays and templates.
+  description: The report, for later tasks, plays, and templates.
   returned: success
   type: dict
   contains:
     accelerator_report:
-      description: The answer of a node, or with O(nodes) of the fleet.
+      description: The report of the node, or with O(nodes) the report of the fleet.
       returned: success
       type: dict
       contains:
         devices:
           description:
-            - The devices, with C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
-              C(partitioning), C(processes) and C(health) as M(dra.accelerators.accelerator_info) has them, the C(claims) that the node has prepared, and
-              C(groups), the groups of devices with direct links between them that it belongs to, by what people call such a group (C(NVLink), by the
-              indices of those that links or the switches of their machine connect; C(fabric), C(HCCS ring), C(card), C(super-pod)).
-            - Its C(kind) is one of RV(ansible_facts.accelerator_report.kinds), its C(rule) what the layout says of it without C(match), nothing where no
-              rule is for it.
-            - Each of its C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims) and C(owner), which is V(claim)
-              where the node driver has made it for one, V(administrator) where somebody else has, and V(foreign) where it was made by hand in a form
-              that no profile has.
+            - The devices. C(vendor), C(index), C(uuid), C(product), C(pci_address), C(pcie_root), C(numa_node), C(memory_bytes), C(memory_slices),
+              C(partitioning), C(processes), and C(health) are the same as in M(dra.accelerators.accelerator_info). C(claims) are the claims that
+              the node has prepared.
+            - C(groups) are the groups of directly linked devices to which the device belongs, by the kind of group (C(NVLink), C(fabric),
+              C(HCCS ring), C(card), or C(super-pod)). An NVLink group is named by the indices of its devices, which links or the switches of the
+              host connect.
+            - C(kind) is one of RV(ansible_facts.accelerator_report.kinds). C(rule) is the layout rule of the device without C(match). It is null if no
+              rule matches.
+            - Each of the C(partitions) has C(profile), C(profile_id), C(placement), C(uuid), C(memory_bytes), C(claims), and C(owner). The owner is
+              V(claim) if the node driver created the partition for a claim, V(administrator) if another program or user created it, and V(foreign) if
+              it was created manually in a form that no profile has.
           returned: without O(nodes)
           type: list
           elements: dict
@@ -194,20 +198,20 @@ ansible_facts:
               claims: []
         kinds:
           description:
-            - What is the same for all devices of a kind, by the kind's name. The C(profiles) into which such a device can be cut, as
-              M(dra.accelerators.accelerator_info) has them, C(memory_slices) and C(capacities), and how the whole device and its partitions would be
-              C(published). M(dra.accelerators.fleet_plan) plans by that.
+            - The properties that all devices of a kind share, by the name of the kind. They are the partition C(profiles), as in
+              M(dra.accelerators.accelerator_info), C(memory_slices), C(capacities), and C(published), which describes how the node driver would publish
+              the whole device and its partitions. M(dra.accelerators.fleet_plan) uses these properties.
           returned: without O(nodes)
           type: dict
           sample: {}
         unread:
-          description: The devices that are there and could not be read, each with the reason.
+          description: The devices that exist but could not be read, each with the reason.
           returned: without O(nodes)
           type: list
           elements: str
           sample: []
         drivers:
-          description: The vendors that were asked, whether their driver answered (C(available)), and why not (C(reason)).
+          description: The queried vendors, whether their driver responded (C(available)), and the reason if it did not (C(reason)).
           returned: without O(nodes)
           type: list
           elements: dict
@@ -215,36 +219,36 @@ ansible_facts:
             - {vendor: nvidia, driver_name: gpu.nvidia.com, available: true, reason: ""}
         layout:
           description:
-            - Whether a layout is C(known) and from where (C(source)), whether everything C(matches) it, and the C(differences), as
-              M(dra.accelerators.nvidia_mig) has them with O(dra.accelerators.nvidia_mig#module:state=asserted).
-            - Further what would be C(refused) if it were applied now, each with C(code), C(message) and C(hint), and the UUIDs of the devices that would
-              need C(resets).
+            - Whether a layout is C(known), its origin (C(source)), whether all devices match it (C(matches)), and the C(differences), as
+              M(dra.accelerators.nvidia_mig) returns them with O(dra.accelerators.nvidia_mig#module:state=asserted).
+            - C(refused) lists the errors that would occur if the layout was applied now, each with C(code), C(message), and C(hint).
+              C(resets) are the UUIDs of the devices that would need a reset.
           returned: without O(nodes)
           type: dict
           sample: {known: true, source: /etc/dra-accelerators/layout.json, matches: true, differences: [], refused: [], resets: []}
         claims:
           description:
-            - Of a node, the claims that it has prepared, with C(namespace), C(name), C(uid), C(state), C(driver) and the names of their C(devices).
-            - Of a fleet, all claims of the cluster as M(dra.accelerators.claim_info) has them.
+            - For a node, the claims that it has prepared, with C(namespace), C(name), C(uid), C(state), C(driver), and the names of their C(devices).
+            - For a fleet, all claims of the cluster, as M(dra.accelerators.claim_info) returns them.
           returned: success
           type: list
           elements: dict
           sample: []
         versions:
           description:
-            - Of a node, the versions of the C(kernel), of the C(release) and C(environment) of the collection's programs, and of the vendors' C(drivers).
-            - Of a fleet, by what has a version and by version, the nodes that have it.
+            - For a node, the versions of the C(kernel), of the C(release) and C(environment) of the collection's programs, and of the vendors' C(drivers).
+            - For a fleet, the names of the nodes, by component and version.
           returned: success
           type: dict
           sample: {kernel: 6.1.0-37-amd64, release: 0.1.0-1a2b3c4d, environment: 0123456789ab, drivers: {nvidia: 580.95.5}}
         attention:
           description:
-            - What somebody should look at, each with a C(code), a C(message), a C(remedy) and, where it is of one, the UUID of the C(device). Of a fleet
-              also with the C(node), which is empty for what is of no one node.
+            - The problems that need attention, each with a C(code), a C(message), a C(remedy), and the UUID of the C(device), if the problem concerns
+              one device. For a fleet, each problem also has the C(node), which is empty if the problem does not concern a single node.
             - The codes of a node are V(driver-unavailable), V(device-unread), V(device-unhealthy), V(mode-pending), V(no-partitions), V(made-by-hand),
-              V(layout-differs) and V(layout-refused); of a fleet also V(node-silent), V(nodes-not-asked), V(node-unknown), V(not-published),
-              V(published-and-gone), V(tainted), V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ),
-              V(duplicate-extended-resource) and V(not-explained).
+              V(layout-differs), and V(layout-refused).
+            - The additional codes of a fleet are V(node-silent), V(nodes-not-asked), V(node-unknown), V(not-published), V(published-and-gone), V(tainted),
+              V(claim-waits), V(claim-unhealthy), V(claim-of-the-past), V(versions-differ), V(duplicate-extended-resource), and V(not-explained).
           returned: success
           type: list
           elements: dict
@@ -255,14 +259,14 @@ ansible_facts:
               remedy: The GPU has to be reset (nvidia-smi --gpu-reset) once nothing uses it.
         nodes:
           description:
-            - By name, what each node has answered. With C(cluster_claims), the claims with a device of it; with C(published), how many C(devices) of it
-              are published, C(available) and C(held), and which are C(tainted); with C(unpublished), its devices that nobody publishes, and with
-              C(vanished), what is published and not there.
+            - The reports of the nodes, by node name, with data from the cluster. C(cluster_claims) are the claims that hold a device of the node.
+            - C(published) contains the numbers of published C(devices), of C(available) devices, and of C(held) devices, and the list of C(tainted)
+              devices. C(unpublished) lists the devices that no driver publishes. C(vanished) lists published devices that do not exist.
           returned: with O(nodes)
           type: dict
           sample: {}
         answered_at:
-          description: The time of the answer, RFC 3339.
+          description: The time of the report, in RFC 3339 format.
           returned: without O(nodes)
           type: str
           sample: "2026-11-23T12:00:00Z"
@@ -272,19 +276,19 @@ ansible_facts:
           type: str
           sample: ""
         not_asked:
-          description: The nodes that were not asked.
+          description: The nodes that this run did not query.
           returned: with O(nodes)
           type: list
           elements: str
           sample: []
         silent:
-          description: The nodes that have not answered.
+          description: The nodes that did not respond.
           returned: with O(nodes)
           type: list
           elements: str
           sample: []
         totals:
-          description: How many there are of everything in the fleet.
+          description: The total numbers for the fleet.
           returned: with O(nodes)
           type: dict
           sample:
@@ -301,26 +305,27 @@ ansible_facts:
             claims: 12
             waiting: 1
         products:
-          description: By product, how many of it the fleet has.
+          description: The number of devices in the fleet, by product.
           returned: with O(nodes)
           type: dict
           sample: {"NVIDIA H100 80GB HBM3": 16}
         picture:
           description:
-            - The fleet as data to draw. C(docs/report.schema.json) of the collection describes it, and the playbook writes it as JSON.
-            - It has C(totals); C(nodes) with their C(devices), each in one C(state) (V(sick), V(withheld), V(full), V(partly) or V(free)), with
-              C(partitions) where they lie and the C(claims) that have them, and what still C(fits); C(room), how many claims of each kind can still be served;
-              C(claims); and who is C(waiting), since when and for what reason.
+            - The data of the fleet for display. C(docs/report.schema.json) of the collection is its schema. The playbook writes it as JSON.
+            - C(nodes) contains the nodes with their C(devices). Each device has a C(state) (V(sick), V(withheld), V(full), V(partly), or V(free)), its
+              C(partitions) with their placements and the C(claims) that hold them, and the number of additional claims by profile (C(fits)).
+            - C(totals) contains the total numbers, C(room) the number of additional claims of each kind that the fleet can serve, and C(claims) the
+              claims. C(waiting) lists the waiting claims, with the time since when they wait and the reason.
           returned: with O(nodes)
           type: dict
           sample: {}
         cluster:
-          description: Whether the cluster was asked.
+          description: Whether the module read the cluster.
           returned: with O(nodes)
           type: bool
           sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: layout-unreadable
@@ -331,14 +336,13 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import why_pods_wait
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import ask_root
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import (
     list_claims,
     pending_pods,
     pods_by_name,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._device_classes import VERSIONS as CLASS_VERSIONS
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
@@ -346,17 +350,26 @@ from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes impor
     connect,
     served_version,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.managed_classes import (
+    VERSIONS as CLASS_VERSIONS,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint_rules import (
+    GROUP,
+    PLURAL,
+    served_rules,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import look_at
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._node import ask_root
-from ansible_collections.dra.accelerators.plugins.module_utils._report import Answer, node_report
-from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import GROUP, PLURAL, served_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
+from ansible_collections.dra.accelerators.plugins.module_utils._report.node_report import Answer, node_report
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import why_pods_wait
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import facts_by
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, NotFound
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import told_by_slices
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_differences import (
+    told_by_slices,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import Rule, parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import (
     duplicate_class_notes,
     fleet_report,
@@ -364,13 +377,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answ
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.fleet import VERSION, picture
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.former import remember
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import unexplained
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
     ClaimFiles,
     PreparedClaim,
     prepared_claims,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
 FACT = "accelerator_report"
 CONSTRAINTS: dict[str, Any] = {
@@ -400,7 +413,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def read_layout(system: System, params: dict[str, Any]) -> tuple[tuple[Rule, ...] | None, str]:
-    """Return the rules of the node's layout, None where it has none, and where they are from. Raises AcceleratorError."""
+    """Return the rules of the node's layout (None without a layout) and their origin. Raises AcceleratorError."""
     if params["layout"] is not None:
         return parse_rules(params["layout"]), "the option layout"
     path = params["layout_file"]
@@ -418,7 +431,7 @@ def read_layout(system: System, params: dict[str, Any]) -> tuple[tuple[Rule, ...
 
 
 def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
-    """Ask one vendor's driver for its devices, and the node driver's store for their claims; why there is no answer is one."""
+    """Return the devices and the prepared claims of one vendor's driver, or the reason why they are unavailable."""
     backend = BACKENDS[vendor](system)
     state_path = f"{kubelet_root}/plugins/{backend.driver_name}/state.db"
     claims: tuple[PreparedClaim, ...] = ()
@@ -434,7 +447,7 @@ def ask(vendor: str, system: System, kubelet_root: str) -> Answer:
 
 
 def of_node(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of the node that this runs on. Raises AcceleratorError."""
+    """Return the report of this node. Raises AcceleratorError."""
     system = System()
     unknown = sorted(set(params["vendor"] or ()) - set(BACKENDS))
     if unknown:
@@ -446,7 +459,7 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
     rules, source = read_layout(system, params)
     vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
     if "nvidia" in vendors:
-        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        # A missing binding is reported as an unavailable driver when the backend opens.
         find_binding("pynvml", params["interpreter"])
     programs = ask_root(system, params["root"])
     versions = {
@@ -459,7 +472,7 @@ def of_node(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_fleet(module: AnsibleModule) -> dict[str, Any]:
-    """Return the answer of a fleet, of what its nodes have answered. Raises AcceleratorError."""
+    """Return the report of a fleet from the reports of its nodes. Raises AcceleratorError."""
     nodes, reasons = of_run(module.params["nodes"], module.params["run"]), checked_reasons(module.params["reasons"])
     generated, former = now_text(), read_former(module.params["former"])
     not_asked = module.params["not_asked"]
@@ -497,12 +510,12 @@ def of_fleet(module: AnsibleModule) -> dict[str, Any]:
 
 
 def of_run(nodes: dict[str, Any], run: str) -> dict[str, Any]:
-    """Return the answers of nodes. An answer of a different run becomes an empty one."""
+    """Return the reports of nodes. A report of a different run is replaced by an empty one."""
     return {name: each if each and run in ("", each.get("run")) else {} for name, each in nodes.items()}
 
 
 def read_former(path: str | None) -> dict[str, Any] | None:
-    """Return the picture of a former run, None where there is none. Raises AcceleratorError for what is no picture."""
+    """Return the picture of a previous run, or None if the file does not exist. Raises AcceleratorError for an invalid file."""
     system = System()
     if not path or not system.exists(path):
         return None
@@ -521,7 +534,7 @@ def read_former(path: str | None) -> dict[str, Any] | None:
 
 
 def checked_reasons(reasons: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return why claims wait as it was given. Raises AcceleratorError for what says nothing."""
+    """Return the given reasons unchanged. Raises AcceleratorError for a reason without a message."""
     for name, each in reasons.items():
         if not isinstance(each, dict) or not each.get("message"):
             raise AcceleratorError(
@@ -533,23 +546,23 @@ def checked_reasons(reasons: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def rules_there(api: Api) -> list[dict[str, Any]]:
-    """Return the DeviceTaintRules, none where the cluster has no such objects or they may not be seen. Raises ApiError."""
+    """Return the DeviceTaintRules, or an empty list if the API server does not serve or does not allow them. Raises ApiError."""
     try:
         version = served_rules(api)
         return api.list_all(f"/apis/{GROUP}/{version}/{PLURAL}", {})
     except ApiError as error:
-        if error.status in (403, 404):
+        if error.status == 403 or error.code == "api-version":
             return []
         raise
 
 
 def duplicate_classes(api: Api) -> list[dict[str, Any]]:
-    """Return a warning for each extended resource of several DeviceClasses; none without the right to list these. Raises ApiError."""
+    """Return a warning for each extended resource of several DeviceClasses, or none if listing is not allowed. Raises ApiError."""
     try:
         version = served_version(api, GROUP, CLASS_VERSIONS)
         classes = api.list_all(f"/apis/{GROUP}/{version}/deviceclasses", {})
     except ApiError as error:
-        if error.status in (403, 404):
+        if error.status == 403 or error.code == "api-version":
             return []
         raise
     return duplicate_class_notes(classes)

@@ -9,19 +9,21 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: ascend_driver
 version_added: 0.1.0
-short_description: Install, replace or remove the driver and the firmware of Ascend NPUs
+short_description: Install, replace, or remove the driver and the firmware of Ascend NPUs
 description:
-  - Runs the vendor's packages (C(.run) files) in the order that they want. A first installation takes the driver before the firmware; what
-    is there already is replaced, and removed, the other way round.
-  - What is installed is read from the files that the installation leaves, C(/etc/ascend_install.info) and C(version.info), before and
-    afterwards. A package counts as installed only when these say so.
-  - Refuses what cannot go well before anything is run. Such are a package for other chips or another machine, a digest that differs, headers of
-    the kernel or a user that are missing, and claims or processes that have NPUs.
-  - Starts no machine again, and says whether that is needed.
+  - Runs the vendor's packages (C(.run) files) in the required order. A first installation installs the driver before the firmware. An
+    replacement or a removal processes the firmware before the driver.
+  - The module reads the installed versions from C(/etc/ascend_install.info) and C(version.info), which the packages write, before and
+    after the change. It reports a package as installed only if these files contain its version.
+  - Before it runs any package, the module checks the conditions of the change, and fails if one is not met. It rejects packages for other chips
+    or another architecture, digests that differ, missing kernel headers, a missing user, and NPUs that claims or processes use.
+  - The module does not reboot the node. RV(reboot_required) reports whether a reboot is necessary.
+  - The module refuses, with every O(state), to change a driver or firmware that belongs to an installed deb or rpm package. If the package has
+    the requested version, the module changes nothing.
 notes:
-  - Needs root on the node.
-  - An installation that was cut short is gone on with by the next run.
-  - Packages that were installed are kept on the node, so that O(state=previous) can go back to them.
+  - The module needs root on the node.
+  - The next run resumes an interrupted installation.
+  - The module keeps the installed packages on the node, so that O(state=previous) can roll back to them.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -31,8 +33,8 @@ attributes:
   check_mode:
     support: full
     details:
-      - Packages that are not on the node yet are judged by their names alone. A user or headers that are missing are named in
-        RV(lacking), because they may be about to come.
+      - For packages that are not on the node yet, the module checks only their names. It reports a missing user, group, or missing headers in
+        RV(lacking) and does not fail, because an earlier task can create or install them.
   diff_mode:
     support: full
   idempotent:
@@ -43,91 +45,105 @@ attributes:
 options:
   state:
     description:
-      - V(present) installs the versions of O(driver) and O(firmware), also older ones in place of newer ones.
-      - V(previous) goes back to the packages that were there before the last ones. Once more goes forward again. With O(driver_version) and
-        O(firmware_version) it goes back to these, of those that are kept, also when a package has failed half way.
-      - V(absent) removes both, by what they have left for that. Only those that this module has installed, unless O(foreign) is true.
+      - V(present) installs the versions of O(driver) and O(firmware). It also replaces newer versions with older ones.
+      - V(previous) rolls back to the packages that were installed before the current ones. A second run returns to the newer packages.
+      - With O(driver_version) and O(firmware_version), V(previous) installs these versions from the kept packages, also after a package has failed.
+      - V(absent) removes the driver and the firmware with the vendor's uninstall scripts. It removes only those that this module has
+        installed, unless O(foreign=true).
     type: str
     choices: [present, previous, absent]
     default: present
   driver:
-    description: The driver's package on the node, under the name that it has at the vendor's.
+    description: The path of the driver's package on the node. The file must have the vendor's original name.
     type: path
   firmware:
-    description: The firmware's package on the node, under the name that it has at the vendor's.
+    description: The path of the firmware's package on the node. The file must have the vendor's original name.
     type: path
   driver_checksum:
-    description: SHA-256 digest of the driver's package, as 64 hexadecimal digits. Empty looks at none.
+    description: The SHA-256 digest of the driver's package, as 64 hexadecimal digits. If empty, the module does not check the digest.
     type: str
     default: ""
   firmware_checksum:
-    description: The same for the firmware's package.
+    description: The SHA-256 digest of the firmware's package, as 64 hexadecimal digits. If empty, the module does not check the digest.
     type: str
     default: ""
   driver_version:
-    description: The driver's version as C(version.info) is to have it, where that is another one than in the package's name.
+    description: The driver's version in C(version.info), if it differs from the version in the package's name.
     type: str
     default: ""
   firmware_version:
-    description: The same for the firmware.
+    description: The firmware's version in C(version.info), if it differs from the version in the package's name.
     type: str
     default: ""
   accept_eula:
-    description: Whether the vendor's licence was read and accepted. Nothing is installed without it.
+    description: Whether you have read and accepted the vendor's license. Without it, the module installs nothing.
     type: bool
     default: false
   type:
-    description: Which parts of the driver are installed first; later packages keep to that.
+    description: The parts of the driver that the first installation installs. Later packages keep this selection.
     type: str
     choices: [full, run, devel, docker]
     default: full
   folder:
-    description: Folder in which the driver is installed first.
+    description: The directory of the first installation of the driver. Later packages keep this directory.
     type: path
     default: /usr/local/Ascend
   user:
-    description: The user whose the driver is. It has to be there.
+    description: The user that owns the driver. The user must exist.
     type: str
     default: HwHiAiUser
   group:
-    description: That user's group.
+    description: The group of this user.
     type: str
     default: HwHiAiUser
+  uid:
+    description:
+      - The UID of O(user) if the user is missing. The module fails if another user has this UID.
+      - The vendor requires the same UID on all hosts and in containers. The vendor's images use V(1000).
+    type: int
+    default: 1000
+  gid:
+    description: The GID of O(group) if the group is missing. The module fails if another group has this GID.
+    type: int
+    default: 1000
   for_all:
-    description: Whether all users may use the driver.
+    description: Whether all users can use the driver.
     type: bool
     default: false
   build:
     description:
-      - Whether a kernel module is built where none of the package's own fits the kernel. That needs the headers of the kernel, a compiler and
-        C(dkms).
+      - Whether to build a kernel module if no kernel module of the package matches the kernel. The build needs the kernel headers, a compiler,
+        and C(dkms).
     type: bool
     default: true
   foreign:
-    description: Whether O(state=absent) also removes what somebody else has installed.
+    description: Whether O(state=absent) also removes a driver or firmware that another program or user has installed.
     type: bool
     default: false
   keep:
-    description: Whether packages are kept on the node, for O(state=previous).
+    description: Whether to keep the packages on the node for O(state=previous).
     type: bool
     default: true
   services:
-    description: Units that use NPUs and are stopped while packages are run, where they are running.
+    description: The systemd units that use NPUs. The module stops those that run before it runs packages, and starts them again afterwards.
     type: list
     elements: str
     default: [dra-accelerators-driver.service]
   state_path:
-    description: Where the node driver keeps its prepared claims. While there are any, nothing is run. Empty looks at none.
+    description:
+      - The node driver's store of prepared claims. The module does not run packages while there are prepared claims.
+      - If empty, the module does not check for prepared claims.
     type: str
     default: /var/lib/kubelet/plugins/npu.huawei.com/state.db
   claims_timeout:
     description:
-      - How many seconds it is waited until the node driver has no claims, by its own store, before claims and processes are refused.
-      - Above 0, check mode returns who is in the way in RV(in_the_way) in place of refusing, since they may go until then.
+      - The number of seconds to wait until the node driver has no prepared claims in its store. If claims or processes still use NPUs after this time,
+        the module fails.
+      - If greater than 0, check mode returns the claims and processes in RV(in_the_way) and does not fail, because they can end before the timeout.
     type: int
     default: 0
   timeout:
-    description: How many seconds one package may take.
+    description: The timeout in seconds for each package.
     type: int
     default: 1800
 """
@@ -142,111 +158,112 @@ EXAMPLES = r"""
     accept_eula: true
   register: driver
 
-- name: Go back to what was there before
+- name: Roll back to the previous packages
   dra.accelerators.ascend_driver:
     state: previous
     accept_eula: true
 
-- name: Remove both
+- name: Remove the driver and the firmware
   dra.accelerators.ascend_driver:
     state: absent
 """
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, in order.
+  description: The steps that the module has run, or would run in check mode, in order.
   returned: success
   type: list
   elements: str
   sample: ["install the firmware 7.5.0.1.129 in place of 7.3.0.1.231", "install the driver 24.1.rc2 in place of 24.1.rc1"]
 packages:
-  description: Which packages were run for that, or would be, V(driver) and V(firmware).
+  description: The kinds of packages that the module has run, or would run in check mode, V(driver) and V(firmware).
   returned: success
   type: list
   elements: str
   sample: [firmware, driver]
 lacking:
-  description: In check mode, what the driver's package needs and does not find, V(user), V(group) (which is not the user's)
-    and V(headers). A real run refuses then.
+  description:
+    - In check mode, the unmet requirements of the driver's package, V(user), V(group) (the user is not a member of O(group)), and V(headers).
+    - Without check mode, the module fails if a requirement is not met.
   returned: success
   type: list
   elements: str
   sample: []
 in_the_way:
-  description: In check mode, who has NPUs of the node. A real run refuses then, once O(claims_timeout) is over.
+  description: In check mode, the claims and processes that use NPUs of the node. Without check mode, the module fails after O(claims_timeout).
   returned: success
   type: dict
   contains:
     claims:
-      description: Prepared claims.
+      description: The prepared claims.
       returned: success
       type: list
       elements: str
       sample: [team-a/training]
     processes:
-      description: Processes that have an NPU's node open, with their pods. The node driver's own do not count.
+      description: The processes that use a device node of an NPU, with their pods. Processes of the node driver are excluded.
       returned: success
       type: list
       elements: str
       sample: ["4711 (python3, pod team-a/training-0)"]
     pods:
-      description: The pods of these claims and processes, as far as the node knows them.
+      description: The pods of these claims and processes, if the node knows their names.
       returned: success
       type: list
       elements: str
       sample: [team-a/training-0]
 before:
-  description: What was installed before.
+  description: The installation before the change.
   returned: success
   type: dict
   contains: &installed
     driver:
-      description: The driver's version; empty for none.
+      description: The driver's version. It is empty if no driver is installed.
       returned: success
       type: str
       sample: 24.1.rc2
     firmware:
-      description: The firmware's version; empty for none.
+      description: The firmware's version. It is empty if no firmware is installed.
       returned: success
       type: str
       sample: 7.5.0.1.129
     complete:
-      description: Whether the driver's installation calls itself complete.
+      description: Whether the driver's installation reports that it is complete.
       returned: success
       type: bool
       sample: true
     folder:
-      description: Where it is installed.
+      description: The installation directory of the driver.
       returned: success
       type: str
       sample: /usr/local/Ascend
     user:
-      description: Whose it is.
+      description: The user that owns the driver.
       returned: success
       type: str
       sample: HwHiAiUser
     group:
-      description: Which group's it is.
+      description: The group that owns the driver.
       returned: success
       type: str
       sample: HwHiAiUser
     type:
-      description: Which parts of it are installed.
+      description: The installed parts of the driver.
       returned: success
       type: str
       sample: full
 after:
-  description: What is installed afterwards, or would be in check mode.
+  description: The installation after the change. In check mode, the expected installation.
   returned: success
   type: dict
   contains: *installed
 reboot_required:
-  description: Whether the machine has to be started again, because of this run or of one before it. In check mode, whether it would be.
+  description: Whether the node needs a reboot because of this run or an earlier run. In check mode, whether it would need one.
   returned: success
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: checksum
@@ -258,11 +275,11 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_installer import Installer, shown
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import (
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import (
     DEFAULT_FOLDER,
     DRIVER,
     FIRMWARE,
+    ID,
     KINDS,
     OWNER,
     Choices,
@@ -275,14 +292,22 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages 
     plan_removal,
     read_package,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import InTheWay, wait_for_claims
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import (
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.package_installer import Installer, shown
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.package_owners import (
+    read_owners,
+    refuse_managed,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import (
+    InTheWay,
+    wait_for_claims,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import (
     describe_start,
     interrupted_services,
     resumed_services,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -300,6 +325,8 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "folder": {"type": "path", "default": DEFAULT_FOLDER},
         "user": {"type": "str", "default": OWNER},
         "group": {"type": "str", "default": OWNER},
+        "uid": {"type": "int", "default": ID},
+        "gid": {"type": "int", "default": ID},
         "for_all": {"type": "bool", "default": False},
         "build": {"type": "bool", "default": True},
         "foreign": {"type": "bool", "default": False},
@@ -312,7 +339,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def wanted(params: dict[str, Any], record: Record) -> list[Package]:
-    """Return the packages that are wanted. Raises PackageError."""
+    """Return the requested packages. Raises PackageError."""
     if params["state"] == "previous":
         return record.way_back({kind: params[f"{kind}_version"] for kind in KINDS if params[f"{kind}_version"]})
     named = [kind for kind in KINDS if params[kind]]
@@ -324,8 +351,8 @@ def wanted(params: dict[str, Any], record: Record) -> list[Package]:
 
 
 def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]) -> None:
-    """Refuse to remove what somebody else has installed. Raises PackageError."""
-    # What was begun is ours as well.
+    """Reject the removal of components that this collection has not installed. Raises PackageError."""
+    # A component of an interrupted step also belongs to this collection.
     others = [step for step in steps if step.kind not in (*record.packages, record.doing)]
     if others and not params["foreign"]:
         raise PackageError(
@@ -338,7 +365,7 @@ def refuse_removal(steps: Sequence[Step], record: Record, params: dict[str, Any]
 def refuse(
     installer: Installer, steps: Sequence[Step], choices: Choices, params: dict[str, Any], *, check: bool
 ) -> None:
-    """Refuse steps that cannot go well, before the first is taken. Raises AcceleratorError."""
+    """Reject steps that would fail, before the first one runs. Raises AcceleratorError."""
     packages = [step.package for step in steps if step.package is not None]
     if packages and not params["accept_eula"]:
         raise PackageError(
@@ -350,6 +377,14 @@ def refuse(
     if unfit:
         raise PackageError(f"Not for this node: {' '.join(unfit)}", hint="Nothing was run.", code="not-for-this-node")
     lacking = installer.lacking(steps, choices)
+    taken = installer.taken_ids(choices) if "user" in lacking else []
+    if taken:
+        raise PackageError(
+            f"The user {choices.user} cannot be created: {' '.join(taken)}",
+            hint=f"Containers expect the driver's user to have UID {ID} and GID {ID}. Change the numbers of the other account (usermod, groupmod), "
+            "or choose other numbers for the driver's user, which the users of your images must have too.",
+            code="id-taken",
+        )
     if lacking and not check:
         raise PackageError(
             f"The node is not ready: {' '.join(lacking.values())}", hint="Nothing was run.", code="not-ready"
@@ -361,7 +396,7 @@ def refuse(
 
 
 def refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -> None:
-    """Refuse who has NPUs, once the claims had their time to go. Raises InUse."""
+    """Wait for the claims, then raise InUse if NPUs are still in use."""
     if check and params["claims_timeout"] > 0:
         return
     if not check:
@@ -370,7 +405,7 @@ def refuse_users(installer: Installer, params: dict[str, Any], *, check: bool) -
 
 
 def foretold(before: Installed, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return what would be installed after the steps."""
+    """Return the installed versions after the steps."""
     versions = {step.kind: step.after for step in steps}
     driver = versions.get(DRIVER, before.driver)
     return replace(
@@ -382,7 +417,7 @@ def foretold(before: Installed, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
-    """Install or remove driver and firmware; returns the module's result. Raises AcceleratorError."""
+    """Install or remove driver and firmware, and return the module's result. Raises AcceleratorError."""
     params = module.params
     installer = Installer(
         system or System(),
@@ -390,6 +425,7 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
         services=params["services"],
         state_path=params["state_path"],
         keep=params["keep"],
+        is_check=module.check_mode,
     )
     with contextlib.closing(installer):
         if module.check_mode:
@@ -404,21 +440,33 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
     ``stopped`` are the services that an interrupted run stopped; the caller starts them.
     """
     params = module.params
-    record, before = installer.record(), installer.installed()
+    record, owners = installer.record(), read_owners(installer.system)
+    installer.is_managed = DRIVER in owners
+    before = installer.installed()
     lacking: list[str] = []
     choices = Choices(
-        params["type"], params["folder"], params["user"], params["group"], params["for_all"], params["build"]
+        params["type"],
+        params["folder"],
+        params["user"],
+        params["group"],
+        params["for_all"],
+        params["build"],
+        params["uid"],
+        params["gid"],
     )
     finishing: list[str] = []
     if params["state"] == "absent":
         steps = plan_removal(before)
         if not steps and record.is_of_packages:
             finishing = ["finish an interrupted removal"]
+        refuse_managed(steps, owners)
         refuse_removal(steps, record, params)
         if steps:
             refuse_users(installer, params, check=module.check_mode)
     else:
-        steps = plan(before, wanted(params, record), unfinished=record.doing)
+        # For components of its packages, the package manager has already completed an interrupted installation.
+        steps = plan(before, wanted(params, record), unfinished="" if record.doing in owners else record.doing)
+        refuse_managed(steps, owners)
         if steps:
             refuse(installer, steps, choices, params, check=module.check_mode)
             lacking = sorted(installer.lacking(steps, choices))
@@ -433,7 +481,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
             record = installer.finish_removal(record)
         waits = installer.waits_for_restart(record)
         if params["state"] == "absent" and not waits:
-            # Also without a record: a killed run can have left the directory.
+            # Also without a record: an interrupted run can have left the directory.
             installer.write(Record())
     return {
         "changed": bool(steps or finishing or stopped),
@@ -454,7 +502,7 @@ def work_with(installer: Installer, module: AnsibleModule, stopped: Sequence[str
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work, System())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: ascend_runtime
 version_added: 0.1.0
-short_description: Install, replace or remove the files of ascend-docker-runtime
+short_description: Install, replace, or remove the files of ascend-docker-runtime
 description:
-  - Runs the vendor's package, with a scratch file in the place of an engine's configuration, which the package would write anew. Engines are told
-    of the runtime by M(dra.accelerators.containerd_handler) and M(dra.accelerators.docker_runtime).
-  - What is installed is read from the file that the package leaves, before and afterwards.
+  - Runs the vendor's package with a scratch file as the engine's configuration file, because the package overwrites that file. To
+    configure an engine for the runtime, use M(dra.accelerators.containerd_handler) or M(dra.accelerators.docker_runtime).
+  - The module reads the installed version from a file that the package writes, before and after the change.
 notes:
-  - Needs root on the node.
-  - The package's own removal is not used, because it removes folders above its own.
+  - The module needs root on the node.
+  - The module does not use the package's own uninstall command, because that command also removes parent directories.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -26,7 +26,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - A package that is not on the node yet is judged by its name alone.
+      - For a package that is not on the node yet, the module checks only the name.
   diff_mode:
     support: full
   idempotent:
@@ -37,43 +37,47 @@ attributes:
 options:
   state:
     description:
-      - V(present) installs the version of O(package), also an older one in place of a newer one.
-      - V(absent) removes what V(present) has installed, and nothing that was there before. Refused while containers run by the runtime, which
-        could not be ended without it.
+      - V(present) installs the version of O(package). It also replaces a newer version with an older one.
+      - V(absent) removes the files that V(present) has installed, and keeps files that existed before. The module fails if containers use the
+        runtime, because they cannot be stopped without it.
     type: str
     choices: [present, absent]
     default: present
   package:
-    description: The package on the node, under the name that it has at the vendor's; required for V(present).
+    description: The path of the package on the node. The file must have the vendor's original name. It is required for O(state=present).
     type: path
   checksum:
-    description: SHA-256 digest of the package, as 64 hexadecimal digits. Empty looks at none.
+    description: The SHA-256 digest of the package, as 64 hexadecimal digits. If empty, the module does not check the digest.
     type: str
     default: ""
   accept_eula:
-    description: Whether the vendor's licence was read and accepted. The package asks, and gets the answer from here.
+    description:
+      - Whether you have read and accepted the vendor's license. Without it, the module installs nothing.
+      - The package prompts for the acceptance, and the module confirms it.
     type: bool
     default: false
   folder:
-    description: Folder in which the runtime gets a folder of its own. Root's, writable by nobody else, and no link.
+    description:
+      - The directory in which the package creates the runtime's directory.
+      - The directory must belong to root, must not be writable by other users, and must not be a symbolic link.
     type: path
     default: /usr/local/Ascend
   injection:
-    description: How the runtime brings NPUs into containers. Packages that replace one keep to that.
+    description: How the runtime makes NPUs available in containers. A package that replaces an installed version keeps the current mode.
     type: str
     choices: [legacy, cdi]
     default: legacy
   type:
-    description: The product, where it is one of those that the package asks for. Empty for servers and cards.
+    description: The product type, if the package requires one. Use an empty string for servers and cards.
     type: str
     choices: ["", A200, A200ISoC, A200IA2, A500, A500A2]
     default: ""
   record:
-    description: File on the node in which is written what was made.
+    description: The file on the node in which the module records the directories that it creates.
     type: path
     default: /var/lib/dra-accelerators/ascend-runtime.json
   timeout:
-    description: How many seconds the package may take.
+    description: The timeout of the package in seconds.
     type: int
     default: 300
 """
@@ -85,34 +89,34 @@ EXAMPLES = r"""
     checksum: "{{ runtime_digest }}"
     accept_eula: true
 
-- name: Remove it
+- name: Remove ascend-docker-runtime
   dra.accelerators.ascend_runtime:
     state: absent
 """
 
 RETURN = r"""
 program:
-  description: The runtime's program.
+  description: The path of the runtime's program.
   returned: success
   type: str
   sample: /usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-runtime
 before:
-  description: The version that was installed before; empty for none.
+  description: The version before the change. It is empty if the runtime was not installed, or if its installation was interrupted.
   returned: success
   type: str
   sample: ""
 after:
-  description: The version that is installed afterwards, or would be in check mode; empty for none.
+  description: The version after the change. In check mode, the expected version. It is empty if the runtime is not installed.
   returned: success
   type: str
   sample: 6.0.0
 ours:
-  description: Whether this module has installed what there is, or would have.
+  description: Whether this module has installed the runtime, or would install it in check mode.
   returned: success
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: licence
@@ -120,13 +124,11 @@ error_code:
 
 import os
 import posixpath
-import tempfile
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import PackageError
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime import (
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.docker_runtime import (
     DEFAULT_FOLDER,
     PROGRAM,
     Package,
@@ -139,15 +141,19 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime i
     unfit,
     words,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of, verified_copy
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.driver_files import RUNTIME_LISTS
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import PackageError
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import (
+    digest_of,
+    verified_copy,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import LONGEST_INSTALLATION, System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import LONGEST_INSTALLATION, System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.driver_files import RUNTIME_LISTS
 
 CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["package"])]}
 ACCEPTED = "Y\n"
-#: The directory of the package's verified copy, next to the record.
+#: The directory of the package's verified copy. It is in the directory of the record.
 VERIFIED = "ascend-runtime-verified"
 
 
@@ -167,7 +173,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def refuse(system: System, package: Package, params: dict[str, Any], *, check: bool) -> None:
-    """Refuse what cannot go well. Raises PackageError."""
+    """Reject an installation that would fail. Raises PackageError."""
     if not params["accept_eula"]:
         raise PackageError(
             "The vendor's licence was not accepted, which the package asks for",
@@ -202,15 +208,12 @@ def refuse(system: System, package: Package, params: dict[str, Any], *, check: b
 
 
 def install(system: System, package: Package, params: dict[str, Any], *, before: str) -> None:
-    """Run the package and see what it has left. Raises PackageError."""
+    """Run the package and verify the result. Raises PackageError."""
     target = target_of(params["folder"])
-    beside = system.path(posixpath.dirname(params["record"]))
-    beside.mkdir(mode=0o755, parents=True, exist_ok=True)
-    verified = verified_copy(
-        system, package.path, package.checksum, f"{posixpath.dirname(params['record'])}/{VERIFIED}"
-    )
-    with tempfile.TemporaryDirectory(prefix="ascend-runtime-", dir=beside) as folder, verified as copy:
-        scratch = Path(folder, "daemon.json")
+    beside = posixpath.dirname(params["record"])
+    system.make_directory(beside)
+    with verified_copy(system, package.path, package.checksum, f"{beside}/{VERIFIED}") as copy:
+        scratch = system.path(f"{beside}/{VERIFIED}/daemon.json")
         scratch.write_text("{}\n", encoding="utf-8")
         seen = str(scratch) if system.root == "/" else f"/{scratch.relative_to(system.path('/'))}"
         argv = words(
@@ -235,7 +238,7 @@ def install(system: System, package: Package, params: dict[str, Any], *, before:
 
 
 def absent(system: System, params: dict[str, Any], record: Record | None, *, check: bool) -> bool:
-    """Remove what was installed; whether there was anything. Raises InUse."""
+    """Remove the installed files, and return whether a record existed. Raises InUse."""
     if record is None:
         return False
     program = f"{target_of(params['folder'])}/{PROGRAM}"
@@ -257,14 +260,19 @@ def absent(system: System, params: dict[str, Any], record: Record | None, *, che
     return True
 
 
+def keep_record(system: System, path: str, record: Record) -> None:
+    """Write the record. Raises OSError."""
+    system.write_atomic(path, record.to_text().encode(), mode=0o600)
+
+
 def remove_empty(system: System, path: str) -> None:
-    """Remove a folder if nothing is in it."""
+    """Remove an empty directory."""
     if system.path(path).is_dir() and not system.list_directory(path):
         system.path(path).rmdir()
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the runtime's files to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Install or remove the runtime's files, and return the module's result. Raises AcceleratorError."""
     params, system = module.params, System()
     target = target_of(params["folder"])
     try:
@@ -279,19 +287,28 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         ours = False
     else:
         package = read_package(params["package"], params["checksum"])
-        after, changed = package.version, before != package.version
+        after = package.version
         ours = record is not None or not before
+        present = before
+        if record is not None and record.unfinished:
+            before = ""  # its files can be empty
+        changed = before != package.version
         if changed:
             refuse(system, package, params, check=module.check_mode)
             if not module.check_mode:
                 if ours:
-                    # Before the package is run: what is ours is known also of a run that is killed.
+                    # Write the record before the package runs, so that it exists even if this run is killed.
                     places = (params["folder"], target, RUNTIME_LISTS)
                     made = [path for path in places if not system.exists(path)]
                     known = record.made if record is not None else ()
-                    kept = Record(tuple(path for path in places if path in made or path in known))
-                    system.write_atomic(params["record"], kept.to_text().encode(), mode=0o600)
-                install(system, package, params, before=before)
+                    kept = Record(tuple(path for path in places if path in made or path in known), unfinished=True)
+                    keep_record(system, params["record"], kept)
+                install(system, package, params, before=present)
+                # The package does not sync its files.
+                system.sync_all()
+                if ours:
+                    done = replace(kept, unfinished=False)
+                    keep_record(system, params["record"], done)
     return {
         "changed": changed,
         "program": f"{target}/{PROGRAM}",
@@ -304,7 +321,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work, System())
 
 
 if __name__ == "__main__":

@@ -9,24 +9,27 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: ascend_vnpu
 version_added: 0.1.0
-short_description: Cut the Ascend NPUs of a node into vNPUs
+short_description: Partition the Ascend NPUs of a node into vNPUs
 description:
-  - Brings the NPUs of a node to a wanted layout of slices (vNPUs), with the fewest existing slices disturbed. The layout is the same list of
-    rules as that of M(dra.accelerators.nvidia_mig); the names of profiles are those of the templates that the NPUs themselves tell of.
-  - All NPUs are looked at and all steps are planned before the first one is taken. If a container, a process or a prepared resource claim
-    holds anything that would have to go, nothing is touched on any NPU, and the error names what holds it. The vendor's own tools destroy
-    a slice under a running job.
-  - On chips with vGroups (310P) slices are placed so that none is left without a place. If a step fails, the steps before it are undone, on
+  - Applies a layout of vNPUs to the NPUs of a node, and changes as few existing vNPUs as possible. The layout is a list of rules, as in
+    M(dra.accelerators.nvidia_mig). The profile names are the names of the templates that the NPUs report.
+  - The module reads all NPUs and plans all steps before it runs the first one. If a container, a process, or a prepared claim holds a vNPU or NPU
+    that must change, the module changes no NPU, and the error names the holder. The vendor's own tools destroy vNPUs of running jobs.
+  - On chips with vGroups (310P), the module chooses placements at which all vNPUs fit. If a step fails, the module rolls back the previous steps on
     all NPUs.
-  - NPUs that change are locked against the node driver from the look to the last step. Claims on them wait, claims on others go on.
-  - What slices depend on beside themselves is switched only where an option asks for it. What cannot be switched from the machine is
-    explained where it stands in the way, such as the mode AMP of an Atlas 800 9000.
+  - The module locks the NPUs that change against the node driver, from the first read to the last step. Claims on these NPUs wait, and claims on
+    other NPUs do not.
+  - The module changes other modes that vNPUs depend on only if an option requests it. If a mode cannot be changed on the node, for example the mode
+    AMP of an Atlas 800 9000, the error explains how to change it.
 notes:
-  - Slices survive a reboot where the driver recovers them, which is its default; see O(recover). The role
-    P(dra.accelerators.ascend_vnpu#role) has the layout applied again at every boot.
-  - No other program that makes and destroys slices should run on the node. The vendor's device plugin, for example, destroys in its dynamic
-    mode what it believes to be unused.
-  - Needs root on the node.
+  - vNPUs persist across reboots if the driver restores them, which is its default. See O(recover). The role
+    P(dra.accelerators.ascend_vnpu#role) applies the layout again at every boot.
+  - In the first 10 minutes after a boot, the module waits up to 60 s while C(/etc/vnpu.cfg) has vNPUs that the vendor's script has not restored yet, also
+    in check mode. Otherwise the script would create vNPUs in addition to those of the layout, or fail. RV(waited_for) lists these vNPUs. If some are
+    still missing after that time, the module warns and continues without them.
+  - Do not run other programs on the node that create and destroy vNPUs. For example, the vendor's device plugin in its dynamic mode destroys vNPUs that
+    it considers unused.
+  - The module needs root on the node.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,11 +42,11 @@ attributes:
   check_mode:
     support: full
     details:
-      - RV(steps) and RV(after) show what would be done. Refusals are the same as without check mode.
+      - RV(steps) and RV(after) show the planned changes. The module reports the same errors as without check mode.
   diff_mode:
     support: full
     details:
-      - One entry for each NPU that changes.
+      - The diff has one entry for each NPU that changes.
   idempotent:
     support: full
   platform:
@@ -60,15 +63,15 @@ options:
     suboptions:
       match:
         description:
-          - Which NPUs the rule is for. All given keys must match; an empty dictionary matches every NPU.
+          - The NPUs to which the rule applies. All given keys must match. An empty dictionary matches every NPU.
         type: dict
         required: true
         suboptions:
           vendor:
-            description: The vendor. Rules for other vendors than V(ascend) are passed over.
+            description: The vendor. The module ignores rules for vendors other than V(ascend).
             type: str
           index:
-            description: The physical id of the NPU, or a list of such numbers.
+            description: The physical ID of the NPU, or a list of physical IDs.
             type: raw
           uuid:
             description: The NPU's UUID, or a list of UUIDs.
@@ -81,9 +84,9 @@ options:
             type: raw
       mode:
         description:
-          - V(static) creates exactly the given slices.
-          - With V(dynamic), the node driver creates and deletes slices for claims. Slices of the driver stay. All other slices are deleted.
-          - V(whole) deletes all slices.
+          - V(static) creates exactly the given vNPUs.
+          - With V(dynamic), the node driver creates and deletes vNPUs for claims. The module keeps vNPUs of the driver, and deletes all others.
+          - V(whole) deletes all vNPUs.
         type: str
         required: true
         choices:
@@ -93,7 +96,7 @@ options:
       partitions:
         description:
           - For O(layout[].mode=static), a dictionary of template names and counts, or a list of dictionaries with C(profile) and C(count),
-            or C(profile) and C(placement) for a fixed placement. On a 310P the placements 0 and 1 are the first vGroup, 2 and 3 the second.
+            or C(profile) and C(placement) for a fixed placement. On a 310P, placements 0 and 1 are in the first vGroup, 2 and 3 in the second.
         type: raw
       shares:
         description:
@@ -118,13 +121,13 @@ options:
         type: bool
   recover:
     description:
-      - Whether the vendor's driver restores slices after a reboot, for all NPUs of the node. By default, the mode is not changed.
-      - Use V(false) for dynamic NPUs. Slices of claims whose pods no longer exist are then not restored after a reboot. The node
-        driver deletes restored ones.
+      - Whether the vendor's driver restores vNPUs after a reboot, for all NPUs of the node. By default, the mode is not changed.
+      - Use V(false) for dynamic NPUs. The vendor's driver then does not restore vNPUs of claims whose pods no longer exist. Otherwise, the node
+        driver deletes such vNPUs.
     type: bool
   device_share:
     description:
-      - Whether several containers can use one NPU at the same time, for NPUs with a rule of O(layout[].mode=whole). By default, the mode
+      - Whether several containers can use an NPU at the same time, for NPUs with a rule of O(layout[].mode=whole). By default, the mode
         is not changed.
       - A reboot resets it, unless the driver is configured to keep it (C(npu-smi set -t device-share-cfg-recover -d 1)). The chip does not
         isolate containers that share an NPU.
@@ -140,7 +143,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Cut the first NPU, leave the others to the node driver
+- name: Partition the first NPU, and let the node driver partition the others
   dra.accelerators.ascend_vnpu:
     layout:
       - match:
@@ -152,7 +155,7 @@ EXAMPLES = r"""
       - match: {}
         mode: dynamic
 
-- name: Put a slice in a certain vGroup
+- name: Create a vNPU in a specific vGroup
   dra.accelerators.ascend_vnpu:
     layout:
       - match:
@@ -165,14 +168,14 @@ EXAMPLES = r"""
           - profile: vir01
             count: 2
 
-- name: Make every NPU whole, and have no slice made again after a reboot
+- name: Delete all vNPUs, and disable their recovery after a reboot
   dra.accelerators.ascend_vnpu:
     layout:
       - match: {}
         mode: whole
     recover: false
 
-- name: Fail where the NPUs are not as the layout wants
+- name: Fail if the NPUs differ from the layout
   dra.accelerators.ascend_vnpu:
     state: asserted
     layout:
@@ -181,16 +184,16 @@ EXAMPLES = r"""
         partitions:
           vir02: 4
 
-- name: Describe the NPUs as they are
+- name: Export the current layout of the NPUs
   dra.accelerators.ascend_vnpu:
     state: exported
 
-- name: Keep what the NPUs are, before the driver is changed
+- name: Save the layout of the NPUs before a driver upgrade
   dra.accelerators.ascend_vnpu:
     state: checkpointed
     checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
 
-- name: Bring it back afterwards
+- name: Restore the layout after the driver upgrade
   dra.accelerators.ascend_vnpu:
     state: restored
     checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
@@ -198,19 +201,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be done in check mode, in order.
+  description: The steps that the module has run, or would run in check mode, in order.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     step:
       description:
-        - The kind of the step, one of V(set_recover), V(set_device_share), V(destroy_partition) and V(create_partition).
+        - The kind of step, one of V(set_recover), V(set_device_share), V(destroy_partition), and V(create_partition).
       type: str
       returned: success
       sample: create_partition
     indices:
-      description: The numbers that the driver gives the NPUs that the step concerns.
+      description: The driver's indices of the NPUs that the step changes.
       type: list
       elements: int
       returned: success
@@ -221,43 +224,51 @@ steps:
       returned: for all but V(set_recover)
       sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
     profile:
-      description: The profile of the slice.
+      description: The profile of the vNPU.
       type: str
       returned: for slices
       sample: vir02
     start:
-      description: The place of the slice. On chips with vGroups two places are a vGroup; on others it is the slice's number.
+      description: The start of the vNPU's placement. On chips with vGroups, a vGroup has two places. On other chips, it is the number of the vNPU.
       type: int
       returned: for slices
       sample: 4
     size:
-      description: How many places the slice covers; 0 on chips without vGroups.
+      description: The number of places that the vNPU covers. It is 0 on chips without vGroups.
       type: int
       returned: for slices
       sample: 2
     uuid:
-      description: The UUID of the slice that is destroyed.
+      description: The UUID of the destroyed vNPU.
       type: str
       returned: for V(destroy_partition)
       sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1-104
     enabled:
-      description: Whether it is switched on.
+      description: Whether the step enables the mode.
       type: bool
       returned: for V(set_recover) and V(set_device_share)
       sample: true
     description:
-      description: The step in words.
+      description: The description of the step.
       type: str
       returned: success
       sample: create vir02 at 4:2 on NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
+waited_for:
+  description:
+    - The vNPUs of C(/etc/vnpu.cfg) that the vendor's script had not restored after the boot when the module started, and each change of this list. It is
+      empty if the module did not wait.
+  returned: all states but O(state=valid), success
+  type: list
+  elements: str
+  sample: []
 before:
-  description: The slices of each NPU of RV(devices), before.
+  description: The vNPUs of each NPU in RV(devices) before the change.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the NPU.
+      description: The driver's index of the NPU.
       type: int
       returned: success
       sample: 0
@@ -277,7 +288,7 @@ before:
       returned: success
       sample: "0000:82:00.0"
     partitions:
-      description: The slices, in the order of their places.
+      description: The vNPUs in the order of their placements.
       type: list
       elements: dict
       returned: success
@@ -287,8 +298,8 @@ before:
           uuid: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1-104
 after:
   description:
-    - The same NPUs in the form of RV(before), afterwards. In check mode as it would be; slices yet to be made have
-      an empty UUID.
+    - The vNPUs of the same NPUs after the change, in the format of RV(before).
+    - In check mode, the expected vNPUs. vNPUs that the module would create have an empty UUID.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
@@ -299,13 +310,13 @@ after:
       pci_address: "0000:82:00.0"
       partitions: []
 devices:
-  description: What happens to each NPU that a rule matches.
+  description: The result for each NPU that a rule matches.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the NPU.
+      description: The driver's index of the NPU.
       type: int
       returned: success
       sample: 0
@@ -315,33 +326,33 @@ devices:
       returned: success
       sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
     mode:
-      description: The mode that the rule wants; null for an NPU that no rule matches.
+      description: The mode of the rule. It is null for an NPU that no rule matches.
       type: str
       returned: success
       sample: static
     changed:
-      description: Whether the NPU was changed, or would be in check mode.
+      description: Whether the module has changed the NPU, or would change it in check mode.
       type: bool
       returned: success
       sample: true
     kept:
-      description: How many existing slices were left alone.
+      description: The number of existing vNPUs that the module has not changed.
       type: int
       returned: success
       sample: 2
 matches:
-  description: Whether every NPU that a rule matches is as it wants.
+  description: Whether every NPU that a rule matches has the layout of the rule.
   returned: O(state=asserted), success or failure for a difference
   type: bool
   sample: false
 differences:
-  description: The NPUs that are not as the layout wants, and how they differ.
+  description: The NPUs that differ from the layout, with their differences.
   returned: O(state=asserted), success or failure for a difference
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the NPU.
+      description: The driver's index of the NPU.
       type: int
       returned: success
       sample: 0
@@ -351,27 +362,27 @@ differences:
       returned: success
       sample: NPU-4b1d9c6a00c8e5f3720d6a5500000000000000b1
     product:
-      description: The product name; empty for a NPU that could not be read.
+      description: The product name. It is empty for an NPU that could not be read.
       type: str
       returned: success
       sample: Atlas 300I Pro
     pci_address:
-      description: The PCI address; empty for a NPU that could not be read.
+      description: The PCI address. It is empty for an NPU that could not be read.
       type: str
       returned: success
       sample: "0000:18:00.0"
     wanted:
-      description: What the rule wants, in words.
+      description: A description of the layout in the rule.
       type: str
       returned: success
       sample: "static: 1 × vir02"
     mode:
-      description: It is null, because NPUs have no mode that is switched.
+      description: The value is null, because NPUs have no partitioning mode to enable.
       type: dict
       returned: success
       sample: {"found": false, "wanted": true}
     missing:
-      description: The partitions that would be made, with C(profile) and C(placement).
+      description: The partitions that must be created, with C(profile) and C(placement).
       type: list
       elements: dict
       returned: success
@@ -380,37 +391,39 @@ differences:
           placement: {"start": 4, "size": 4}
     surplus:
       description:
-        - The partitions that would go, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
+        - The partitions that must be deleted, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
           RV(checkpoint).
       type: list
       elements: dict
       returned: success
       sample: []
     held_by:
-      description: Processes and claims that hold what would have to go.
+      description: The processes and claims that hold the NPU or the partitions that must be deleted.
       type: list
       elements: str
       returned: success
       sample: []
     error:
-      description: Why the NPU cannot become what is wanted, or could not be read, with C(code), C(message) and C(hint). Otherwise null.
+      description:
+        - The reason why the layout cannot be applied to the NPU or why the NPU could not be read, with C(code), C(message), and C(hint).
+        - It is null if there is no error.
       type: dict
       returned: success
       sample: {"code": "does-not-fit", "message": "it does not fit", "hint": ""}
     message:
-      description: The difference in words.
+      description: A description of the difference.
       type: str
       returned: success
       sample: "Atlas 300I Pro 0 is not as wanted (static: 1 × vir02): missing: vir02 at 4"
 exported:
-  description: The present layout.
+  description: The current layout.
   returned: O(state=exported)
   type: dict
   contains:
     layout:
       description:
-        - Rules for O(layout), with every place, that bring about what is there. NPUs that are alike share a rule. A NPU with partitions
-          that the node driver has made for claims is C(dynamic).
+        - Rules for O(layout) that describe the current partitions with all placements. Identical NPUs share a rule. An NPU with partitions
+          that the node driver created for claims has the mode V(dynamic).
       type: list
       elements: dict
       returned: success
@@ -419,15 +432,16 @@ exported:
           mode: static
           partitions: [{"profile": "vir02", "placement": 4}]
 checkpoint:
-  description: What the checkpoint says, in the form of RV(before).
+  description: The content of the checkpoint, in the format of RV(before).
   returned: O(state=checkpointed)
   type: list
   elements: dict
   contains:
     partitions:
       description:
-        - The partitions, each with the C(claims) that hold it and its C(owner), which is V(claim) where the node driver has made it for one,
-          V(administrator) where somebody else has made it, and V(foreign) where it was made by hand in a form that no profile has.
+        - The partitions, each with the C(claims) that hold it and its C(owner).
+        - The owner is V(claim) if the node driver created the partition for a claim, V(administrator) if another program or user created it, and
+          V(foreign) if it was created manually in a form that no profile has.
       type: list
       elements: dict
       returned: success
@@ -438,18 +452,20 @@ checkpoint:
           owner: administrator
           claims: []
 left_out:
-  description: What an export cannot say, a checkpoint could not bring back, or was not brought back. Each is a warning as well.
+  description:
+    - The partitions or settings that an export cannot describe, that a checkpoint cannot restore, or that the module has not restored.
+    - The module also warns about each of them.
   returned: O(state=exported), O(state=checkpointed) and O(state=restored)
   type: list
   elements: str
   sample: []
 error_code:
-  description: A stable word for the kind of the error, or V(several).
+  description: A stable error code, or V(several).
   returned: failure
   type: str
   sample: in-use
 errors:
-  description: All errors, each with its code and what it names.
+  description: All errors, each with its code and the objects that it names.
   returned: when the layout is refused
   type: list
   elements: dict
@@ -460,25 +476,25 @@ errors:
       pids: [4711]
       claims: []
 pids:
-  description: The processes that are in the way.
+  description: The PIDs of the processes that prevent the change.
   returned: when processes are in the way
   type: list
   elements: int
   sample: [4711]
 claims:
-  description: The prepared resource claims that are in the way, as namespace and name.
+  description: The prepared claims that prevent the change, as namespace and name.
   returned: when claims are in the way
   type: list
   elements: str
   sample: ["team-a/training"]
 undone:
-  description: What was undone after a step had failed.
+  description: The steps that the module rolled back after a failed step.
   returned: when a step failed
   type: list
   elements: str
   sample: ["create vir02 at 4:2"]
 not_undone:
-  description: What could not be undone.
+  description: The steps that the module could not roll back.
   returned: when a step failed
   type: list
   elements: str
@@ -487,11 +503,12 @@ not_undone:
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Assignment
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import (
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Assignment
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import (
     ASSERTED,
     CHECKPOINTED,
     EXPORTED,
@@ -508,28 +525,36 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout_module im
     restore_devices,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.backend import AscendBackend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE, family_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.switches import (
-    RECOVER,
-    SHARE,
-    Switch,
-    Switches,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.tool import Tool
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
     AcceleratorError,
     InvalidLayout,
     Unsupported,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout import CreatePartition
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import WHOLE, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_execute import (
+    wait_for_restored,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_plan import CreatePartition
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import WHOLE, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.backend import AscendBackend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.families import (
+    DIES_AS_ONE,
+    family_of,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.modes import (
+    RECOVER,
+    SHARE,
+    Switch,
+    Switches,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.npu_smi import Tool
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
 
 STATE_PATH = "/var/lib/kubelet/plugins/npu.huawei.com/state.db"
-# What a generation needs that no program on the machine can bring about.
+#: The maximum wait, in seconds, for the vendor's script. It tries each chip five times, 10 s apart.
+RESTORE_SECONDS = 60.0
+# Requirements of a chip generation that no program on the node can change.
 NEEDED = {
     "310": "Chips of the generation 310 cannot be cut.",
     "950": "Chips of the generation 950 cannot be cut; they are shared whole.",
@@ -541,7 +566,7 @@ NEEDED = {
 
 
 def argument_spec() -> dict[str, Any]:
-    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    # The core validates the keys of a rule, and names the rule in errors. The node driver uses the same code.
     return {
         "layout": {"type": "list", "elements": "dict"},
         "recover": {"type": "bool"},
@@ -555,7 +580,7 @@ CONSTRAINTS: dict[str, Any] = {"required_if": STATE_REQUIRED_IF}
 
 
 def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -> tuple[Switch, ...]:
-    """Return the switches that the parameters speak of; pure."""
+    """Return the requested switches. No side effects."""
     found = [] if params[RECOVER] is None else [Switch(RECOVER, params[RECOVER])]
     if params[SHARE] is not None:
         found += [Switch(SHARE, params[SHARE], one.device) for one in assignments if one.rule.mode == WHOLE]
@@ -563,14 +588,14 @@ def wanted_switches(params: dict[str, Any], assignments: Sequence[Assignment]) -
 
 
 def unshareable(params: dict[str, Any], assignments: Sequence[Assignment]) -> list[Device]:
-    """Return the NPUs that claims are to share and cannot, and that nobody has asked to be switched; pure."""
+    """Return the NPUs that claims should share but cannot, unless the option requests the switch. No side effects."""
     if params[SHARE]:
         return []
     return [one.device for one in assignments if one.rule.shares and one.device.unshareable is not None]
 
 
 def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
-    """Refuse chips of one card of which one is cut and another is not; pure. Raises InvalidLayout."""
+    """Raise InvalidLayout if only some chips of a card are partitioned. No side effects."""
     cards: dict[Any, list[Assignment]] = {}
     for one in assignments:
         if family_of(one.device.pci_device_id).groups:
@@ -588,7 +613,7 @@ def refuse_mixed_cards(assignments: Sequence[Assignment]) -> None:
 
 
 def refuse_unmet(switches: Switches, assignments: Sequence[Assignment]) -> None:
-    """Refuse slices where the machine is not set to make them; asks nothing where none is to be made. Raises Unsupported."""
+    """Raise Unsupported if the node's settings do not allow new vNPUs. Queries nothing if no vNPU is to be created."""
     making = [one.device for one in assignments if any(isinstance(step, CreatePartition) for step in one.plan.steps)]
     if making and switches.slices_are_for_containers() is False:
         raise Unsupported(
@@ -611,7 +636,7 @@ def refuse_unmet(switches: Switches, assignments: Sequence[Assignment]) -> None:
 
 
 def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorError:
-    """Say what the generation of a chip that cannot be cut needs; pure."""
+    """Add the requirements of a chip generation to an Unsupported error. No side effects."""
     if not isinstance(error, Unsupported):
         return error
     words = {family_of(device.pci_device_id).word for device in devices if device.describe() in error.message}
@@ -620,14 +645,14 @@ def explain(error: AcceleratorError, devices: Sequence[Device]) -> AcceleratorEr
 
 
 def layouts_of(module: AnsibleModule) -> Layouts:
-    """Return what the module's parameters ask for."""
+    """Return the layout of the module's options."""
     return Layouts("ascend_vnpu", "NPU", lambda _look: parse_rules(module.params["layout"]))
 
 
 def partition_npus(
     module: AnsibleModule, switches: Switches, partition: Callable[[Layouts], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Turn the switches that are asked for, and partition the NPUs; returns the result."""
+    """Set the requested switches, partition the NPUs, and return the result."""
     turning: list[Switch] = []
     done: list[Switch] = []
     kept_back: list[Device] = []
@@ -662,7 +687,7 @@ def partition_npus(
 
 
 def check_parameters(module: AnsibleModule) -> None:
-    """End the module for parameters that do not go together with its state, and for rules that are none."""
+    """End the module for options that do not match its state, and for invalid rules."""
     params = module.params
     if params["state"] in WITH_LAYOUT:
         if params["layout"] is None:
@@ -674,8 +699,21 @@ def check_parameters(module: AnsibleModule) -> None:
         end(module, msg=f"state {params['state']} takes no {given[0]}, but one is given")
 
 
+def await_restored(module: AnsibleModule, backend: Backend) -> list[str]:
+    """Wait for vNPUs that the vendor's script restores after a boot, and return reports about them.
+
+    A vNPU that is created before the script has ended can take the number or the resources of a restored one.
+    """
+    backend.number_by(str(Path(module.params["state_path"]).parent))
+    reports: list[str] = []
+    missing = wait_for_restored(backend, RESTORE_SECONDS, reports.append)
+    if missing:
+        module.warn(f"Waited {RESTORE_SECONDS:g} s, and the layout is compared and applied without them: {missing}")
+    return reports
+
+
 def bring_about(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
-    """Do what the state asks for, with a backend that is open; returns the result."""
+    """Apply the state with an open backend, and return the result."""
     state = module.params["state"]
     layouts = layouts_of(module)
     if state == ASSERTED:
@@ -701,7 +739,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     backend = AscendBackend(system)
     backend.open()
     try:
-        return bring_about(module, backend, system)
+        waited = await_restored(module, backend)
+        return {**bring_about(module, backend, system), "waited_for": waited}
     finally:
         backend.close()
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: bundle
 version_added: 0.1.0
-short_description: Gather all that a fleet needs from outside into one archive
+short_description: Create an offline bundle with all files that a fleet needs
 description:
-  - Fetches the packages, wheels, files and the image that O(needs) names, and writes them as one archive, with a manifest that says of each file
-    what it is, which version, where it comes from, its SHA-256 digest, by whose keys it was signed, and what was verified.
-  - Packages for Debian and Ubuntu come by apt, from sources whose signatures apt verifies; a vendor's source counts by a key with a pinned
-    fingerprint alone.
-  - RPM packages come by dnf, for hosts with dnf and with zypper alike, from repositories that are named in O(mirrors) and the vendors'. Each counts by
-    a key with a pinned fingerprint alone; the signature of its index, that of each package, or both, as the repository has them, are verified.
-  - What was gathered by an earlier run is kept in O(folder), and is not fetched again.
-  - Where the archive has what is needed already, nothing is gathered, and nobody is asked.
+  - Downloads the packages, wheels, files, and images in O(needs), and writes them to one archive. The manifest of the archive contains, for each
+    file, its kind, version, origin, SHA-256 digest, signing keys, and how the module verified it.
+  - The module downloads packages for Debian and Ubuntu with apt, from sources whose signatures apt verifies. It accepts a vendor's source only with a
+    key with a pinned fingerprint.
+  - The module downloads RPM packages with dnf, for hosts with dnf and hosts with zypper, from the repositories in O(mirrors) and those of the vendors. It
+    accepts each repository only with a key with a pinned fingerprint. It verifies the signature of the index, of each package, or of both, depending
+    on the repository.
+  - The module keeps downloaded files in O(folder), and does not download them again.
+  - If the archive already contains all needs, the module downloads nothing and does not access the network.
 notes:
-  - Runs on a machine with a way out, which is none of the fleet's. Packages of apt's need an apt there, of any release of Debian or Ubuntu, RPM packages
-    a dnf 4 with createrepo_c and rpm, which Debian and Ubuntu have too, and wheels a pip.
-  - The playbook C(dra.accelerators.bundle) finds out what a fleet needs, and calls this module.
+  - The module runs on a host with internet access that is not part of the fleet. For apt packages, this host needs apt (any release of Debian or
+    Ubuntu). For RPM packages, it needs dnf 4, createrepo_c, and rpm, which are also available in Debian and Ubuntu. For wheels, it needs pip.
+  - The playbook C(dra.accelerators.bundle) determines the needs of a fleet, and calls this module.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -32,11 +33,11 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says what would be gathered, and asks nobody. Versions are therefore not told.
+      - The module lists the needs that it would download, and does not access the network. The list therefore contains no versions.
   diff_mode:
     support: full
     details:
-      - The files of the archive before and after, with their versions. In check mode those from before alone.
+      - The diff lists the files of the archive before and after the change, with their versions. In check mode, it lists only the files before.
   idempotent:
     support: full
   platform:
@@ -44,21 +45,21 @@ attributes:
     platforms: linux
 options:
   archive:
-    description: The archive that is written.
+    description: The path of the archive to write.
     type: path
     required: true
   folder:
-    description: Where files are gathered, and kept for the next time. It may be removed.
+    description: The directory for downloaded files. The module keeps them for the next run. You can delete this directory.
     type: path
     required: true
   needs:
-    description: What is needed, as the roles of this collection say it.
+    description: The needs, in the format of the roles of this collection.
     type: list
     elements: dict
     required: true
     suboptions:
       kind:
-        description: What is needed.
+        description: The kind of need.
         type: str
         choices: [packages, driver, group, wheels, image, file]
         required: true
@@ -67,98 +68,103 @@ options:
         type: str
         required: true
       platform:
-        description: For V(packages), V(driver) and V(group), a distribution, its release and the kind of machine.
+        description: For V(packages), V(driver), and V(group), the distribution, its release, and the architecture.
         type: dict
       names:
-        description: For V(packages), names of packages that are installed together.
+        description: For V(packages), the names of packages that are installed together.
         type: list
         elements: str
       wanted:
-        description: For V(driver), which version, kernel modules, build and components, as O(dra.accelerators.nvidia_driver#module:version) and so on.
+        description: For V(driver), the version, kernel modules, build, and components, as in O(dra.accelerators.nvidia_driver#module:version) and the like.
         type: dict
       catalog:
-        description: For V(driver), the ways to have it, as O(dra.accelerators.nvidia_driver#module:catalog).
+        description: For V(driver), the available driver packages, as in O(dra.accelerators.nvidia_driver#module:catalog).
         type: list
         elements: dict
       parts:
-        description: For V(group), packages that have one version, each by the names that it may have. C({branch}) in them is the version's.
+        description: For V(group), the packages with a common version, each as a list of possible names. C({branch}) stands for the branch of the version.
         type: list
         elements: list
       version:
-        description: For V(group), the version, or the beginning of one. Empty is the newest.
+        description: For V(group), the version, or a version prefix. An empty string selects the newest version.
         type: str
       follows:
-        description: For V(group), whether it has the version of the platform's drivers.
+        description: For V(group), whether the group has the same version as the drivers of the platform.
         type: bool
       also:
-        description: For V(group), packages with versions of their own, which a source need not have.
+        description: For V(group), optional packages with independent versions. The source can lack them.
         type: list
         elements: str
       headers:
-        description: For V(driver), packages with a kernel's headers.
+        description: For V(driver), the packages with the kernel headers.
         type: list
         elements: str
       kernel:
-        description: For V(driver), the release of the kernel.
+        description: For V(driver), the kernel release.
         type: str
       source:
         description:
-          - A package source besides the distribution's. C(uris), C(suites) and C(components), with C(key), or C(key_url) from which the key is
-            fetched, and its C(fingerprints).
-          - C(more_components) are further components of the distribution's sources, C(mirrors) further addresses of it.
+          - A package source in addition to those of the distribution, with C(uris), C(suites), and C(components). C(key) is the signing key, or
+            C(key_url) the URL of the key. C(fingerprints) are the pinned fingerprints of the key.
+          - C(more_components) are additional components of the distribution's sources. C(mirrors) are additional URLs of the distribution.
         type: dict
       status:
-        description: The path of a copy of a node's C(/var/lib/dpkg/status) on this machine. If it is set, only packages that this node lacks are included.
+        description: The path on this host of a copy of a node's C(/var/lib/dpkg/status). If set, the bundle contains only packages that this node lacks.
         type: str
       python:
-        description: For V(wheels), the version of Python.
+        description: For V(wheels), the Python version.
         type: str
       machine:
-        description: For V(wheels), the kind of machine.
+        description: For V(wheels), the architecture.
         type: str
       requirements:
-        description: For V(wheels), a list of requirements, as pip reads it.
+        description: For V(wheels), the requirements in the format of a pip requirements file.
         type: str
       reference:
-        description: For V(image), its name with its tag.
+        description: For V(image), the name of the image with its tag.
         type: str
       path:
-        description: For V(file), where it is on this machine.
+        description: For V(file), the path of the file on this host.
         type: str
       sha256:
-        description: For V(file), its digest. A file with another one is refused.
+        description: For V(file), the SHA-256 digest of the file. The module rejects a file with another digest.
         type: str
-  image:
-    description: The file that an image was saved to, where one is needed.
-    type: path
-    default: ""
+  images:
+    description: The files of the saved images in O(needs), by image name.
+    type: dict
+    default: {}
   mirrors:
     description:
-      - Package sources in place of a distribution's own, by platforms such as C(debian_13). Each has C(uris), C(suites), C(components) and, where it
-        is not the distribution's own, the C(keyring) that vouches for it. With C(fingerprints), one of these keys has to have signed it.
-      - For RPM distributions, whose repositories are a subscription's or the site's, an entry such as C(rocky_9) is required where packages are. Each
-        has C(uris), the C(key) as a file in ASCII armour and its C(fingerprints). C(packages_signed) and C(index_signed) say what the vendor signs,
-        both by default. An empty list is for hosts that have all that the vendors' packages need.
+      - Package sources that replace those of a distribution, by platform, for example C(debian_13). Each source has C(uris), C(suites), and
+        C(components), and the C(keyring) with its keys, if it does not use the keyring of the distribution. With C(fingerprints), one of these keys
+        must have signed the source.
+      - For RPM distributions, an entry such as C(rocky_9) is required for hosts that need packages, because their repositories belong to a
+        subscription or a site. Each source has C(uris), the C(key) as a file in ASCII armor, and its C(fingerprints).
+      - C(packages_signed) and C(index_signed) set whether the vendor signs the packages and the index. By default, both are signed. Use an empty list
+        for hosts that already have all dependencies of the vendors' packages.
     type: dict
     default: {}
   interpreter:
-    description: The Python whose pip fetches wheels, also for other Pythons. Empty is the one that runs this module.
+    description:
+      - The Python interpreter whose pip downloads the wheels, also for other Python versions.
+      - If empty, the module uses the interpreter that runs it.
     type: path
     default: ""
   pip_environment:
-    description: Environment variables for pip, such as E(PIP_INDEX_URL) and E(HTTPS_PROXY). They appear in no process list and not in the manifest.
+    description:
+      - Environment variables for pip, such as E(PIP_INDEX_URL) and E(HTTPS_PROXY). They do not appear in the process list and in the manifest.
     type: dict
     default: {}
   collection:
-    description: The release of this collection that the bundle is for, which the manifest notes.
+    description: The release of this collection for which the bundle is created. The module writes it to the manifest.
     type: str
     default: ""
   refresh:
-    description: Whether newer versions are looked for where the archive has all that is needed.
+    description: Whether to check for newer versions if the archive already contains all needs.
     type: bool
     default: false
   timeout:
-    description: How many seconds one call of apt, dnf or pip may take.
+    description: The timeout in seconds for each call of apt, dnf, or pip.
     type: int
     default: 3600
 seealso:
@@ -166,7 +172,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Gather the wheels of the node driver for Debian 13
+- name: Create a bundle with the wheels of the node driver for Debian 13
   dra.accelerators.bundle:
     archive: /srv/fleet.bundle
     folder: /srv/fleet.bundle.parts
@@ -180,45 +186,47 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was gathered, or would be in check mode, in words.
+  description: Descriptions of the steps that the module has run, or would run in check mode.
   returned: success
   type: list
   elements: str
   sample: ["gather wheels for Python 3.13 (x86_64)"]
 archive:
-  description: The archive.
+  description: The path of the archive.
   returned: success
   type: str
   sample: /srv/fleet.bundle
 manifest_checksum:
-  description: The SHA-256 digest of the manifest, which the other side can be told to expect. Empty in check mode where there is no archive yet.
+  description:
+    - The SHA-256 digest of the manifest. Pass it to O(dra.accelerators.bundle_folder#module:checksum) on the offline site.
+    - It is empty in check mode if the archive does not exist yet.
   returned: success
   type: str
   sample: 5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9
 added:
-  description: Files that the archive did not have before.
+  description: The files that were added to the archive.
   returned: success
   type: list
   elements: str
   sample: [wheels/grpcio-1.85.1-cp313-cp313-manylinux2014_x86_64.whl]
 removed:
-  description: Files that it no longer has.
+  description: The files that were removed from the archive.
   returned: success
   type: list
   elements: str
   sample: []
 files:
-  description: How many files it has.
+  description: The number of files in the archive.
   returned: success
   type: int
   sample: 34
 size:
-  description: How large they are, in bytes.
+  description: The total size of the files in bytes.
   returned: success
   type: int
   sample: 41943040
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: repository-key
@@ -230,22 +238,22 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import open_url
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_archive import read_manifest, verify, write
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.archive import read_manifest, verify, write
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import (
     FILE,
     BundleError,
     Manifest,
     digest_of_text,
     listed,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import Plan, plan
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_platform import Means
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_rpm import check_mirrors
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import digest_of
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.gather import Gatherer
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.platform import Means
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.requirements import Plan, plan
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.rpm_repository import check_mirrors
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import digest_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 KEY_SECONDS = 60
 
@@ -279,7 +287,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "archive": {"type": "path", "required": True},
         "folder": {"type": "path", "required": True},
         "needs": {"type": "list", "elements": "dict", "required": True, "options": needs_spec()},
-        "image": {"type": "path", "default": ""},
+        "images": {"type": "dict", "default": {}},
         "mirrors": {"type": "dict", "default": {}},
         "interpreter": {"type": "path", "default": ""},
         "pip_environment": {"type": "dict", "default": {}},
@@ -290,12 +298,12 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def needs_of(params: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the needs without the options that were not given."""
+    """Return the needs without unset options."""
     return [{key: value for key, value in need.items() if value is not None} for need in params["needs"]]
 
 
 def fetch(url: str) -> str:
-    """Fetch a key. Raises BundleError."""
+    """Download a key. Raises BundleError."""
     try:
         with open_url(url, timeout=KEY_SECONDS) as answer:
             return str(answer.read().decode("utf-8", "replace"))
@@ -308,7 +316,7 @@ def fetch(url: str) -> str:
 
 
 def there(system: System, archive: Path, wanted: Plan) -> tuple[Manifest | None, bool]:
-    """Return the manifest of the archive that is there, and whether it has all that is wanted, undamaged."""
+    """Return the manifest of the existing archive, and whether the archive has all needs and is undamaged."""
     if not archive.exists():
         return None, False
     try:
@@ -321,13 +329,13 @@ def there(system: System, archive: Path, wanted: Plan) -> tuple[Manifest | None,
                 return manifest, False
         verify(archive, manifest)
     except BundleError:
-        # What is damaged, or none of ours by its form, is made anew.
+        # A damaged or foreign archive is written again.
         return None, False
     return manifest, True
 
 
 def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
-    """Gather what is needed; returns the module's result. Raises BundleError, KeyProblem, OSError."""
+    """Gather the needed files into the archive, and return the module's result. Raises BundleError, KeyProblem, OSError."""
     hide_passwords(module)
     params = module.params
     system = system or System()
@@ -344,14 +352,14 @@ def work(module: AnsibleModule, system: System | None = None) -> dict[str, Any]:
             interpreter=params["interpreter"] or sys.executable,
             fetch=fetch,
             mirrors=params["mirrors"],
-            image=params["image"],
+            images={str(name): str(path) for name, path in params["images"].items()},
             pip_environment={key: str(value) for key, value in params["pip_environment"].items()},
             timeout=float(params["timeout"]),
         )
         gathered = Gatherer(system, str(folder), means).gather(wanted)
         after = Manifest(gathered.items, wanted.needs, gathered.wheelhouses, params["collection"])
         if is_whole and before is not None and set(before.items) == set(after.items):
-            # Nothing newer was found.
+            # There are no newer files.
             steps, after = [], before
         else:
             archive.parent.mkdir(parents=True, exist_ok=True)

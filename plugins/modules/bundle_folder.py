@@ -9,15 +9,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: bundle_folder
 version_added: 0.1.0
-short_description: Check a bundle against its manifest and take it apart into a folder
+short_description: Verify an offline bundle against its manifest and extract it to a directory
 description:
-  - Compares every file of an archive of M(dra.accelerators.bundle) with the manifest before anything of it is used. A file that is changed, missing
-    or not in the manifest is refused by its name.
-  - Refuses a bundle that does not have what O(needs) names, with the words of what is missing.
-  - Then puts the files into a folder, from which the roles take them. A folder that has all of them, undamaged, stays as it is.
-  - Returns where each role finds what it takes.
+  - Compares every file of an archive of M(dra.accelerators.bundle) with the manifest before the module uses the archive. The module fails and names
+    the file if a file is changed, missing, or not in the manifest.
+  - Fails if the bundle does not contain all O(needs), and lists the missing items.
+  - Extracts the files to a directory for the roles. If the directory already contains all files undamaged, the module does not change it.
+  - Returns the paths of the files for the roles.
 notes:
-  - Runs on the machine that runs Ansible. No network is asked.
+  - The module runs on the Ansible controller. It does not access the network.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -27,11 +27,11 @@ attributes:
   check_mode:
     support: full
     details:
-      - Compares the archive with its manifest and with the needs, and writes nothing.
+      - The module compares the archive with its manifest and with O(needs), and writes nothing.
   diff_mode:
     support: full
     details:
-      - The files of the folder before and after, with their versions.
+      - The diff lists the files of the directory before and after the change, with their versions.
   idempotent:
     support: full
   platform:
@@ -39,30 +39,33 @@ attributes:
     platforms: linux
 options:
   archive:
-    description: The archive.
+    description: The path of the archive.
     type: path
     required: true
   folder:
-    description: The folder. It is made anew, whole, where it is another bundle's or damaged; one that is no bundle's is refused.
+    description:
+      - The directory for the extracted files.
+      - If the directory contains another bundle or is damaged, the module replaces it completely. If it contains other files and
+        no bundle, the module fails.
     type: path
     required: true
   checksum:
     description:
-      - The SHA-256 digest of the manifest, which the module M(dra.accelerators.bundle) has returned as RV(dra.accelerators.bundle#module:manifest_checksum).
-      - A bundle is not signed, so a bundle without this digest is rejected, unless O(allow_unpinned=true).
+      - The SHA-256 digest of the manifest, which M(dra.accelerators.bundle) returns as RV(dra.accelerators.bundle#module:manifest_checksum).
+      - A bundle is not signed. Without this digest, the module rejects the bundle, unless O(allow_unpinned=true).
     type: str
     default: ""
   allow_unpinned:
-    description: Whether a bundle is accepted without O(checksum). Anyone who can write the archive then decides what is installed.
+    description: Whether to accept a bundle without O(checksum). Anyone with write access to the archive can then choose the software that is installed.
     type: bool
     default: false
   needs:
-    description: What hosts need, as O(dra.accelerators.bundle#module:needs).
+    description: The needs of the hosts, as in O(dra.accelerators.bundle#module:needs).
     type: list
     elements: dict
     default: []
   whose:
-    description: Whose needs these are, for the words of a refusal.
+    description: The names of the hosts with these needs, for error messages.
     type: str
     default: the fleet
 seealso:
@@ -70,7 +73,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Take a bundle apart, if it has what is needed
+- name: Extract a bundle if it contains all needed files
   dra.accelerators.bundle_folder:
     archive: /srv/fleet.bundle
     folder: /srv/fleet.bundle.d
@@ -84,7 +87,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, in words.
+  description: Descriptions of the steps that the module has run, or would run in check mode.
   returned: success
   type: list
   elements: str
@@ -95,48 +98,48 @@ manifest_checksum:
   type: str
   sample: 5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9
 collection:
-  description: The release of this collection that the bundle was made with.
+  description: The release of this collection that created the bundle.
   returned: success
   type: str
   sample: 0.1.0-4f53cda18c2b
 packages:
-  description: By platforms such as C(debian_13_x86_64), where its packages are.
+  description: The package directories, by platform, for example C(debian_13_x86_64).
   returned: success
   type: dict
   contains:
     folder:
-      description: The folder.
+      description: The path of the directory.
       returned: success
       type: str
       sample: /srv/fleet.bundle.d/packages/debian_13_x86_64
     files:
-      description: By C(name=version), a package's file in that folder.
+      description: The file of each package in this directory, by C(name=version).
       returned: success
       type: dict
       sample: {python3-venv=3.13.5-1: python3-venv_3.13.5-1_amd64.deb}
     index:
-      description: The files of the index, by their paths below the folder.
+      description: The files of the package index, as paths relative to the directory.
       returned: success
       type: list
       elements: str
       sample: [Packages]
 wheelhouses:
-  description: By Python and machine, such as C(cp313-x86_64), the folder with its wheels.
+  description: The directories of the wheels, by Python version and architecture, for example C(cp313-x86_64).
   returned: success
   type: dict
   sample: {cp313-x86_64: /srv/fleet.bundle.d/wheelhouses/cp313-x86_64}
 images:
-  description: By their names, the files of images.
+  description: The files of the images, by image name.
   returned: success
   type: dict
-  sample: {"localhost/dra-accelerators-driver:1": /srv/fleet.bundle.d/images/image.tar}
+  sample: {"localhost/dra-accelerators-driver:1": /srv/fleet.bundle.d/images/localhost%dra-accelerators-driver:1.tar}
 files:
-  description: The folder with files of vendors; empty where there are none.
+  description: The directory with the vendors' files. It is empty if the bundle contains no such files.
   returned: success
   type: str
   sample: /srv/fleet.bundle.d/files
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: bundle-differs
@@ -146,14 +149,14 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_archive import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.archive import (
     WHEELHOUSES,
     is_taken,
     read_manifest,
     take,
     verify,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import (
     FILE,
     IMAGE,
     INDEX,
@@ -166,7 +169,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest 
     listed,
     read,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import refuse_missing
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.requirements import refuse_missing
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
 
@@ -183,7 +186,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def former(folder: Path) -> Manifest | None:
-    """Return the manifest of what a folder has by now, or None."""
+    """Return the manifest of a directory's current content, or None."""
     try:
         return read((folder / NAME).read_text(encoding="utf-8"), str(folder))
     except (BundleError, OSError):
@@ -191,7 +194,7 @@ def former(folder: Path) -> Manifest | None:
 
 
 def places(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return where roles find things."""
+    """Return the paths of the content for the roles."""
     packages: dict[str, dict[str, Any]] = {}
     for item in manifest.of(PACKAGE):
         for platform in item.places:
@@ -211,7 +214,7 @@ def places(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Check the archive and take it apart; returns the module's result. Raises BundleError, OSError."""
+    """Verify and extract the archive, and return the module's result. Raises BundleError, OSError."""
     params = module.params
     archive, folder = Path(params["archive"]), Path(params["folder"])
     text, manifest = read_manifest(archive)

@@ -9,11 +9,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: bundle_packages
 version_added: 0.1.0
-short_description: Install packages by their names out of a bundle's repository
+short_description: Install packages by name from the repository of an offline bundle
 description:
-  - Installs packages that a host lacks, with what they need, by its own dnf, zypper or apt. What is there stays at its version.
-  - With E(DRA_ACCELERATORS_BUNDLE) in the environment, dnf and zypper know the repository in that folder and none of the host's own.
-  - In check mode it says which packages at which versions would be installed, so that their files can be brought beforehand.
+  - Installs missing packages and their dependencies with the package manager of the host (dnf, zypper, or apt). Installed packages keep their version.
+  - If the environment variable E(DRA_ACCELERATORS_BUNDLE) is set, dnf and zypper use only the repository in that directory, and no repository of the
+    host.
+  - In check mode, the module returns the names and versions of the packages that it would install, so that a role can copy their files to the host
+    first.
 notes:
   - The role P(dra.accelerators.offline#role) uses this module for hosts with RPM packages.
 author:
@@ -33,16 +35,16 @@ attributes:
     platforms: linux
 options:
   names:
-    description: The packages.
+    description: The names of the packages.
     type: list
     elements: str
     default: []
   refresh:
-    description: Whether the package manager reads the index of its sources first.
+    description: Whether to refresh the package index before the installation.
     type: bool
     default: false
   timeout:
-    description: How many seconds one call of the package manager may take.
+    description: The timeout in seconds for each call of the package manager.
     type: int
     default: 1800
 seealso:
@@ -50,7 +52,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Install what builds kernel modules from the bundle that is on the host
+- name: Install dkms from the bundle on the host
   dra.accelerators.bundle_packages:
     names: [dkms]
   environment:
@@ -59,19 +61,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, in words.
+  description: Descriptions of the steps that the module has run, or would run in check mode.
   returned: success
   type: list
   elements: str
   sample: ["install dkms 3.0.13-1.el9"]
 installs:
-  description: The packages that were installed, or would be in check mode, as C(name=version).
+  description: The packages that the module has installed, or would install in check mode, as C(name=version).
   returned: success
   type: list
   elements: str
   sample: ["dkms=3.0.13-1.el9"]
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: no-way
@@ -81,9 +83,13 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import INSTALL, PackageProblem, PackageTool
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
+    INSTALL,
+    PackageProblem,
+    PackageTool,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -96,7 +102,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def work(module: AnsibleModule, tool: PackageTool | None = None) -> dict[str, Any]:
-    """Install what is lacking; returns the module's result. Raises PackageProblem."""
+    """Install the missing packages, and return the module's result. Raises PackageProblem."""
     params = module.params
     tool = tool or tool_of(System(), timeout=float(params["timeout"]))
     if params["refresh"]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: cdi_spec
 version_added: 0.1.0
-short_description: Describe all accelerators of a node to container runtimes, by a CDI file
+short_description: Generate a CDI specification for the accelerators of a node
 description:
-  - Writes a file of the Container Device Interface with all devices of a vendor and their partitions, for who gives devices to containers without
-    Kubernetes, such as C(podman run --device nvidia.com/gpu=0), or C(docker run --device nvidia.com/gpu=all). Claims do not need it.
-  - What a container gets is what the node driver of this collection gives to claims, and the devices have names as NVIDIA's
-    C(nvidia-ctk cdi generate) gives them.
-  - The file says which CDI version its content needs, and not more, so that older runtimes read it.
-  - In check mode it is a check, of whether the file fits the devices and the driver that are there now.
+  - Writes a specification file of the Container Device Interface (CDI) with all devices of a vendor and their partitions. Use it to add devices to
+    containers without Kubernetes, for example with C(podman run --device nvidia.com/gpu=0) or C(docker run --device nvidia.com/gpu=all).
+    ResourceClaims do not need this file.
+  - The container edits are the same as those of the node driver of this collection for claims. The device names are the same as those of NVIDIA's
+    C(nvidia-ctk cdi generate).
+  - The file has the lowest CDI version that supports its content, so that older runtimes can read it.
+  - In check mode, the module reports whether the file matches the current devices and driver.
 notes:
-  - The file describes this moment. Run the module again when partitions were made, or the vendor's driver was changed.
-  - Device names by index can mean another device after a restart of the machine. UUIDs do not.
+  - The file describes the current state. Run the module again after you create or delete partitions, or change the vendor's driver.
+  - After a reboot, a device name by index can refer to another device. UUIDs do not change.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,7 +40,8 @@ attributes:
 options:
   state:
     description:
-      - V(present) writes a file with the node's devices, or no file if a vendor has no usable device. V(absent) removes this module's file.
+      - V(present) writes a file with the node's devices, or no file if a vendor has no usable device.
+      - V(absent) removes the file of this module.
     type: str
     default: present
     choices:
@@ -47,7 +49,7 @@ options:
       - absent
   vendor:
     description:
-      - The vendors whose devices are written, each to a separate file. By default, all vendors that have devices on the machine.
+      - The vendors whose devices are written, each to a separate file. By default, all vendors that have devices on the node.
     type: list
     elements: str
     choices:
@@ -55,18 +57,18 @@ options:
       - nvidia
   kind:
     description:
-      - The kind of the devices, a vendor's domain and a class. The default is V(nvidia.com/gpu) or V(huawei.com/npu).
+      - The CDI kind of the devices, which consists of a vendor's domain and a class. The default is V(nvidia.com/gpu) or V(huawei.com/npu).
       - If O(kind) is set, O(vendor) must contain exactly one vendor.
     type: str
   directory:
     description:
-      - The directory of the file. The file name is C(dra-accelerators-) with the kind. Runtimes read C(/etc/cdi) and C(/var/run/cdi). If both define a
-        device, the one in C(/var/run/cdi) is used.
+      - The directory of the file. The file name is C(dra-accelerators-) with the kind. Runtimes read C(/etc/cdi) and C(/var/run/cdi). If both
+        directories define a device, the definition in C(/var/run/cdi) takes precedence.
     type: path
     default: /etc/cdi
   names:
     description:
-      - The names of a device, V(index), such as C(0), or C(0:1) for a partition, and V(uuid).
+      - The kinds of device names. V(index) names are C(0) for a device and C(0:1) for a partition, for example. V(uuid) names are UUIDs.
       - Partition indices follow the instance IDs. C(nvidia-ctk) uses the order of the library, which can differ. UUIDs are the same in both.
     type: list
     elements: str
@@ -82,12 +84,12 @@ options:
     default: true
   match:
     description:
-      - Selects the devices, with the same keys as in a layout's rules (see M(dra.accelerators.nvidia_mig)). By default, all devices.
+      - Selects the devices, with the same keys as in the rules of a layout (see M(dra.accelerators.nvidia_mig)). By default, all devices are selected.
     type: dict
   interpreter:
     description:
-      - A Python interpreter on the node that can import NVIDIA's binding C(pynvml), from the package C(nvidia-ml-py). It is used only if the
-        interpreter that Ansible uses on the node cannot.
+      - A Python interpreter on the node that can import NVIDIA's binding C(pynvml), from the package C(nvidia-ml-py). The module uses it only if the
+        interpreter that Ansible uses on the node cannot import it.
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 requirements:
@@ -96,20 +98,20 @@ requirements:
 seealso:
   - module: dra.accelerators.accelerator_info
   - name: Container Device Interface
-    description: What such a file is.
+    description: The specification of the file format.
     link: https://github.com/cncf-tags/container-device-interface
 """
 
 EXAMPLES = r"""
-- name: Describe all devices of the node
+- name: Generate the CDI files for all devices of the node
   dra.accelerators.cdi_spec:
 
-- name: See whether the file still fits
+- name: Check whether the CDI files are current
   dra.accelerators.cdi_spec:
   check_mode: true
   register: drift
 
-- name: Describe two GPUs by UUID alone, as a kind of one's own
+- name: Generate a CDI file for two GPUs, with UUIDs only and a custom kind
   dra.accelerators.cdi_spec:
     vendor: [nvidia]
     kind: example.com/gpu
@@ -118,7 +120,7 @@ EXAMPLES = r"""
     match:
       index: [0, 1]
 
-- name: Remove the file
+- name: Remove the CDI file for NVIDIA GPUs
   dra.accelerators.cdi_spec:
     vendor: [nvidia]
     state: absent
@@ -137,46 +139,48 @@ specs:
       returned: success
       sample: nvidia
     path:
-      description: The file.
+      description: The path of the file.
       type: str
       returned: success
       sample: /etc/cdi/dra-accelerators-nvidia.com-gpu.json
     kind:
-      description: The kind of the devices.
+      description: The CDI kind of the devices.
       type: str
       returned: success
       sample: nvidia.com/gpu
     cdi_version:
-      description: The CDI version that the content needs; empty where there is no file.
+      description: The CDI version of the file. It is empty if there is no file.
       type: str
       returned: success
       sample: 0.5.0
     exists:
-      description: Whether there is a file after the run, or in check mode would be.
+      description: Whether the file exists after the run, or would exist in check mode.
       type: bool
       returned: success
       sample: true
     changed:
-      description: Whether it was written or removed, or in check mode would be.
+      description: Whether the module has written or removed the file, or would do so in check mode.
       type: bool
       returned: success
       sample: true
     devices:
       description:
-        - What became of each device, with its C(name) in the file and C(change), which is V(same), V(added), V(changed) or V(removed). The empty name
-          stands for what all devices share.
+        - The change of each device, with its C(name) in the file and C(change), which is V(same), V(added), V(changed), or V(removed). The empty name
+          stands for the container edits that all devices share.
       type: list
       elements: dict
       returned: success
       sample: [{name: "0", change: same}, {name: "", change: changed}]
     unanswered:
-      description: The devices that are there and could not be read, each with the reason. They are not in the file; a warning says the same.
+      description:
+        - The devices that exist but could not be read, each with the reason. They are not in the file.
+        - The module also warns about them.
       type: list
       elements: str
       returned: success
       sample: []
 error_code:
-  description: A stable word for the kind of the error, such as C(cdi-conflict), C(invalid-kind) or C(driver-incomplete).
+  description: A stable error code, such as V(cdi-conflict), V(invalid-kind), or V(driver-incomplete).
   returned: failure
   type: str
   sample: cdi-conflict
@@ -185,20 +189,20 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _cdi_specs as cdi_specs
-from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import cdi_spec as cdi_specs
+from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import (
     STATE_DIRECTORY_OPTIONS,
     check_one_vendor,
     state_directory_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules, wanted_for
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules, wanted_for
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
-#: Longer than the driver gives the vendor's own program.
+#: Longer than the driver's timeout for the vendor's program.
 SETTLE_SECONDS = 30.0
 
 
@@ -222,7 +226,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return what is to be in a vendor's file, None for no file, and the devices that could not be read. Raises AcceleratorError."""
+    """Return the content of a vendor's file (None for no file), and the unreadable devices. Raises AcceleratorError."""
     rules = parse_rules([{"match": params["match"] or {}, "mode": "dynamic"}])
     backend.open()
     try:
@@ -232,7 +236,7 @@ def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[
         unanswered = [one.describe() for one in findings if one.device is None]
         if not found:
             return None, unanswered
-        # The first word may be the driver's own list, given at once while the vendor's program is asked.
+        # The first call can return the driver's own list while the vendor's program still runs.
         backend.driver_edits()
         backend.settle(SETTLE_SECONDS)
         return cdi_specs.specification(kind, found, backend.driver_edits()), unanswered
@@ -241,7 +245,7 @@ def describe(backend: Backend, kind: str, params: dict[str, Any]) -> tuple[dict[
 
 
 def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Write or remove a vendor's file. Returns what is said of it, its diff, and warnings. Raises AcceleratorError, OSError."""
+    """Write or remove a vendor's file, and return its facts, its diff, and warnings. Raises AcceleratorError, OSError."""
     params = module.params
     backend = BACKENDS[vendor](system)
     backend.number_by(state_directory_of(params, backend.driver_name))
@@ -274,7 +278,7 @@ def bring_about(module: AnsibleModule, system: System, vendor: str) -> tuple[dic
         "devices": cdi_specs.differences(before, wanted),
         "unanswered": unanswered,
     }
-    # What is there in another form, such as on one line, is shown as it would be written.
+    # The current file is shown in the format in which it would be written.
     shown = cdi_specs.written(before) if before else text or ""
     diff = {
         "before_header": path,

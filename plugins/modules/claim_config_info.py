@@ -9,14 +9,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: claim_config_info
 version_added: 0.1.0
-short_description: Check the opaque configurations in manifests before they are applied
+short_description: Validate the opaque configurations in manifests before they are applied
 description:
-  - Finds the configurations for the collection's drivers in ResourceClaims, ResourceClaimTemplates and DeviceClasses of
-    all versions of C(resource.k8s.io), and says what the drivers would refuse in them, with the field, what was found and what
-    is expected. It uses the drivers' own decoder.
-  - Neither a cluster nor a device is asked. What a single device takes, for example the range of its power limit, is known
-    to the driver alone, which refuses it when the claim is prepared.
-  - Other objects, and configurations for other drivers, are passed over.
+  - Validates the configurations for the collection's drivers in ResourceClaims, ResourceClaimTemplates, and DeviceClasses of
+    all versions of C(resource.k8s.io). The module reports each problem that the drivers would reject, with the field, the found
+    value, and the expected value. It uses the decoder of the drivers.
+  - The module does not access a cluster or a device. Only the driver knows the limits of a single device, for example the
+    range of its power limit. It rejects values outside these limits when it prepares the claim.
+  - The module ignores other objects and configurations for other drivers.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -30,25 +30,26 @@ attributes:
 options:
   definition:
     description:
-      - The manifests, as YAML text with one or more documents, as a dictionary, or as a list of dictionaries.
+      - The manifests, as a YAML string with one or more documents, as a dictionary, or as a list of dictionaries.
       - One of O(definition) and O(src) is required.
     type: raw
   src:
     description:
-      - A file of manifests in YAML or JSON, on the host that the module runs on.
+      - A file with manifests in YAML or JSON on the host where the module runs.
     type: path
   device_classes:
     description:
-      - What the devices of the site's own DeviceClasses are, V(device), V(partition), V(passthrough) or V(group), by the class's name, so that a
-        configuration for another kind is found.
-      - The standard classes of the vendors are known, for example V(gpu.nvidia.com) and V(mig.nvidia.com), and classes among the manifests
-        whose selectors demand one value of the attribute by which the vendor tells its kinds apart, as
-        C(device.attributes['gpu.nvidia.com'].type == 'mig') joined to others by C(&&). Of other classes nothing is expected.
+      - The kinds of devices in custom DeviceClasses, by class name. A kind is V(device), V(partition), V(passthrough), or V(group). The module then
+        reports configurations for another kind of device.
+      - The module knows the standard classes of the vendors, for example V(gpu.nvidia.com) and V(mig.nvidia.com). It determines the kind of a class in
+        the manifests if the selectors require one value of the attribute that distinguishes the vendor's kinds, for example
+        C(device.attributes['gpu.nvidia.com'].type == 'mig'), also joined with other conditions by C(&&).
+      - For other classes, the module accepts configurations for all kinds of devices.
     type: dict
     default: {}
   fail_if_invalid:
     description:
-      - Fail if there is any problem, with all of them in the message.
+      - Whether to fail if there are problems. The error message contains all problems.
     type: bool
     default: false
 seealso:
@@ -56,13 +57,13 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Check all claims of a repository before anything is rolled out
+- name: Validate all claims of a repository before a rollout
   dra.accelerators.claim_config_info:
     src: manifests/claims.yaml
     fail_if_invalid: true
   delegate_to: localhost
 
-- name: Check a class of the site
+- name: Validate a custom DeviceClass
   dra.accelerators.claim_config_info:
     device_classes:
       gpu-400w: device
@@ -81,45 +82,45 @@ EXAMPLES = r"""
                 powerLimit: 400
   register: checked
 
-- name: Show what is wrong
+- name: Show the problems
   ansible.builtin.debug:
     msg: "{{ checked.problems }}"
 """
 
 RETURN = r"""
 valid:
-  description: Whether there is no problem.
+  description: Whether the manifests have no problems.
   returned: success
   type: bool
   sample: false
 configurations:
-  description: How many configurations were looked at; those for other drivers do not count.
+  description: The number of validated configurations, without those for other drivers.
   returned: success
   type: int
   sample: 1
 problems:
-  description: All that is wrong, in the order of the manifests.
+  description: The problems, in the order of the manifests.
   returned: always
   type: list
   elements: dict
   contains:
     object:
-      description: The object's kind, and its namespace and name as far as it says them.
+      description: The kind of the object, and its namespace and name, if it has them.
       returned: always
       type: str
       sample: ResourceClaim team/training
     path:
-      description: The field.
+      description: The path of the field.
       returned: always
       type: str
       sample: spec.devices.config[0].opaque.parameters.sharing.strategy
     message:
-      description: What was found there, and what is expected.
+      description: The found value and the expected value.
       returned: always
       type: str
       sample: it is 'Quick'; expected TimeSlicing or MPS
 doubts:
-  description: What is allowed and hardly meant, with the same fields as RV(problems).
+  description: Valid, but probably unintended settings, with the same fields as RV(problems).
   returned: success
   type: list
   elements: dict
@@ -132,14 +133,14 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_load_all
-from ansible_collections.dra.accelerators.plugins.module_utils._manifests import check_nesting
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import check_nesting
 from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_classes import kinds_of_classes
-from ansible_collections.dra.accelerators.plugins.module_utils.core.documents import any_of, shown
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.class_kinds import kinds_of_classes
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.manifest_check import check_manifest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.manifests import check_manifest
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import OFFER_KINDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.schema import any_of, shown
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, create
 
 CONSTRAINTS: dict[str, Any] = {
     "mutually_exclusive": [("definition", "src")],
@@ -158,7 +159,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def documents_in(module: AnsibleModule) -> list[Any]:
-    """Return the manifests that the parameters name. Raises AcceleratorError for what is no YAML."""
+    """Return the manifests of the options. Raises AcceleratorError for invalid YAML."""
     definition, source = module.params["definition"], module.params["src"]
     if isinstance(definition, dict):
         return [definition]
@@ -173,14 +174,14 @@ def documents_in(module: AnsibleModule) -> list[Any]:
     except ValueError as error:
         raise unreadable(source, error) from error
     except Exception as error:
-        # PyYAML's own errors have a base class that cannot be named where PyYAML is not installed.
+        # The base class of PyYAML's errors cannot be named if PyYAML is missing.
         if type(error).__module__.partition(".")[0] != "yaml":
             raise
         raise unreadable(source, error) from error
 
 
 def unreadable(source: str | None, error: Exception) -> AcceleratorError:
-    """Return the error for a text that is no YAML."""
+    """Return the error for invalid YAML."""
     return AcceleratorError(
         f"{source or 'The definition'} is no YAML: {error}", hint="Correct it.", code="manifest-unreadable"
     )

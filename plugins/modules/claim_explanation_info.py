@@ -11,19 +11,22 @@ module: claim_explanation_info
 version_added: 0.1.0
 short_description: Explain why a claim has no devices
 description:
-  - Says of pods and ResourceClaims why the scheduler finds no devices for them now, node by node and request by request. Which selector, taint,
-    counter, constraint or other claim rules devices out, how many are left, and what the nearest change is after which there would be enough.
-  - It searches as the scheduler does, with the same devices in the same order, and evaluates selectors with a real CEL library. Each change that it
-    names was tried with the same search.
-  - It explains what is in a cluster, manifests that are not applied yet, and clusters that are in files.
+  - Explains why the scheduler currently finds no devices for pods and ResourceClaims, by node and request. The module reports which selector, taint,
+    counter, constraint, or other claim excludes devices, the number of remaining devices, and the nearest change that would make the claim
+    schedulable.
+  - The module searches like the scheduler, with the same devices in the same order, and evaluates selectors with a real CEL library. It verifies each
+    proposed change with the same search.
+  - The module explains objects of a cluster, manifests that are not applied yet, and objects of clusters that are saved in files.
 notes:
-  - Needs the Python package C(cel-expr-python), which needs Python 3.11 or newer, on the host that it runs on. That is mostly the controller,
-    so delegate the task to it.
-  - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
-    C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src) it asks no cluster.
-  - What else keeps a pod from a node, such as processors, memory or other pods, is not looked at, except for the node's name, labels and taints.
-  - Selectors with C(find) or C(findAll) need the Python package C(google-re2) as well. If it is missing, they are not evaluated.
-  - Users write selectors, so each evaluation has 2 s of processor time and 512 MiB of memory. A selector that needs more is not evaluated.
+  - The module needs the Python package C(cel-expr-python), which needs Python 3.11 or newer, on the host where it runs. This host is usually the
+    Ansible controller, so delegate the task to it.
+  - The module needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates),
+    C(deviceclasses), and C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), it accesses no cluster.
+  - The module considers the name, labels, and taints of a node, but not other conditions that can prevent a pod from running there, for example CPU,
+    memory, or other pods.
+  - Selectors with C(find) or C(findAll) also need the Python package C(google-re2). If it is missing, the module does not evaluate them.
+  - Because users write selectors, each evaluation is limited to 2 s of CPU time and 512 MiB of memory. The module does not evaluate selectors that
+    need more.
 requirements:
   - cel-expr-python
   - google-re2 (optional)
@@ -41,42 +44,44 @@ attributes:
 options:
   pods:
     description:
-      - Names of pods to explain with all their claims, as V(name) or V(namespace/name).
-      - If none of O(pods), O(claims), O(src), and O(definition) is set, all pending pods with claims, and all claims without devices that no pod waits for.
+      - The names of pods to explain with all their claims, as V(name) or V(namespace/name).
+      - If O(pods), O(claims), O(src), and O(definition) are not set, the module explains all pending pods with claims, and all claims without devices
+        for which no pod waits.
     type: list
     elements: str
     default: []
   claims:
-    description: Names of ResourceClaims to explain, in the same form. A claim that a pod waits for is explained with that pod.
+    description:
+      - The names of ResourceClaims to explain, in the same format. If a pod waits for a claim, the module explains the claim with that pod.
     type: list
     elements: str
     default: []
   namespace:
-    description: The namespace for names without one. If there are no names, only pending pods and claims of this namespace are explained.
+    description: The namespace for names without one. If there are no names, the module explains only pending pods and claims of this namespace.
     type: str
   src:
     description:
-      - A file of manifests in YAML or JSON that are not applied yet. Their pods and claims are explained, and else their templates,
-        as if everything in the file were in the cluster.
+      - A file with manifests in YAML or JSON that are not applied yet. The module explains their pods and claims as if all objects in the file were in
+        the cluster. If there are no pods and claims, it explains their templates.
     type: path
   definition:
-    description: Such manifests as YAML text with one or more documents, as a dictionary, or as a list of dictionaries.
+    description: The same manifests as a YAML string with one or more documents, as a dictionary, or as a list of dictionaries.
     type: raw
   cluster_src:
     description:
-      - Files that hold the cluster's objects in YAML or JSON, as C(kubectl get -o yaml) writes them. No API server is asked then.
+      - Files with the cluster's objects in YAML or JSON, in the format of C(kubectl get -o yaml). If set, the module does not access the API server.
     type: list
     elements: path
     default: []
   nodes_src:
     description:
-      - A file with what M(dra.accelerators.accelerator_report) has answered on nodes, by their names, in YAML or JSON, by itself or under the key
-        C(nodes). The playbook C(dra.accelerators.plan) writes one with C(accelerator_plan_keep_nodes).
-      - With this file the nearest change can also be a partition that is not published anywhere yet. If it is not set, only partitions that some
-        node publishes are considered.
+      - A YAML or JSON file with the reports of M(dra.accelerators.accelerator_report) from the nodes, by node name, at the top level or under the key
+        C(nodes). The playbook C(dra.accelerators.plan) writes such a file with C(accelerator_plan_keep_nodes).
+      - With this file, the nearest change can also be a partition that no node publishes yet. If it is not set, the module considers only published
+        partitions.
     type: path
   text_nodes:
-    description: The number of nodes that RV(text) explains request by request, the nearest ones first. The other return values contain all nodes.
+    description: The number of nodes whose requests RV(text) explains, the nearest nodes first. The other return values contain all nodes.
     type: int
     default: 3
 seealso:
@@ -85,29 +90,29 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Explain a pod that waits
+- name: Explain a pending pod
   dra.accelerators.claim_explanation_info:
     pods: [training/worker-0]
   register: found
   delegate_to: localhost
 
-- name: Say it
+- name: Show the explanation
   ansible.builtin.debug:
     msg: "{{ found.text.splitlines() }}"
 
-- name: See whether manifests would find devices before they are applied
+- name: Check whether devices are available for manifests that are not applied yet
   dra.accelerators.claim_explanation_info:
     src: manifests/training.yaml
   register: found
   failed_when: found.explanations | rejectattr('verdict', 'in', ['fits', 'allocated'])
   delegate_to: localhost
 
-- name: Explain what waits, with what the nodes have said about their devices
+- name: Explain all waiting pods and claims, with the reports of the nodes about their devices
   dra.accelerators.claim_explanation_info:
     nodes_src: nodes.json
   delegate_to: localhost
 
-- name: Explain everything that waits in a cluster that somebody has sent as a file
+- name: Explain all waiting pods and claims of a cluster that is saved in a file
   dra.accelerators.claim_explanation_info:
     cluster_src: [cluster.yaml]
   delegate_to: localhost
@@ -115,7 +120,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 text:
-  description: The explanations for people.
+  description: The explanations as text.
   returned: success
   type: str
   sample: |-
@@ -126,78 +131,83 @@ text:
       Nearest change:
         - it fits when default/other ends, or is moved to node gpu-2, which has room for it (node gpu-1).
 explanations:
-  description: One for each pod or claim.
+  description: The explanations, one for each pod or claim.
   returned: success
   type: list
   elements: dict
   contains:
     kind:
-      description: V(Pod) or V(ResourceClaim).
+      description: The kind of the object, V(Pod) or V(ResourceClaim).
       type: str
       returned: success
       sample: Pod
     namespace:
-      description: Its namespace.
+      description: The namespace of the object.
       type: str
       returned: success
       sample: training
     name:
-      description: Its name.
+      description: The name of the object.
       type: str
       returned: success
       sample: worker-0
     verdict:
       description:
-        - V(fits) where a node has devices for it now, V(no) where none has, V(error) where the scheduler gives it up with an error on every node,
-          V(blocked) where something is missing before any node is asked, V(allocated) where it has its devices, and V(unknown) where that cannot be told here.
+        - V(fits) if a node has the devices now, and V(no) if no node has them.
+        - V(error) if the scheduler aborts with an error on every node.
+        - V(blocked) if a prerequisite is missing before the scheduler checks any node.
+        - V(allocated) if the devices are already allocated.
+        - V(unknown) if the module cannot determine the result.
       type: str
       returned: success
       sample: "no"
     claims:
-      description: Its claims.
+      description: The claims of the object.
       type: list
       elements: str
       returned: success
       sample: [training/worker-0-gpu-x7k2p]
     blockers:
-      description: With V(blocked), what is missing, as sentences.
+      description: With V(blocked), the missing prerequisites, as sentences.
       type: list
       elements: str
       returned: success
       sample: []
     remarks:
-      description: What else should be known, as sentences.
+      description: Additional information, as sentences.
       type: list
       elements: str
       returned: success
       sample: []
     nodes:
-      description: What the scheduler comes to on each node.
+      description: The result of the scheduler on each node.
       type: list
       elements: dict
       returned: success
       contains:
         node:
-          description: The node.
+          description: The name of the node.
           type: str
           returned: success
           sample: gpu-1
         verdict:
-          description: V(fits), V(no), V(error), V(unknown), or V(not-asked) where the pod cannot go there anyway.
+          description:
+            - The result on the node, V(fits), V(no), V(error), V(unknown), or V(not-asked). V(not-asked) means that the pod cannot run on the node for
+              other reasons.
           type: str
           returned: success
           sample: "no"
         message:
-          description: The error, or why the node is not asked.
+          description: The error, or the reason why the pod cannot run on the node.
           type: str
           returned: success
           sample: ""
         requests:
           description:
-            - By request, or alternative of a request, C(claim), C(request), C(device_class), how many are C(wanted) (V(all) for all), how many C(devices)
-              there are, how many of them are C(free), whether that is C(enough), and C(obstacles).
+            - The requests and the alternatives of requests, each with C(claim), C(request), C(device_class), the number of C(wanted) devices (V(all) for
+              all devices), the number of existing C(devices), the number of C(free) devices, whether this number is C(enough), and C(obstacles).
             - Each obstacle has C(kind) (V(selector), V(selector-error), V(selector-unknown), V(capacity), V(operations), V(taint), V(claim), V(counter),
-              V(compatibility) or V(share)), C(detail), C(count) and names of C(devices), C(claims) that are the reason, and C(taints).
+              V(compatibility), or V(share)), C(detail), C(count), the names of C(devices), the C(claims) that cause it, and C(taints).
           type: list
           elements: dict
           returned: success
@@ -217,27 +227,28 @@ explanations:
                   claims: [default/other]
                   taints: []
         together:
-          description: What rules out that the requests have their devices together, where each one has enough for itself.
+          description: The reason why the requests cannot have their devices at the same time, if each request alone has enough devices.
           type: str
           returned: success
           sample: ""
         pools:
-          description: Pools that nothing is taken from, each with the reason.
+          description: The pools that the scheduler does not use, each with the reason.
           type: list
           elements: str
           returned: success
           sample: []
         devices:
-          description: With V(fits), the devices that the scheduler takes, with C(claim), C(request), C(driver), C(pool), C(device) and C(consumed).
+          description:
+            - With V(fits), the devices that the scheduler selects, with C(claim), C(request), C(driver), C(pool), C(device), and C(consumed).
           type: list
           elements: dict
           returned: success
           sample: []
     changes:
       description:
-        - What could be done, the nearest first, each with C(kind) (V(tolerate), V(free-claims), V(repartition), V(ask-for-less), V(guard-attribute), V(wait) or
-          V(nothing)), C(text), and what it is about, C(node), C(taints), C(claims) and C(device). C(moves) are those of the claims that have room on
-          another node, each with that node.
+        - The possible changes, the nearest first. Each has C(kind) (V(tolerate), V(free-claims), V(repartition), V(ask-for-less), V(guard-attribute),
+          V(wait), or V(nothing)), C(text), and the affected C(node), C(taints), C(claims), and C(device). C(moves) maps claims that fit on another node
+          to this node.
       type: list
       elements: dict
       returned: success
@@ -250,17 +261,17 @@ explanations:
           device: ""
           moves: {default/other: gpu-2}
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: missing-package
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status with which the API server rejected a request. It is 0 if the module did not reach the API server.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason that the API server returned for the rejected request.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -269,20 +280,20 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
+    API_OPTIONS,
+    API_REQUIRED_TOGETHER,
+    connect,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import documents_of, read
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import (
     Objects,
     add_documents,
     answers_in,
     ask,
     explanations,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
-    API_OPTIONS,
-    API_REQUIRED_TOGETHER,
-    connect,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._manifests import documents_of, read
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.text import text
 
 CONSTRAINTS: dict[str, Any] = {

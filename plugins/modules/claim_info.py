@@ -9,13 +9,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: claim_info
 version_added: 0.1.0
-short_description: Show who has which device, by ResourceClaims
+short_description: Gather facts about ResourceClaims and the devices that they hold
 description:
-  - Returns what a cluster knows of its ResourceClaims. The devices that each one has, on which nodes, for which pods, what share it has of a device
-    that others have as well, and how well the devices are by the kubelet's and the drivers' word.
-  - A claim is returned when every filter that is given fits it.
+  - Returns facts about the ResourceClaims of a cluster. They include the allocated devices with their nodes, the pods of the claim, its share of shared
+    devices, and the health of the devices as the kubelet and the drivers report it.
+  - The module returns only claims that match all given filters.
 notes:
-  - Needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to list C(pods).
+  - The module needs the permissions to list C(resourceclaims) and C(resourceslices) in the API group C(resource.k8s.io), and with O(health) to list
+    C(pods).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -29,54 +30,56 @@ attributes:
     platforms: posix
 options:
   namespace:
-    description: The namespace of the claims. By default, all namespaces.
+    description: The namespace of the claims. By default, the module returns claims of all namespaces.
     type: str
   names:
-    description: Shell patterns for the claims' names.
+    description: Shell patterns for the names of the claims.
     type: list
     elements: str
     default: []
   label_selectors:
-    description: Label selectors that a claim has to fit, all of them.
+    description: Label selectors. A claim must match all of them.
     type: list
     elements: str
     default: []
   nodes:
-    description: Names of nodes; a claim fits that has a device of one of them.
+    description: Names of nodes. A claim matches if it holds a device of one of these nodes.
     type: list
     elements: str
     default: []
   drivers:
-    description: Names of drivers; a claim fits that has a device of one of them.
+    description: Names of drivers. A claim matches if it holds a device of one of these drivers.
     type: list
     elements: str
     default: []
   devices:
     description:
-      - Patterns of shell; a claim fits that has a device with such a name (V(gpu-3)), such a pool and name (V(gpu-node-1/gpu-3)) or such a UUID.
+      - Shell patterns for devices. A claim matches if it holds a device with a matching name (V(gpu-3)), pool and name (V(gpu-node-1/gpu-3)), or UUID.
     type: list
     elements: str
     default: []
   pods:
-    description: Patterns of shell for the names of pods; a claim fits that is reserved for one of them.
+    description: Shell patterns for the names of pods. A claim matches if it is reserved for one of these pods.
     type: list
     elements: str
     default: []
   device_classes:
-    description: Names of DeviceClasses; a claim fits that asks for devices of one of them.
+    description: Names of DeviceClasses. A claim matches if it requests devices of one of these classes.
     type: list
     elements: str
     default: []
   allocated:
-    description: Whether the claims have devices. By default, claims with and without devices are returned.
+    description: Whether to return only claims with devices (V(true)) or without devices (V(false)). By default, the module returns both.
     type: bool
   healthy:
-    description: Whether the claims' devices are healthy, as in RV(claims[].healthy). By default, both are returned.
+    description:
+      - Whether to return only claims with healthy devices (V(true)) or with unhealthy devices (V(false)), as in RV(claims[].healthy). By default, the
+        module returns both.
     type: bool
   health:
     description:
-      - Whether the pods are asked what the kubelet says of the health of their devices. On large clusters this is what takes long.
-      - If it is V(false), RV(claims[].health) is empty, and RV(claims[].healthy) depends on taints only.
+      - Whether to read the device health that the kubelet reports in the status of the pods. On large clusters, these requests take most of the time.
+      - If V(false), RV(claims[].health) is empty, and RV(claims[].healthy) depends only on taints.
     type: bool
     default: true
 seealso:
@@ -85,29 +88,29 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See who has what of two nodes
+- name: Get the claims that hold devices of two nodes
   dra.accelerators.claim_info:
     nodes: [gpu-node-1, gpu-node-2]
   register: there
   delegate_to: localhost
 
-- name: Say it
+- name: Show the devices and pods of each claim
   ansible.builtin.debug:
     msg: "{{ item.namespace }}/{{ item.name }} has {{ item.devices | map(attribute='name') | join(', ') }} for {{ item.pods | join(', ') }}"
   loop: "{{ there.claims }}"
 
-- name: See whose devices are not well
+- name: Get the claims with unhealthy devices
   dra.accelerators.claim_info:
     drivers: [gpu.nvidia.com]
     healthy: false
 
-- name: See who has a GPU or a part of it
+- name: Get the claims that hold a GPU or one of its partitions
   dra.accelerators.claim_info:
     devices: ["gpu-node-1/gpu-3*"]
     allocated: true
     health: false
 
-- name: See which claims wait
+- name: Get the claims without devices
   dra.accelerators.claim_info:
     namespace: training
     label_selectors: [team=vision]
@@ -117,83 +120,83 @@ EXAMPLES = r"""
 
 RETURN = r"""
 claims:
-  description: The claims, by namespace and name.
+  description: The claims, sorted by namespace and name.
   returned: success
   type: list
   elements: dict
   contains:
     namespace:
-      description: Namespace of the claim.
+      description: The namespace of the claim.
       type: str
       returned: success
       sample: default
     name:
-      description: Name of the claim.
+      description: The name of the claim.
       type: str
       returned: success
       sample: training-0-gpu-x7k2p
     uid:
-      description: Its UID, by which drivers know it.
+      description: The UID of the claim, which drivers use to identify it.
       type: str
       returned: success
       sample: 3f0c9f0e-6a0e-4a39-9d55-1b1b7f0c2f10
     created:
-      description: When it was made.
+      description: The creation time of the claim.
       type: str
       returned: success
       sample: "2026-11-23T12:00:00Z"
     deleting:
-      description: Whether its deletion was asked for and is not done yet.
+      description: Whether the deletion of the claim was requested and is not complete.
       type: bool
       returned: success
       sample: false
     template:
-      description: What the pod calls it, where it was made from a template; else empty.
+      description: The name of the claim in the pod, if the claim was created from a template. Otherwise it is empty.
       type: str
       returned: success
       sample: gpu
     extended_resource:
-      description: Whether the scheduler made it for a pod that asks for an extended resource.
+      description: Whether the scheduler created the claim for a pod that requests an extended resource.
       type: bool
       returned: success
       sample: false
     device_classes:
-      description: The DeviceClasses that its requests name.
+      description: The DeviceClasses in the requests of the claim.
       type: list
       elements: str
       returned: success
       sample: [gpu.nvidia.com]
     allocated:
-      description: Whether it has devices.
+      description: Whether devices are allocated to the claim.
       type: bool
       returned: success
       sample: true
     nodes:
-      description: The nodes that its devices are of.
+      description: The nodes of the allocated devices.
       type: list
       elements: str
       returned: success
       sample: [gpu-node-1]
     reserved_for:
-      description: What it is reserved for, with C(resource), C(name) and C(uid).
+      description: The consumers for which the claim is reserved, with C(resource), C(name), and C(uid).
       type: list
       elements: dict
       returned: success
       sample: [{resource: pods, name: training-0, uid: 0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55}]
     pods:
-      description: The names of those of them that are pods.
+      description: The names of the pods for which the claim is reserved.
       type: list
       elements: str
       returned: success
       sample: [training-0]
     devices:
-      description: The devices that it has.
+      description: The allocated devices.
       type: list
       elements: dict
       returned: success
       contains:
         request:
-          description: For which request.
+          description: The name of the request.
           type: str
           returned: success
           sample: gpu
@@ -203,7 +206,7 @@ claims:
           returned: success
           sample: gpu.nvidia.com
         pool:
-          description: The pool.
+          description: The name of the pool.
           type: str
           returned: success
           sample: gpu-node-1
@@ -213,72 +216,72 @@ claims:
           returned: success
           sample: gpu-3
         node:
-          description: Its node; empty for a device that several nodes reach, or that is not published any more.
+          description: The node of the device. It is empty for a device that several nodes can access, or that is no longer published.
           type: str
           returned: success
           sample: gpu-node-1
         published:
-          description: Whether it is published at this moment.
+          description: Whether the device is currently published.
           type: bool
           returned: success
           sample: true
         type:
-          description: Its type, where the driver publishes one.
+          description: The type of the device, if the driver publishes it.
           type: str
           returned: success
           sample: gpu
         product:
-          description: Its product, likewise.
+          description: The product name of the device, if the driver publishes it.
           type: str
           returned: success
           sample: NVIDIA H100 80GB HBM3
         profile:
-          description: The kind of partition, likewise; of a slice of an NPU its template.
+          description: The profile of a partition, if the driver publishes it. For a vNPU, it is the template.
           type: str
           returned: success
           sample: ""
         uuid:
-          description: Its UUID, likewise.
+          description: The UUID of the device, if the driver publishes it.
           type: str
           returned: success
           sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
         taints:
-          description: The taints that its driver gives it, each with C(key), C(value) and C(effect). Those of DeviceTaintRules are not among them.
+          description: The taints that the driver publishes for the device, each with C(key), C(value), and C(effect), without those of DeviceTaintRules.
           type: list
           elements: dict
           returned: success
           sample: []
         share_id:
-          description: The ID of the claim's share, where several claims have the device at a time; else empty.
+          description: The ID of the claim's share, if several claims can hold the device at the same time. Otherwise it is empty.
           type: str
           returned: success
           sample: ""
         consumed:
-          description: What the claim has of the device's capacities, where several claims have it.
+          description: The capacities of the device that the claim consumes, if several claims can hold the device.
           type: dict
           returned: success
           sample: {memory: 20Gi}
         admin_access:
-          description: Whether it only watches the device and keeps nobody from having it.
+          description: Whether the claim has admin access, which does not prevent other claims from holding the device.
           type: bool
           returned: success
           sample: false
         conditions:
-          description: What the driver says of the device in the claim, each with C(type), C(status), C(reason) and C(message).
+          description: The conditions of the device that the driver reports in the claim, each with C(type), C(status), C(reason), and C(message).
           type: list
           elements: dict
           returned: success
           sample: [{type: Ready, status: "True", reason: Prepared, message: ""}]
         addresses:
-          description: IP addresses of a network device.
+          description: The IP addresses of a network device.
           type: list
           elements: str
           returned: success
           sample: []
     health:
       description:
-        - What the kubelet says of the claim's devices in each container, with C(pod), C(container), C(request), C(resource), C(health) (V(Healthy),
-          V(Unhealthy) or V(Unknown)) and C(message).
+        - The health of the claim's devices in each container, as the kubelet reports it, with C(pod), C(container), C(request), C(resource), C(health)
+          (V(Healthy), V(Unhealthy), or V(Unknown)), and C(message).
       type: list
       elements: dict
       returned: success
@@ -290,22 +293,22 @@ claims:
           health: Unhealthy
           message: "xid 79: it has fallen off the bus."
     healthy:
-      description: Whether everything in RV(claims[].health) is V(Healthy) and no device has a taint.
+      description: Whether all entries in RV(claims[].health) are V(Healthy) and no device has a taint.
       type: bool
       returned: success
       sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: api-unreachable
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status with which the API server rejected a request. It is 0 if the module did not reach the API server.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason that the API server returned for the rejected request.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -314,8 +317,12 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of, list_claims, pods_by_name
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import (
+    facts_of,
+    list_claims,
+    pods_by_name,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
@@ -349,7 +356,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def ask(api: Api, params: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ask the cluster and return the claims that the filters leave. Raises ApiError."""
+    """Return the cluster's claims that match the filters. Raises ApiError."""
     selectors = {"labelSelector": ",".join(params["label_selectors"])} if params["label_selectors"] else {}
     found, slices = list_claims(api, namespace=params["namespace"], selectors=selectors)
     pods = pods_by_name(api, found) if params["health"] else {}

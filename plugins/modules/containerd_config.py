@@ -9,21 +9,22 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: containerd_config
 version_added: 0.1.0
-short_description: Have containerd hand CDI devices to containers
+short_description: Enable CDI in containerd
 description:
-  - Switches CDI on in the settings of the containerd that serves the kubelet, and restarts it if that is needed. Where
-    CDI is on and reads the right folders, which is containerd's default from 2.0 on, nothing is touched.
-  - The change is the least one that does it. A drop-in file is written where containerd reads one; else the keys are set
-    in the table of the file that has it, all other lines of which stay as they are, with a copy of the file beside it.
-  - Each change is tried on copies first. containerd's own C(config dump) of them must show CDI on, in the table of the
-    plugin that serves the kubelet, and no other setting changed; else the change is not made.
-  - If containerd does not come back after the restart, or does not serve the kubelet, the files are put back and it is
-    restarted once more.
-  - A restart that an earlier run owes is made up for. The running containerd is asked what it knows; where it cannot be
-    asked, the start of its process is compared with the times of its files.
+  - Enables CDI in the configuration of the containerd that serves the kubelet, and restarts containerd if necessary. If CDI is
+    enabled and containerd reads the required directories, which is the default from containerd 2.0 on, the module changes nothing.
+  - The module makes the smallest possible change. If containerd reads drop-in files, the module writes one. Otherwise, it sets
+    the keys in the file that contains the table, keeps all other lines, and saves a copy of the file in the same directory.
+  - The module tests each change on copies of the files first. The output of C(containerd config dump) for these copies must show that
+    CDI is enabled in the table of the plugin that serves the kubelet, and that no other setting changes. Otherwise, the
+    module does not make the change.
+  - If containerd does not start after the change or does not serve the kubelet, the module restores the files and restarts
+    containerd again.
+  - If an earlier run ended before its restart, the module restarts containerd. To detect this, it queries the settings of the running
+    containerd. If it cannot query them, it compares the start time of the process with the times of the files.
 notes:
-  - Needs root on the node. Running containers go on while containerd restarts.
-  - A record of what was changed is kept in O(record), for O(state=absent).
+  - The module needs root on the node. Containers keep running while containerd restarts.
+  - The module keeps a record of its changes in O(record), for O(state=absent).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -33,12 +34,12 @@ attributes:
   check_mode:
     support: full
     details:
-      - The trial on copies is made in check mode as well, so that refusals are the same. On a node that has no library
-        that reads TOML yet, check mode says so in a warning and predicts nothing.
+      - The module also tests the changes on copies in check mode, so that it reports the same errors. If the node has no library
+        that reads TOML yet, the module warns and reports no changes.
   diff_mode:
     support: full
     details:
-      - The lines that change and those around them.
+      - The diff contains the changed lines and their context.
   idempotent:
     support: full
   platform:
@@ -47,9 +48,9 @@ attributes:
 options:
   state:
     description:
-      - V(present) switches CDI on.
-      - V(absent) takes back what V(present) has changed, and nothing else. A file that was changed since keeps all but
-        the keys of this module.
+      - V(present) enables CDI.
+      - V(absent) reverts only the changes of V(present). If a file was changed later, the module reverts only its own keys in the
+        file.
     type: str
     choices:
       - present
@@ -57,9 +58,10 @@ options:
     default: present
   runtime:
     description:
-      - The runtime that the kubelet uses. V(auto) looks at which service is running, and refuses CRI-O, Docker Engine
-        behind cri-dockerd, and a k3s or RKE2 whose containerd has CDI off, each with what to do. Where none is running, a
-        containerd that has failed is the one.
+      - The runtime that the kubelet uses. V(auto) detects the running service. If no service runs, it selects a containerd
+        service that has failed.
+      - With V(auto), the module fails for CRI-O, for Docker Engine with cri-dockerd, and for k3s or RKE2 if CDI is disabled in their
+        containerd. The error contains a remedy.
     type: str
     choices:
       - auto
@@ -67,18 +69,18 @@ options:
     default: auto
   command:
     description:
-      - containerd's command.
+      - The command of containerd.
     type: str
     default: containerd
   config:
     description:
-      - containerd's main configuration file.
+      - The main configuration file of containerd.
     type: path
     default: /etc/containerd/config.toml
   drop_ins:
     description:
-      - Folder of drop-in files. It is used if containerd imports its files; if it imports those of another folder, that
-        one is used.
+      - The directory of drop-in files. The module uses it if containerd imports files from it. If containerd imports files from another
+        directory, the module uses that directory.
     type: path
     default: /etc/containerd/conf.d
   service:
@@ -88,7 +90,8 @@ options:
     default: containerd.service
   cdi_folders:
     description:
-      - Folders that containerd has to read CDI files from. Folders that it reads already stay. They are made if missing.
+      - The directories from which containerd must read CDI files. The module creates missing directories. Other directories that
+        containerd already reads stay configured.
     type: list
     elements: path
     default:
@@ -96,24 +99,24 @@ options:
       - /var/run/cdi
   timeout:
     description:
-      - How many seconds containerd may take to restart.
+      - The timeout for a restart of containerd, in seconds.
     type: int
     default: 60
   record:
     description:
-      - File on the node in which is written what was changed.
+      - The file on the node in which the module records its changes.
     type: path
     default: /var/lib/dra-accelerators/containerd.json
   interpreter:
     description:
-      - A Python interpreter on the node that has the library C(tomli). It is used only if the interpreter that Ansible
-        uses on the node has no library that reads TOML, which is part of Python from 3.11 on.
-      - The default is the virtual environment that the role P(dra.accelerators.python_environment#role) makes.
+      - A Python interpreter on the node with the library C(tomli). The module uses it only if the interpreter that Ansible
+        uses on the node has no library that reads TOML. Python 3.11 and newer include such a library.
+      - The default is the virtual environment that the role P(dra.accelerators.python_environment#role) creates.
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 seealso:
   - module: dra.accelerators.runtime_cdi
-    description: Sets up whichever runtime a node has.
+    description: Enables CDI in any supported container runtime.
 requirements:
   - Python 3.11 or newer on the node, or the Python package C(tomli) in the interpreter that Ansible uses there or in
     O(interpreter).
@@ -121,56 +124,57 @@ requirements:
 """
 
 EXAMPLES = r"""
-- name: Have containerd hand CDI devices to containers
+- name: Enable CDI in containerd
   dra.accelerators.containerd_config:
 
-- name: Set up a containerd that lies somewhere else
+- name: Enable CDI in a containerd at a custom path
   dra.accelerators.containerd_config:
     runtime: containerd
     command: /opt/containerd/bin/containerd
     config: /opt/containerd/etc/config.toml
     service: site-containerd.service
 
-- name: Take back what was changed
+- name: Revert the changes
   dra.accelerators.containerd_config:
     state: absent
 """
 
 RETURN = r"""
 files:
-  description: Paths of containerd's files that were written or removed, or would be in check mode.
+  description: The paths of containerd's files that the module has written or removed, or would write or remove in check mode.
   returned: success
   type: list
   elements: str
   sample: ["/etc/containerd/conf.d/60-dra-accelerators.toml"]
 folders:
-  description: Folders of CDI files that were made or removed, or would be in check mode.
+  description: The directories that the module has created or removed, or would create or remove in check mode.
   returned: success
   type: list
   elements: str
   sample: ["/etc/cdi"]
 restarted:
-  description: Whether containerd was restarted, or would be in check mode.
+  description: Whether the module has restarted containerd, or would restart it in check mode.
   returned: success
   type: bool
   sample: true
 reason:
-  description: Why containerd was restarted; empty if it was not.
+  description: The reason for the restart of containerd. It is empty without a restart.
   returned: success
   type: str
   sample: its settings were changed
 enabled:
-  description: Whether CDI is on afterwards, by containerd's own dump; in check mode, whether it would be.
+  description: Whether CDI is enabled after the run, according to C(containerd config dump). In check mode, whether it would be enabled.
   returned: if containerd could be asked
   type: bool
   sample: true
 verified:
-  description: Whether the running containerd reported its CDI settings by C(crictl). A warning reports V(false).
+  description:
+    - Whether the running containerd reported its CDI settings through C(crictl). If V(false), the module also warns.
   returned: with O(state=present), and in check mode if no restart is needed
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: no-safe-change
@@ -179,18 +183,21 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import (
     CopiedFiles,
     Wish,
     absent,
     present,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_find import uses_containerd
-from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import Daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.kubelet_runtime import (
+    uses_containerd,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import reader
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 RECORD = "/var/lib/dra-accelerators/containerd.json"
 
@@ -212,7 +219,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring containerd to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Configure containerd or undo the changes, and return the module's result. Raises AcceleratorError."""
     params = module.params
     system = System()
     daemon = Daemon(
@@ -243,7 +250,7 @@ def main() -> None:
             msg=f"{missing}. Expected Python 3.11 or newer, or the package tomli, which the role python_environment installs.",
             error_code="binding-missing",
         )
-    run(module, work)
+    run_alone(module, work, System())
 
 
 if __name__ == "__main__":

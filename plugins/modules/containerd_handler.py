@@ -9,14 +9,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: containerd_handler
 version_added: 0.1.0
-short_description: Have containerd offer a further runtime handler
+short_description: Add a runtime handler to containerd
 description:
-  - Adds a runtime handler to containerd that differs from its default one only by O(vendors) and O(options). Pods use it through a
-    RuntimeClass.
-  - A drop-in file is written where containerd reads one; else a block of lines is added to its main file. The change is tried on
-    copies first. containerd's own C(config dump) of them must show the handler and no other setting changed; else it is not made.
-  - containerd is restarted where it does not know the handler yet. If it does not come back, the files are put back and it is
-    restarted once more. Running containers go on meanwhile.
+  - Adds a runtime handler to containerd that differs from the default handler only in O(vendors) and O(options). Pods use the handler
+    through a RuntimeClass.
+  - If containerd reads drop-in files, the module writes one. Otherwise, it adds a block of lines to the main file. The module tests the
+    change on copies of the files first. The output of C(containerd config dump) for these copies must show the handler and no other
+    changed setting. Otherwise, the module does not make the change.
+  - The module restarts containerd if the running process has not loaded the handler. If containerd does not start, the module
+    restores the files and restarts containerd again. Containers keep running during a restart.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -26,7 +27,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The trial on copies is made in check mode as well.
+      - The module also tests the change on copies in check mode.
   diff_mode:
     support: full
   idempotent:
@@ -36,45 +37,50 @@ attributes:
     platforms: linux
 options:
   name:
-    description: The handler's name.
+    description: The name of the handler.
     type: str
     required: true
   state:
-    description: Whether containerd is to offer the handler.
+    description:
+      - V(present) adds the handler to containerd.
+      - V(absent) removes the handler.
     type: str
     choices: [present, absent]
     default: present
   vendors:
     description:
-      - Vendors whose character devices the handler's containers may open and create nodes of. The containers are not privileged.
-      - The major numbers are read from C(/proc/devices) when the module runs. Run it again after a change of the vendor's driver.
-      - Every pod with a RuntimeClass of this handler has this right. Restrict the RuntimeClass with a ValidatingAdmissionPolicy.
+      - The vendors whose character devices containers of the handler can open. The containers can also create device nodes for them. They are not
+        privileged.
+      - The module reads the major numbers from C(/proc/devices). Run it again after you change the vendor's driver.
+      - Every pod with a RuntimeClass of this handler has this permission. Restrict the RuntimeClass with a ValidatingAdmissionPolicy.
     type: list
     elements: str
     choices: [ascend, nvidia]
     default: []
   options:
     description:
-      - What the handler's program is told besides what the default one is told, by the names of containerd's configuration, such as
-        C(BinaryName).
+      - Additional options of the handler's runtime program, with the names of containerd's configuration, for example C(BinaryName). All other
+        options are those of the default handler.
     type: dict
     default: {}
   specification:
     description:
-      - With O(vendors), the file of the OCI specification of the handler's containers. The module writes it from the output of
+      - With O(vendors), the path of the OCI specification of the handler's containers. The module generates it from the output of
         C(ctr oci spec).
-      - The default is named after the handler, in the directory of O(config).
+      - The default is a file with the name of the handler in the directory of O(config).
     type: path
   command:
-    description: containerd's command.
+    description: The command of containerd.
     type: str
     default: containerd
   config:
-    description: containerd's main configuration file.
+    description: The main configuration file of containerd.
     type: path
     default: /etc/containerd/config.toml
   drop_ins:
-    description: Folder of drop-in files; it is used where containerd imports its files.
+    description:
+      - The directory of drop-in files. The module uses it if containerd imports files from it. If containerd imports files from another
+        directory, the module uses that directory.
     type: path
     default: /etc/containerd/conf.d
   service:
@@ -82,12 +88,13 @@ options:
     type: str
     default: containerd.service
   timeout:
-    description: How many seconds containerd may take to restart.
+    description: The timeout for a restart of containerd, in seconds.
     type: int
     default: 60
   interpreter:
     description:
-      - A Python interpreter on the node that has the library C(tomli), for nodes whose own Python reads no TOML.
+      - A Python interpreter on the node with the library C(tomli). The module uses it only if the interpreter that Ansible uses on the node
+        has no library that reads TOML.
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 requirements:
@@ -99,12 +106,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Let the node driver's pods open the accelerators
+- name: Add a handler whose containers can open NVIDIA GPUs
   dra.accelerators.containerd_handler:
     name: dra-accelerators-driver
     vendors: [nvidia]
 
-- name: Offer another program that starts containers
+- name: Add a handler that uses crun
   dra.accelerators.containerd_handler:
     name: crun
     options:
@@ -113,47 +120,56 @@ EXAMPLES = r"""
 
 RETURN = r"""
 files:
-  description: Files that were written or removed, or would be in check mode.
+  description: The files that the module has written or removed, or would write or remove in check mode.
   returned: success
   type: list
   elements: str
   sample: [/etc/containerd/dra-accelerators-driver.json, /etc/containerd/config.toml]
 restarted:
-  description: Whether containerd was restarted, or would be in check mode.
+  description: Whether the module has restarted containerd, or would restart it in check mode.
   returned: success
   type: bool
   sample: true
 pods:
-  description: With RV(restarted=true), the pods that have processes on the node, as far as the node knows their names. They go on.
+  description: With RV(restarted=true), the pods that have processes on the node, if the node knows their names. They keep running.
   returned: success
   type: list
   elements: str
   sample: ["team-a/training-0"]
 device_rules:
   description:
-    - With O(vendors), the device rules of the handler's containers, in the form of an OCI specification. A container that runs keeps the
-      rules that it was created with.
+    - With O(vendors), the device rules of the handler's containers, in the format of the OCI specification. A running container keeps the
+      rules with which it was created.
   returned: success
   type: list
   elements: dict
   sample: [{allow: true, type: c, major: 195, access: rwm}]
 settled:
-  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  description: Whether no changes are necessary. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
   sample: true
 """
 
+import hashlib
+import json
 import posixpath
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, Settings, differences
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handler import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Change,
+    Settings,
+    differences,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import (
+    ContainerdError,
+    Daemon,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.handler import (
     base_specification,
     candidates,
     drop_in_name,
@@ -161,15 +177,24 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     text_before,
     wanted_handler,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import reader
+from ansible_collections.dra.accelerators.plugins.module_utils._host.file_restore import (
+    after_undo,
+    not_restored,
+    problem_of,
+    reason,
+    restore_all,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.secret_masking import changed_lines
+from ansible_collections.dra.accelerators.plugins.module_utils._host.vendor_detection import device_rules
 from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import changed_lines
-from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
-from ansible_collections.dra.accelerators.plugins.module_utils._vendors import device_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.kubelet_pods import running_pods
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 COMMAND_SECONDS = 30.0
+#: The files that the running containerd has loaded, for each service. A reboot ends the process, and removes the file.
+LOADED = "/run/dra-accelerators/loaded-by-{service}.json"
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -190,7 +215,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specification: str) -> list[Change]:
-    """Return the changes that make the handler known and do nothing else. Raises AcceleratorError."""
+    """Return the changes that add the handler and have no other effect. Raises AcceleratorError."""
     name = params["name"]
     handler = wanted_handler(settings, specification, params["options"])
     if handlers(settings).get(name) == handler:
@@ -217,7 +242,7 @@ def plan(daemon: Daemon, settings: Settings, params: dict[str, Any], specificati
 
 
 def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> list[Change]:
-    """Return the changes that take the handler away."""
+    """Return the changes that remove the handler."""
     changes = []
     folders = {params["drop_ins"], daemon.drop_in_folder(params["drop_ins"]) or params["drop_ins"]}
     files = [posixpath.join(folder, drop_in_name(params["name"])) for folder in sorted(folders)]
@@ -231,36 +256,41 @@ def plan_absent(daemon: Daemon, params: dict[str, Any], specification: str) -> l
     return changes
 
 
-def write(system: System, path: str, text: str | None) -> None:
-    """Write a file as a whole, with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
-    path = system.real_path(path)
-    if text is None:
-        system.remove(path)
-        return
-    there = Path(path).exists()
-    system.write_atomic(path, text.encode(), mode=Path(path).stat().st_mode & 0o777 if there else 0o644)
-
-
 def carry_out(system: System, daemon: Daemon, settings: Settings, changes: list[Change]) -> None:
-    """Make the changes and restart containerd; they are taken back where it does not come back. Raises ContainerdError."""
+    """Write the changes and restart containerd. If the restart fails, restore the files. Raises ContainerdError."""
+
+    def restore(change: Change) -> None:
+        found = daemon.read(change.path) if system.exists(change.path) else None
+        if (found and found.text) != change.before:
+            system.replace_text(change.path, change.before)
+
+    def restore_files() -> dict[str, str]:
+        return restore_all((each.path, partial(restore, each)) for each in reversed(changes))
+
     for each in changes:
-        write(system, each.path, each.after)
-    problem = daemon.restart(settings)
+        try:
+            system.replace_text(each.path, each.after)
+        except OSError as error:
+            raise ContainerdError(
+                f"{each.path} cannot be written: {reason(error)}. {not_restored(restore_files()) or 'The previous files were restored'}",
+                hint="containerd was not restarted. Correct the problem, then run this again.",
+                code="os-error",
+            ) from error
+    problem = problem_of(partial(daemon.restart, settings))
     if not problem:
         return
-    for each in reversed(changes):
-        write(system, each.path, each.before)
-    again = daemon.restart(settings) if changes else problem
+    problems = restore_files()
+    again = problem_of(partial(daemon.restart, settings)) if changes else problem
     raise ContainerdError(
         f"containerd did not come back with the changes of {', '.join(each.path for each in changes) or 'an earlier run'}: {problem} "
-        + (f"It does not run as before either: {again}" if again else "They were taken back, and it runs as before."),
+        + after_undo(problems, again),
         hint="Mend what containerd complains of, then run this again.",
         code="restart-failed",
     )
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the handler or take it away; returns the module's result. Raises AcceleratorError."""
+    """Add or remove the handler, and return the module's result. Raises AcceleratorError."""
     params, system = module.params, System()
     daemon = Daemon(
         system,
@@ -274,17 +304,24 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         beside = posixpath.join(posixpath.dirname(daemon.config), f"{params['name']}.json")
         specification = params["specification"] or beside
     settings = daemon.settings()
-    behind = False
     rules = device_rules(system, params["vendors"]) if params["state"] == "present" else []
     if params["state"] == "absent":
         changes = plan_absent(daemon, params, specification)
     else:
         changes = specified(system, daemon, specification, rules) if specification else []
         changes += plan(daemon, settings, params, specification)
-        behind = is_behind(daemon, system, specification)
+    loaded = loaded_files(system, daemon)
+    behind = is_behind(daemon, system, specification, loaded, by_times=params["state"] == "present")
     restarted = bool(changes or behind)
     if restarted and not module.check_mode:
+        if not behind:
+            # If this run is killed before the restart, the next run finds files that are not loaded, also after a clock change.
+            keep_loaded(system, daemon, {**{each.path: digest(each.before) for each in changes}, **loaded})
         carry_out(system, daemon, settings, changes)
+    if not module.check_mode:
+        current = {path: digest(text_of(daemon, path)) for path in files_of(daemon, specification)}
+        if restarted or not current.keys() <= loaded.keys():
+            keep_loaded(system, daemon, current if restarted else {**loaded, **current})
     return {
         "changed": restarted,
         "settled": not restarted,
@@ -297,7 +334,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
-    """Return the diff of each file in Ansible's form: only the lines that change, because others can hold registry passwords."""
+    """Return Ansible's diff of each file, only with changed lines, because other lines can have registry passwords."""
     return [
         {
             "before_header": each.path,
@@ -309,7 +346,7 @@ def diff_of(changes: Sequence[Change]) -> list[dict[str, str]]:
 
 
 def specified(system: System, daemon: Daemon, specification: str, rules: Sequence[Mapping[str, Any]]) -> list[Change]:
-    """Return the change that writes the OCI specification of the handler's containers, or nothing. Raises AcceleratorError."""
+    """Return the change that writes the OCI specification of the handler's containers, or an empty list. Raises AcceleratorError."""
     program = shutil.which("ctr") or "ctr"
     done = system.run([program, "oci", "spec"], COMMAND_SECONDS)
     if done.returncode:
@@ -318,12 +355,58 @@ def specified(system: System, daemon: Daemon, specification: str, rules: Sequenc
     return [] if found and found.text == text else [Change(specification, found.text if found else None, text)]
 
 
-def is_behind(daemon: Daemon, system: System, specification: str) -> bool:
-    """Whether the running containerd was started before its handler's files were written."""
+def files_of(daemon: Daemon, specification: str) -> list[str]:
+    """Return the files of containerd's settings and of the handler."""
+    return [path for path in (specification, daemon.config, *(each.path for each in daemon.imported())) if path]
+
+
+def text_of(daemon: Daemon, path: str) -> str | None:
+    """Return the text of a file, or None if it does not exist."""
+    found = daemon.read(path)
+    return found.text if found else None
+
+
+def digest(text: str | None) -> str:
+    """Return the digest of a file's text, or "" if the file does not exist."""
+    return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def loaded_files(system: System, daemon: Daemon) -> dict[str, str]:
+    """Return the digests of the files that the running containerd has loaded, if a run of this module has recorded them."""
+    try:
+        content = json.loads(system.read_text(LOADED.format(service=daemon.service)))
+        known = {str(path): str(found) for path, found in content["files"].items()}
+        return known if content["process"] == daemon.identity() else {}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}  # the times of the files decide
+
+
+def keep_loaded(system: System, daemon: Daemon, files: Mapping[str, str]) -> None:
+    """Record the files that the running containerd has loaded. Raises OSError."""
+    text = json.dumps({"process": daemon.identity(), "files": files}, indent=1, sort_keys=True) + "\n"
+    system.write_atomic(LOADED.format(service=daemon.service), text.encode(), mode=0o600)
+
+
+def is_behind(
+    daemon: Daemon, system: System, specification: str, loaded: Mapping[str, str], *, by_times: bool = True
+) -> bool:
+    """Return whether the running containerd has not loaded the current content of its files.
+
+    ``loaded`` are the digests of the loaded files. With ``by_times``, other files count as not loaded if they were
+    written, restored, or renamed after the start of containerd.
+    """
+    if any(digest(text_of(daemon, path)) != known for path, known in loaded.items()):
+        return True
     _active, began = daemon.process()
-    paths = [specification, daemon.config, *(each.path for each in daemon.imported())]
-    times = [system.path(path).stat().st_mtime for path in paths if path and system.exists(path)]
-    return bool(began) and any(time > began + 1.0 for time in times)
+    if not by_times or not began:
+        return False
+    unknown = [
+        system.path(path) for path in files_of(daemon, specification) if path not in loaded and system.exists(path)
+    ]
+    # A restored file keeps its modification time (mtime), but not its change time (ctime).
+    return any(max(path.stat().st_mtime, path.stat().st_ctime) > began + 1.0 for path in unknown)
 
 
 def main() -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_class
 version_added: 0.1.0
-short_description: Write the DeviceClasses by which pods ask for devices
+short_description: Create, update, and delete DeviceClasses
 description:
-  - Creates, updates, and deletes DeviceClasses of the C(resource.k8s.io) API, one or many at once. Before the first write, the API server validates
+  - Creates, updates, and deletes one or more DeviceClasses of the C(resource.k8s.io) API. Before the first write, the API server validates
     all of them in a dry run, including their CEL expressions.
-  - Classes that somebody else made are left as they are, unless O(foreign) says otherwise. Those of this collection bear the label
-    C(app.kubernetes.io/managed-by=dra-accelerators), as the role P(dra.accelerators.device_classes#role) writes them.
-  - The standard classes of the vendors come from that role; this module is for a site's own.
+  - This collection manages classes with the label C(app.kubernetes.io/managed-by=dra-accelerators). By default, the module does not change
+    other classes. The option O(foreign) can change this.
+  - The role P(dra.accelerators.device_classes#role) creates the standard classes of the vendors. Use this module for custom classes.
 notes:
-  - Needs the permissions to list, create, update and delete C(deviceclasses) in the API group C(resource.k8s.io).
+  - Requires the permissions to list, create, update, and delete C(deviceclasses) in the API group C(resource.k8s.io).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,14 +39,15 @@ attributes:
 options:
   state:
     description:
-      - Whether the classes are to exist. Pods that are running keep their devices when a class is removed; new claims that name it wait.
+      - V(present) creates or updates the classes, and V(absent) deletes them.
+      - Running pods keep their devices when a class is deleted. New claims that request the class stay pending.
     type: str
     default: present
     choices:
       - present
       - absent
   classes:
-    description: The classes.
+    description: The DeviceClasses.
     type: list
     elements: dict
     required: true
@@ -56,25 +57,25 @@ options:
         type: str
         required: true
       selectors:
-        description: CEL expressions; a device belongs to the class when all of them are true for it. None for all devices of all drivers.
+        description: CEL expressions. A device belongs to the class if all of them are true for it. An empty list selects all devices of all drivers.
         type: list
         elements: str
         default: []
       config:
-        description: Opaque configurations of drivers that apply to every claim of the class, as in the API.
+        description: Opaque driver configurations for every claim of the class, in the format of the API.
         type: list
         elements: dict
         default: []
       extended_resource:
         description:
-          - Extended resource that also reaches the devices of the class, for pods without a claim.
-          - On Kubernetes 1.34 and 1.35 the API server drops it unless the feature gate C(DRAExtendedResource) is on.
+          - The extended resource through which pods without a claim can request devices of the class.
+          - On Kubernetes 1.34 and 1.35, the API server drops this field unless the feature gate C(DRAExtendedResource) is on.
         type: str
         default: ""
   foreign:
     description:
-      - What becomes of classes of these names that somebody else made. V(leave) leaves them as they are and names them, V(refuse) fails before anything
-        is touched, and V(replace) changes or removes them like the collection's own.
+      - How to handle existing classes with these names that this collection does not manage. V(leave) does not change them and returns their
+        names. V(refuse) fails before any change. V(replace) updates or deletes them like managed classes.
     type: str
     default: leave
     choices:
@@ -83,13 +84,13 @@ options:
       - replace
 seealso:
   - name: Device classes
-    description: What a class is.
+    description: The Kubernetes documentation of device classes.
     link: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
   - module: dra.accelerators.claim_config_info
 """
 
 EXAMPLES = r"""
-- name: Have a class for large GPUs and one for those that may use little power
+- name: Create a class for large GPUs and a class with a power limit
   dra.accelerators.device_class:
     classes:
       - name: large-gpu
@@ -109,7 +110,7 @@ EXAMPLES = r"""
                 powerLimit: 400
   delegate_to: localhost
 
-- name: Remove a class
+- name: Delete a class
   dra.accelerators.device_class:
     state: absent
     classes:
@@ -118,13 +119,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: The writes that were done, or would be done in check mode, in order.
+  description: The performed writes in order. In check mode, the expected writes.
   returned: success, and on failure after the first write
   type: list
   elements: dict
   contains:
     verb:
-      description: V(create), V(update) or V(delete).
+      description: The operation, V(create), V(update), or V(delete).
       type: str
       returned: success
       sample: create
@@ -134,7 +135,7 @@ steps:
       returned: success
       sample: large-gpu
 classes:
-  description: The classes after the run, or in check mode as they would be, by name, with C(selectors), C(config) and C(extended_resource).
+  description: The classes after the run by name, with C(selectors), C(config), and C(extended_resource). In check mode, the expected classes.
   returned: success
   type: dict
   sample:
@@ -143,29 +144,29 @@ classes:
       config: []
       extended_resource: example.com/large-gpu
 left:
-  description: The classes that somebody else made and that were left as they are.
+  description: The unchanged classes that this collection does not manage.
   returned: success
   type: list
   elements: str
   sample: []
 dropped_fields:
-  description: What the API server took without keeping it, because a feature gate is off. A warning says the same.
+  description: The fields that the API server dropped because a feature gate is off. The module also warns about them.
   returned: success
   type: list
   elements: str
   sample: []
 error_code:
-  description: A stable word for the kind of the error, such as C(foreign-class) or C(invalid-classes).
+  description: A stable error code, such as V(foreign-class) or V(invalid-classes).
   returned: failure
   type: str
   sample: foreign-class
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 422
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Invalid
@@ -174,14 +175,14 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._device_classes import Classes
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     connect,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.managed_classes import Classes
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.extended_claims import describe_duplicate
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.extended_claims import describe_duplicate
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 

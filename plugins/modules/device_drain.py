@@ -9,20 +9,20 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_drain
 version_added: 0.1.0
-short_description: Have nobody on devices of a node, by the claims that hold them, and open them again
+short_description: Drain devices on a node and return them to service
 description:
-  - Keeps new claims off devices by DeviceTaintRules, evicts exactly the pods whose claims hold these devices, and waits until the claims have
-    given them back. A pod that holds none of them is not touched, and nor is the Node.
+  - Prevents new allocations of the devices with DeviceTaintRules, evicts the pods whose claims hold the devices, and waits until the claims
+    have released the devices. The module does not evict other pods and does not change the Node.
   - Pods are evicted with the Eviction API, which respects PodDisruptionBudgets. If a budget does not allow an eviction, or if the API server is overloaded
     or unavailable, the module retries the eviction until O(timeout).
-  - Says who would have to go before anything is touched, and does nothing where something is in the way.
-  - The rules bear the operation that they are of. A run that was cut short is gone on with by the same call, and O(state=open) lifts them.
+  - Finds the holders of the devices before any change. If a problem prevents the drain, the module fails and changes nothing.
+  - The rules have a label with the name of the operation. The same call resumes an interrupted run. O(state=open) removes the rules.
 notes:
-  - The API server has to serve DeviceTaintRules, see M(dra.accelerators.device_taint).
-  - Needs the permissions to get, list, create, update and delete C(devicetaintrules), to list C(resourceslices), and to get and list
+  - The API server must serve DeviceTaintRules. See M(dra.accelerators.device_taint).
+  - Requires the permissions to get, list, create, update, and delete C(devicetaintrules), to list C(resourceslices), and to get and list
     C(resourceclaims), all in the API group C(resource.k8s.io), to get C(nodes), to get and list C(pods), and to create C(pods/eviction).
-  - A kubelet lets the claims of a pod go when the driver has unprepared them, so that a claim that is given back is unprepared. Pods that somebody
-    deletes by force are the exception; modules that change devices on the node look there as well.
+  - A pod's claims are released only after the driver has unprepared them. Pods that are deleted by force are an exception. Modules that
+    change devices therefore also check the prepared claims on the node.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -34,13 +34,13 @@ attributes:
     support: full
     details:
       - The API server validates the rules in a dry run, which requires the same permissions. The module does not evict pods, and does not wait.
-      - What is in the way is returned and no failure. A real run refuses then.
+      - RV(problems) contains the problems that prevent the drain. They are an error only without check mode.
   diff_mode:
     support: full
   idempotent:
     support: full
     details:
-      - A rule whose last sign of life is more than ten minutes old gets a new one when a run goes on with it.
+      - If a run resumes an operation, it updates the timestamp of rules that are more than ten minutes old.
   platform:
     support: full
     platforms: posix
@@ -86,6 +86,13 @@ options:
     type: list
     elements: str
     default: []
+  held_claims:
+    description:
+      - Namespaces and names of the claims that hold devices of the node, from a list of all claims, such as RV(dra.accelerators.cluster_info#module:claims).
+        The module reads these by name, and does not list all claims of the cluster. In check mode this reduces the number of requests for many nodes.
+      - Without check mode, the module lists all claims at the end to find new claims.
+    type: list
+    elements: str
   evict:
     description:
       - Whether to evict pods. V(false) waits until the pods have ended.
@@ -100,7 +107,8 @@ options:
     type: int
   timeout:
     description:
-      - How long to wait for the release of the devices, in seconds. After that the module fails, and names the holders and the reasons. The rules stay.
+      - The maximum wait for the release of the devices, in seconds. After that, the module fails and returns the holders with the reasons.
+        The rules stay.
     type: int
     default: 900
   published:
@@ -125,7 +133,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Say who would have to go for a new driver
+- name: List the pods to evict before a driver upgrade
   dra.accelerators.device_drain:
     state: drained
     node: gpu-node-1
@@ -133,7 +141,7 @@ EXAMPLES = r"""
   check_mode: true
   delegate_to: localhost
 
-- name: Have nobody on the GPUs of a node
+- name: Drain all GPUs of a node
   dra.accelerators.device_drain:
     state: drained
     node: gpu-node-1
@@ -144,7 +152,7 @@ EXAMPLES = r"""
     reason: The driver is exchanged.
   delegate_to: localhost
 
-- name: Let pods come again
+- name: Return the GPUs to service when they are published with the new driver version
   dra.accelerators.device_drain:
     state: open
     node: gpu-node-1
@@ -153,7 +161,7 @@ EXAMPLES = r"""
       driverVersion: 580.105.08
   delegate_to: localhost
 
-- name: Have nobody on one GPU and its partitions, and wait until pods have ended by themselves
+- name: Drain one GPU and its partitions without evictions, and wait until the pods have ended
   dra.accelerators.device_drain:
     state: drained
     node: gpu-node-1
@@ -166,191 +174,191 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, a line for each write.
+  description: The performed writes, one line each. In check mode, the expected writes.
   returned: success, and on failure with RV(error_code=time-is-up)
   type: list
   elements: str
   sample: ["tainted gpu.nvidia.com/gpu-node-1/*", "evicted default/training-0"]
 rules:
-  description: The rules of the operation; with O(state=open) those that were lifted.
+  description: The rules of the operation. With O(state=open), the removed rules.
   returned: success, and on failure with RV(error_code=time-is-up)
   type: list
   elements: dict
   contains: &rule
     name:
-      description: Name of the DeviceTaintRule.
+      description: The name of the DeviceTaintRule.
       type: str
       returned: success
       sample: dra-accelerators-drain-0f8b1c2d3e4f5a6b
     operation:
-      description: The operation that it is of.
+      description: The operation of the rule.
       type: str
       returned: success
       sample: driver-580
     node:
-      description: The Node.
+      description: The name of the Node.
       type: str
       returned: success
       sample: gpu-node-1
     driver:
-      description: The driver.
+      description: The name of the driver.
       type: str
       returned: success
       sample: gpu.nvidia.com
     pool:
-      description: The pool.
+      description: The name of the pool.
       type: str
       returned: success
       sample: gpu-node-1
     device:
-      description: The device; empty for all of the pool.
+      description: The name of the device, or empty for all devices of the pool.
       type: str
       returned: success
       sample: ""
     since:
-      description: Since when it is there.
+      description: The creation time of the rule.
       type: str
       returned: success
       sample: "2026-11-23T12:00:00Z"
     renewed:
-      description: When a later run has gone on with it; empty where none has.
+      description: The last time when a later run resumed the operation, or empty if no run did.
       type: str
       returned: success
       sample: ""
 other_drains:
-  description: Rules of other operations on this node, which were left alone.
+  description: The rules of other operations on this node. The module does not change them.
   returned: success, and on failure with RV(error_code=time-is-up)
   type: list
   elements: dict
   contains: *rule
 claims:
-  description: The claims that held the devices at the first look.
+  description: The claims that held the devices at the start of the run.
   returned: O(state=drained), on success and on failure with RV(error_code=blocked) and RV(error_code=time-is-up)
   type: list
   elements: dict
   contains:
     namespace:
-      description: Namespace of the claim.
+      description: The namespace of the claim.
       type: str
       returned: success
       sample: default
     name:
-      description: Name of the claim.
+      description: The name of the claim.
       type: str
       returned: success
       sample: training-0-gpu-x7k2p
     devices:
-      description: Those of its devices that are drained, as driver, pool and name.
+      description: The drained devices of the claim, as driver, pool, and name.
       type: list
       elements: str
       returned: success
       sample: [gpu.nvidia.com/gpu-node-1/gpu-3]
     pods:
-      description: The pods that it was reserved for.
+      description: The pods for which the claim was reserved.
       type: list
       elements: str
       returned: success
       sample: [training-0]
     tolerates:
-      description: Whether it tolerates the taint, so that it can get the devices again.
+      description: Whether the claim tolerates the taint and can be allocated the devices again.
       type: bool
       returned: success
       sample: false
 pods:
-  description: The pods that had not ended at the first look, and had a claim that holds one of the devices.
+  description: The pods with a claim that held one of the devices at the start of the run, without ended pods.
   returned: O(state=drained), on success and on failure with RV(error_code=blocked) and RV(error_code=time-is-up)
   type: list
   elements: dict
   contains:
     namespace:
-      description: Namespace of the pod.
+      description: The namespace of the pod.
       type: str
       returned: success
       sample: default
     name:
-      description: Name of the pod.
+      description: The name of the pod.
       type: str
       returned: success
       sample: training-0
     uid:
-      description: Its UID.
+      description: The UID of the pod.
       type: str
       returned: success
       sample: 0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
     claims:
-      description: Names of its claims that hold devices.
+      description: The names of its claims that hold the devices.
       type: list
       elements: str
       returned: success
       sample: [training-0-gpu-x7k2p]
     owner:
-      description: Kind and name of what makes another one when it goes; empty for nothing.
+      description: The kind and name of the controller that creates a replacement, or empty for a pod without a controller.
       type: str
       returned: success
       sample: StatefulSet/training
     deleting:
-      description: Whether it was ending already.
+      description: Whether the pod was already terminating.
       type: bool
       returned: success
       sample: false
 evicted:
-  description: The pods that were evicted, or would be, those included that came in between.
+  description: The evicted pods, including pods that started during the run. In check mode, the pods to evict.
   returned: success, and on failure with RV(error_code=time-is-up)
   type: list
   elements: str
   sample: [default/training-0]
 published:
-  description: The drivers and pools of the node of which devices were published at the last look.
+  description: The drivers and pools of the node with published devices at the last check.
   returned: success with O(state=drained)
   type: list
   elements: str
   sample: [gpu.nvidia.com/gpu-node-1]
 waited:
-  description: How long it was waited until nobody had the devices, or until they were published, in seconds.
+  description: How long the module waited for the release or the publication of the devices, in seconds.
   returned: success
   type: float
   sample: 12.0
 blocked:
-  description: Who still had devices when the time was over.
+  description: The holders of devices when O(timeout) expired.
   returned: failure with RV(error_code=time-is-up)
   type: list
   elements: dict
   contains:
     pod:
-      description: Namespace and name of the pod; empty for a claim that no pod that runs has.
+      description: The namespace and name of the pod, or empty for a claim without a running pod.
       type: str
       returned: always
       sample: default/training-0
     claims:
-      description: Its claims.
+      description: The claims of the pod.
       type: list
       elements: str
       returned: always
       sample: [training-0-gpu-x7k2p]
     reason:
-      description: Why it is still there, as far as that is known.
+      description: The reason why the holder still has the devices, if it is known.
       type: str
       returned: always
       sample: "Cannot evict pod as it would violate the pod's disruption budget."
 problems:
-  description: What is in the way, each with C(code), C(text), C(remedy) and C(blocks). A real run fails then, and has changed nothing.
+  description: The problems that prevent the drain, each with C(code), C(text), C(remedy), and C(blocks). Without check mode, they are an error.
   returned: success with O(state=drained), and on failure with RV(error_code=blocked)
   type: list
   elements: dict
   sample:
     - {code: no-controller, text: "default/alone: no controller makes another pod.", remedy: Delete what is not needed., blocks: true}
 error_code:
-  description: A stable word for the kind of the error, such as C(blocked), C(time-is-up), C(no-device), C(no-node) or C(api-version).
+  description: A stable error code, such as V(blocked), V(time-is-up), V(no-device), V(no-node), or V(api-version).
   returned: failure
   type: str
   sample: blocked
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -359,9 +367,14 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Asked, Consent
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain_run import Blocked, Done, Drainer, TimeIsUp
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Asked, Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_run import (
+    Blocked,
+    Done,
+    Drainer,
+    TimeIsUp,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     ApiError,
@@ -386,6 +399,7 @@ def argument_spec() -> dict[str, Any]:
         "devices": names,
         "overlapping": {"type": "bool", "default": False},
         "claims": names,
+        "held_claims": {"type": "list", "elements": "str"},
         "evict": {"type": "bool"},
         "evict_unmanaged": {"type": "bool", "default": False},
         "grace_period": {"type": "int"},
@@ -397,7 +411,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def asked_of(params: dict[str, Any]) -> Asked:
-    """Return what is asked for; pure."""
+    """Return the requested drain. No side effects."""
     return Asked(
         node=params["node"] or "",
         operation=params["operation"],
@@ -410,12 +424,12 @@ def asked_of(params: dict[str, Any]) -> Asked:
 
 
 def texts(values: dict[str, Any]) -> dict[str, str]:
-    """Return attributes as texts, as YAML reads some as numbers; pure."""
+    """Return attributes as strings, because YAML reads some as numbers. No side effects."""
     return {str(name): str(value) for name, value in values.items()}
 
 
 def result(done: Done) -> dict[str, Any]:
-    """Return what the module says; pure."""
+    """Return the module's result. No side effects."""
     answer: dict[str, Any] = {
         "changed": bool(done.steps),
         "steps": done.steps,
@@ -444,9 +458,10 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             timeout=params["timeout"],
             grace_period=params["grace_period"],
             dry=module.check_mode,
+            held=params["held_claims"],
         )
     except ApiError as error:
-        # Where there can be no rules, there are none to lift.
+        # If the server serves no rules, there are none to remove.
         if error.code == "api-version" and params["state"] == "open":
             return result(Done())
         raise

@@ -9,12 +9,12 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_plugin_leftovers
 version_added: 0.1.0
-short_description: Remove sockets that a vendor's device plugin has left behind
+short_description: Remove unused sockets of vendor device plugins
 description:
-  - Removes sockets of vendors' device plugins from the kubelet's folder C(device-plugins) that nobody serves any more, as one that was killed
-    leaves them. The node driver, and the pre-flight, take a socket there for a plugin that runs.
-  - Whether somebody serves a socket is told by a connection to it. Sockets that are served, those of this collection's own driver and the
-    kubelet's are left as they are, and so is everything whose name is none of a vendor's plugin's.
+  - Removes sockets of vendor device plugins from the kubelet's directory C(device-plugins) if no process serves them. A killed device plugin
+    leaves such a socket. For the node driver and the preflight check, a socket in this directory means that a plugin is running.
+  - The module connects to each socket to determine whether a process serves it. It does not remove served sockets, the sockets of this
+    collection's driver and of the kubelet, or files without the name of a vendor's plugin.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -26,7 +26,7 @@ attributes:
   diff_mode:
     support: none
     details:
-      - The paths that are returned say what changes.
+      - RV(removed) contains the changes.
   idempotent:
     support: full
   platform:
@@ -34,7 +34,7 @@ attributes:
     platforms: linux
 options:
   kubelet_root:
-    description: The kubelet's root folder.
+    description: The kubelet's root directory.
     type: path
     default: /var/lib/kubelet
 seealso:
@@ -42,19 +42,19 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Remove what a device plugin has left that was killed
+- name: Remove the sockets of killed device plugins
   dra.accelerators.device_plugin_leftovers:
 """
 
 RETURN = r"""
 removed:
-  description: The sockets that were removed, or would be in check mode.
+  description: The removed sockets. In check mode, the sockets to remove.
   returned: success
   type: list
   elements: str
   sample: [/var/lib/kubelet/device-plugins/nvidia-gpu.sock]
 served:
-  description: The sockets of vendors' plugins that somebody serves.
+  description: The sockets of vendor device plugins that a process serves.
   returned: success
   type: list
   elements: str
@@ -66,8 +66,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._migration.resource_names import FACTS
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._resource_meanings import FACTS
 
 PREFIXES = tuple(prefix for each in FACTS for prefix in each.device_plugins)
 SECONDS = 2.0
@@ -78,7 +78,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def is_served(path: Path) -> bool:
-    """Whether somebody takes connections of a socket; whoever is only slow does."""
+    """Return whether a process accepts connections on a socket. A timeout counts as a slow process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(SECONDS)
         try:

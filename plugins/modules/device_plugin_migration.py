@@ -9,19 +9,19 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_plugin_migration
 version_added: 0.1.0
-short_description: Move a node from a device plugin to claims, or back
+short_description: Migrate a node from a device plugin to claims, or back
 description:
-  - Does what a move needs of the cluster. Between O(state=closed) and O(state=open) the node's own driver is changed, which the role
-    P(dra.accelerators.device_plugin_migration#role) and its playbook do.
-  - V(closed) gives the Node a taint, evicts the pods that have devices in the former way, and no others, by the Eviction API, which keeps to
-    PodDisruptionBudgets, and keeps the DaemonSets of device plugins off the node that are named in O(plugins).
-  - V(open) waits until the node gives its devices away in the new way, and takes the taint away.
-  - A node that is there already is left as it is. A run that was cut short is gone on with by the same call.
+  - Makes the changes to the cluster for a migration. The role P(dra.accelerators.device_plugin_migration#role) and its playbook change the node's
+    driver between O(state=closed) and O(state=open).
+  - V(closed) adds a taint to the Node, evicts only the pods that use devices in the previous way, and keeps the DaemonSets of device plugins in
+    O(plugins) off the node. Evictions use the Eviction API, which respects PodDisruptionBudgets.
+  - V(open) waits until the node offers its devices in the new way, and removes the taint.
+  - The module does not change a node that is already migrated. The same call resumes an interrupted run.
 notes:
-  - Needs the permissions to get and patch nodes and their status; to list pods, resourceslices, resourceclaims and deviceclasses; to create
-    C(pods/eviction); to list, get and update daemonsets; and with O(state=prepared) and O(state=absent) to create, update and delete
-    deviceclasses.
-  - Taint, labels and annotation bear names of this collection's own, and are written by the field manager C(dra-accelerators-migration).
+  - Requires the permissions to get and patch C(nodes) and C(nodes/status), to list C(pods), C(resourceslices), C(resourceclaims), and
+    C(deviceclasses), to create C(pods/eviction), and to list, get, and update C(daemonsets). O(state=prepared) and O(state=absent) also require
+    the permissions to create, update, and delete C(deviceclasses).
+  - The taint, the labels, and the annotation have names of this collection. The field manager is C(dra-accelerators-migration).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -32,11 +32,11 @@ attributes:
   check_mode:
     support: full
     details:
-      - Says which steps are left of the state that is asked for, which pods are in the way and which of them would be evicted. Nothing is waited for.
+      - The module returns the remaining steps of O(state), the pods that use devices in the previous way, and the pods to evict. It does not wait.
   diff_mode:
     support: none
     details:
-      - The steps say what changes.
+      - RV(steps) contains the changes.
   idempotent:
     support: full
   platform:
@@ -45,10 +45,11 @@ attributes:
 options:
   state:
     description:
-      - V(prepared) has a DeviceClass with the name of each resource in C(extendedResourceName) for which there is none, of those that nodes offer
-        and pods ask for. Whole GPUs are served by the class C(gpu.nvidia.com), partitions by one for each profile.
-      - V(closed) and V(open) are the two halves of a node's move.
-      - V(absent) takes away what a move has left for all nodes, where no node is on claims or marked any more.
+      - V(prepared) creates a DeviceClass for each device plugin resource that nodes offer or pods request, unless a class already has the resource
+        in C(extendedResourceName). The class C(gpu.nvidia.com) serves whole GPUs. Partitions have one class for each profile.
+      - V(closed) and V(open) are the two halves of a node's migration.
+      - V(absent) removes the migration's changes to the DaemonSets and its DeviceClasses. It does not remove the DaemonSet changes while a node
+        has the label C(dra.accelerators/device-plugin=off), and the classes while a node publishes devices for claims.
     type: str
     required: true
     choices:
@@ -57,10 +58,10 @@ options:
       - open
       - absent
   node:
-    description: Name of the Node. Needed for V(closed) and V(open).
+    description: The name of the Node. Required for O(state=closed) and O(state=open).
     type: str
   direction:
-    description: V(forward) is from device plugins to claims, V(back) the other way.
+    description: V(forward) migrates from a device plugin to claims. V(back) migrates from claims to a device plugin.
     type: str
     default: forward
     choices:
@@ -68,33 +69,34 @@ options:
       - back
   plugins:
     description:
-      - DaemonSets, as namespace and name, that may be kept off the node. V(*) is for all that serve device plugins there.
-      - A DaemonSet that nobody controls gets a requirement in its node affinity by which its pods stay off nodes with the label
-        C(dra.accelerators/device-plugin=off). If its update strategy is C(RollingUpdate), its pods on other nodes start again, one after another; pods
-        that have devices keep them.
-      - One that has a label of its operator's in its node selector (C(nvidia.com/gpu.deploy.device-plugin)) is kept off by that.
+      - The DaemonSets, as C(namespace/name), that the module can keep off the node. V(*) allows all DaemonSets that serve device plugins there.
+      - If a DaemonSet has no owner, the module adds a requirement to its node affinity that excludes nodes with the label
+        C(dra.accelerators/device-plugin=off). With the update strategy C(RollingUpdate), its pods on other nodes restart one after another. Pods
+        with devices keep them.
+      - If a DaemonSet has a label of its operator in its node selector (C(nvidia.com/gpu.deploy.device-plugin)), the module sets this label on
+        the Node instead.
     type: list
     elements: str
     default: []
   evict:
     description:
-      - Whether pods that have devices in the former way may be evicted. Otherwise the module refuses a node with such pods, and with
-        V(no-consent) in O(accept) waits until they have ended.
+      - Whether to evict pods that use devices in the previous way. With V(false), the module rejects a node with such pods. With
+        V(no-consent) in O(accept), it waits until these pods have ended.
     type: bool
     default: false
   evict_unmanaged:
-    description: Whether that holds for pods without a controller too, of which nobody makes another one.
+    description: Whether O(evict=true) also evicts pods without a controller. No controller creates replacements for them.
     type: bool
     default: false
   accept:
-    description: Codes of problems that are accepted. M(dra.accelerators.device_plugin_migration_info) has them.
+    description: The codes of problems to accept. M(dra.accelerators.device_plugin_migration_info) returns the problems.
     type: list
     elements: str
     default: []
   back_to:
     description:
-      - With O(direction=back), what the node goes back to. V(own) is the device plugin of this collection's node driver, V(foreign) the one that was
-        there. V(auto) is what the Node says that it had, and V(own) where it says nothing.
+      - With O(direction=back), the device plugin for the node. V(own) is the device plugin of this collection's node driver. V(foreign) is the
+        device plugin that the node had before. V(auto) selects V(foreign) if the Node has or had another device plugin, otherwise V(own).
     type: str
     default: auto
     choices:
@@ -102,11 +104,11 @@ options:
       - own
       - foreign
   timeout:
-    description: How long each thing is waited for (pods that go, a plugin that goes or comes, devices that are published), in seconds.
+    description: The maximum wait for each state, in seconds. States are the end of pods, the stop or the start of a plugin, and the publication of devices.
     type: int
     default: 900
   kubelet_root:
-    description: The kubelet's root folder.
+    description: The kubelet's root directory.
     type: path
     default: /var/lib/kubelet
 seealso:
@@ -115,12 +117,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Have classes for everything that pods ask for
+- name: Create DeviceClasses for the requested resources
   dra.accelerators.device_plugin_migration:
     state: prepared
   delegate_to: localhost
 
-- name: Take a node out of its device plugin's hands
+- name: Evict pods with devices and keep the device plugin off the node
   dra.accelerators.device_plugin_migration:
     state: closed
     node: gpu-node-1
@@ -128,12 +130,12 @@ EXAMPLES = r"""
     evict: true
     timeout: 1800
 
-- name: Let pods come when its devices are published
+- name: Allow pods on the node when its devices are published for claims
   dra.accelerators.device_plugin_migration:
     state: open
     node: gpu-node-1
 
-- name: Say who would have to go if it went back
+- name: List the pods to evict before the node migrates back
   dra.accelerators.device_plugin_migration:
     state: closed
     node: gpu-node-1
@@ -144,58 +146,58 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, a line each. What is between the two halves of a move is in neither.
+  description: The performed changes, one line each. In check mode, the expected changes. The change of the node's driver is not included.
   returned: success
   type: list
   elements: str
   sample: ["gave Node gpu-node-1 the taint dra.accelerators/migration=forward", "evicted default/training-0"]
 evicted:
-  description: The pods that were evicted, or would be.
+  description: The evicted pods. In check mode, the pods to evict.
   returned: success
   type: list
   elements: str
   sample: [default/training-0]
 in_the_way:
-  description: The pods that had devices in the former way at the beginning, also those that are not evicted but waited for.
+  description: The pods that used devices in the previous way at the start of the run, including pods that the module does not evict.
   returned: success
   type: list
   elements: str
   sample: [default/training-0]
 settled:
-  description: Whether there was nothing to do for this module, so that after a look in check mode no real run is needed.
+  description: Whether the module had nothing to change and nothing to wait for. If it is true in check mode, a run without check mode is not necessary.
   returned: success
   type: bool
   sample: false
 kind:
-  description: Whose device plugin the node has or had, V(own), V(foreign), V(unknown) or V(none).
+  description: The device plugin that the node has or had, V(own), V(foreign), V(unknown), or V(none).
   returned: success with O(state=closed) and O(state=open)
   type: str
   sample: foreign
 problems:
-  description: What is in the way, each with C(code), C(text), C(remedy) and C(blocks).
+  description: The problems that prevent the migration, each with C(code), C(text), C(remedy), and C(blocks).
   returned: failure with RV(error_code=blocked)
   type: list
   elements: dict
   sample:
     - {code: plugin-not-named, text: "The DaemonSet a/b serves device plugins on this node.", remedy: Name it in plugins., blocks: true}
 pods:
-  description: The pods that still had devices when the time was over.
+  description: The pods that still had devices when O(timeout) expired.
   returned: failure with RV(error_code=time-is-up)
   type: list
   elements: str
   sample: [default/training-0]
 error_code:
-  description: A stable word for the kind of the error, such as C(blocked), C(time-is-up), C(gate-off) or C(foreign-class).
+  description: A stable error code, such as V(blocked), V(time-is-up), V(gate-off), or V(foreign-class).
   returned: failure
   type: str
   sample: blocked
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -204,14 +206,14 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_ask as asking
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_run as running
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._migration_nodes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
+from ansible_collections.dra.accelerators.plugins.module_utils._migration.node_plan import (
     AUTO,
     BACK,
     FOREIGN,

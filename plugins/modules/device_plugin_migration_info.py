@@ -9,17 +9,19 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_plugin_migration_info
 version_added: 0.1.0
-short_description: Show what a move from device plugins to claims means for a cluster
+short_description: Plan the migration of a cluster from device plugins to claims
 description:
-  - Finds pods, workloads, quotas and limit ranges that ask for accelerators by the resources of device plugins (C(nvidia.com/gpu),
-    C(nvidia.com/mig-1g.10gb), C(huawei.com/Ascend910) and so on), and says what becomes of each.
-  - Finds the device plugins themselves, by what they are. They are DaemonSets whose pods have the kubelet's folder C(device-plugins).
-  - For each node, says which steps are left to move it, which pods would be evicted, and what is in the way.
-  - Names of a vendor's domain that are none of its device plugin's, such as those of network adapters, are not looked at.
+  - Finds pods, workloads, quotas, and limit ranges with resources of device plugins, such as C(nvidia.com/gpu), C(nvidia.com/mig-1g.10gb),
+    or C(huawei.com/Ascend910), and returns the effect of the migration on each of them.
+  - Finds device plugins independent of their names. They are DaemonSets whose pods mount the kubelet's directory C(device-plugins).
+  - Returns for each node the remaining steps, the pods to evict, and the problems that prevent the migration.
+  - Ignores other resources in a vendor's domain, such as those of network adapters.
 notes:
-  - Needs the permissions to list nodes, pods, resourcequotas, limitranges, replicationcontrollers, deployments, statefulsets, daemonsets,
-    replicasets, jobs, cronjobs, deviceclasses, resourceslices and resourceclaims in all namespaces. To learn whether the API server keeps
-    the extended resource of a class, it needs to create deviceclasses; that is a dry run, and nothing is stored.
+  - Requires the permissions to list C(nodes), C(pods), C(resourcequotas), C(limitranges), C(replicationcontrollers), C(deployments),
+    C(statefulsets), C(daemonsets), C(replicasets), C(jobs), C(cronjobs), C(deviceclasses), C(resourceslices), and C(resourceclaims) in all
+    namespaces.
+  - Requires the permission to create C(deviceclasses) to determine whether the API server keeps the extended resource of a class. This request is
+    a dry run and stores nothing.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -33,12 +35,12 @@ attributes:
     platforms: posix
 options:
   nodes:
-    description: Names of the nodes for which there are to be plans. Without any, all that have something to do with it.
+    description: The names of the nodes to plan for. By default, all nodes that have or had a device plugin, and nodes with remaining steps.
     type: list
     elements: str
     default: []
   direction:
-    description: V(forward) is from device plugins to claims, V(back) the other way.
+    description: V(forward) migrates from device plugins to claims. V(back) migrates from claims to device plugins.
     type: str
     default: forward
     choices:
@@ -46,27 +48,27 @@ options:
       - back
   plugins:
     description:
-      - DaemonSets, as namespace and name, that may be kept off nodes. V(*) is for all that are found.
+      - The DaemonSets, as C(namespace/name), that the migration can keep off nodes. V(*) allows all DaemonSets that serve device plugins.
     type: list
     elements: str
     default: []
   evict:
-    description: Whether pods that have devices in the former way may be evicted.
+    description: Whether the migration can evict pods that use devices in the previous way.
     type: bool
     default: false
   evict_unmanaged:
-    description: Whether that holds for pods without a controller too, of which nobody makes another one.
+    description: Whether O(evict=true) also applies to pods without a controller. No controller creates replacements for them.
     type: bool
     default: false
   accept:
-    description: Codes of problems that are accepted; see RV(nodes).
+    description: The codes of problems to accept. RV(nodes) contains the problems.
     type: list
     elements: str
     default: []
   back_to:
     description:
-      - With O(direction=back), what nodes go back to. V(own) is the device plugin of this collection's node driver, V(foreign) the one that was
-        there. V(auto) is what the Node says that it had, and V(own) where it says nothing.
+      - With O(direction=back), the device plugin for the nodes. V(own) is the device plugin of this collection's node driver. V(foreign) is the
+        device plugin that a node had before. V(auto) selects V(foreign) if the Node has or had another device plugin, otherwise V(own).
     type: str
     default: auto
     choices:
@@ -74,7 +76,7 @@ options:
       - own
       - foreign
   kubelet_root:
-    description: The kubelets' root folder.
+    description: The root directory of the kubelets.
     type: path
     default: /var/lib/kubelet
 seealso:
@@ -83,18 +85,18 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: See what a move to claims means
+- name: Plan the migration of all nodes to claims
   dra.accelerators.device_plugin_migration_info:
   delegate_to: localhost
 
-- name: See what is in the way of two nodes whose device plugin may go, and whose pods may be evicted
+- name: Plan the migration of two nodes with allowed evictions
   dra.accelerators.device_plugin_migration_info:
     nodes: [gpu-node-1, gpu-node-2]
     plugins: [gpu-operator/nvidia-device-plugin-daemonset]
     evict: true
   register: move
 
-- name: See who would have to go if a node went back
+- name: List the pods to evict before a node migrates back
   dra.accelerators.device_plugin_migration_info:
     nodes: [gpu-node-1]
     direction: back
@@ -102,81 +104,83 @@ EXAMPLES = r"""
 
 RETURN = r"""
 pods:
-  description: The pods that ask for resources of device plugins, each once.
+  description: The pods that request resources of device plugins.
   returned: success
   type: list
   elements: dict
   contains:
     namespace:
-      description: Its namespace.
+      description: The namespace of the pod.
       type: str
       returned: success
       sample: default
     name:
-      description: Its name.
+      description: The name of the pod.
       type: str
       returned: success
       sample: training-0
     node:
-      description: The node that it is on; empty while it is on none.
+      description: The node of the pod, or empty for a pod without a node.
       type: str
       returned: success
       sample: gpu-node-1
     way:
-      description: How it has them. V(plugin), V(claims), V(waits) for a node, or V(done).
+      description: The source of the pod's devices. V(plugin) is a device plugin, and V(claims) are claims. V(waits) is a pending pod, and V(done) an ended pod.
       type: str
       returned: success
       sample: plugin
     owner:
-      description: Who makes another one when it goes; empty where nobody does.
+      description: The controller that creates a replacement, or empty for a pod without a controller.
       type: str
       returned: success
       sample: Deployment/training
     resources:
-      description: What it asks for.
+      description: The requested resources with their amounts.
       type: dict
       returned: success
       sample: {"nvidia.com/gpu": 2}
     becomes:
-      description: What becomes of each resource.
+      description: The replacement of each resource after the migration.
       type: dict
       returned: success
       sample: {"nvidia.com/gpu": "the same name in the pod; the DeviceClass gpu.nvidia.com serves it, which is there"}
     problems:
-      description: What a person should know, each with C(code), C(text), C(remedy) and C(blocks).
+      description: The problems of the pod, each with C(code), C(text), C(remedy), and C(blocks).
       type: list
       elements: dict
       returned: success
       sample: []
 workloads:
-  description: Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs and CronJobs whose pods ask for such resources.
+  description: The Deployments, StatefulSets, DaemonSets, ReplicaSets, ReplicationControllers, Jobs, and CronJobs whose pods request such resources.
   returned: success
   type: list
   elements: dict
   sample:
     - {kind: Deployment, namespace: default, name: training, replicas: 2, resources: {"nvidia.com/gpu": 1}, becomes: {}, problems: []}
 quotas:
-  description: ResourceQuotas that count devices or claims, entry by entry, with what each counts from then on.
+  description: The ResourceQuotas that count devices or claims. C(becomes) of each entry is its effect after the migration.
   returned: success
   type: list
   elements: dict
   sample:
     - {namespace: default, name: gpus, entries: [{entry: requests.nvidia.com/gpu, hard: "4", used: "2", becomes: stays}], problems: []}
 limit_ranges:
-  description: LimitRanges that limit such resources.
+  description: The LimitRanges that limit such resources.
   returned: success
   type: list
   elements: dict
   sample: []
 resources:
-  description: What serves each resource by claims, the C(device_class), whether that C(exists), and the same in words (C(becomes)).
+  description: For each resource, the C(device_class) that serves it after the migration, whether this class C(exists), and both as a sentence (C(becomes)).
   returned: success
   type: dict
   sample: {"nvidia.com/mig-1g.10gb": {"device_class": "mig-1g.10gb.nvidia.com", "exists": false, "becomes": "a class is written"}}
 plugins:
   description:
-    - DaemonSets that serve device plugins, with the C(nodes) where they have a pod, whether they are C(ours), and the C(way) they are kept off
-      a node (C(affinity), a C(label) that their operator knows, or none because their C(owner) would undo it).
+    - The DaemonSets that serve device plugins. C(nodes) are the nodes with a pod of the DaemonSet. C(ours) is true for DaemonSets of this
+      collection.
+    - C(way) is the method that keeps the DaemonSet off a node, V(affinity), V(label) for a C(label) that its operator reads, or V(none) if its
+      C(owner) would undo every change.
   returned: success
   type: list
   elements: dict
@@ -184,45 +188,46 @@ plugins:
     - {namespace: kube-system, name: nvidia-device-plugin, ours: false, nodes: [gpu-node-1], way: affinity, label: "", owner: "", kept_off: false}
 nodes:
   description:
-    - By node, what it is (C(kind), C(own) or C(foreign) for whose device plugin it has), whether it is C(done), the C(steps) that are left, with
-      their C(pods), and the C(problems), of which those that C(blocks) have to be done away with or accepted by their C(code).
+    - The plan of each node. C(kind) is the device plugin that the node has, such as C(own) or C(foreign). C(done) is true for a migrated node.
+      C(steps) are the remaining steps with their C(pods).
+    - C(problems) are the problems of the node. Problems with C(blocks) must be solved, or accepted by their C(code), before the migration.
   returned: success
   type: dict
   sample: {"gpu-node-1": {"kind": "foreign", "done": false, "steps": [], "problems": []}}
 blocked:
-  description: Everything that is in the way, a line each.
+  description: All problems that prevent the migration, one line each.
   returned: success
   type: list
   elements: str
   sample: []
 leftovers:
-  description: What runs have left that were cut short.
+  description: The remaining changes of interrupted runs and of deleted nodes.
   returned: success
   type: list
   elements: str
   sample: []
 gate:
-  description: Whether the API server keeps the extended resource of a class (C(kept)), and why not (C(problem)).
+  description: Whether the API server keeps the extended resource of a class (C(kept)), and otherwise the reason (C(problem)).
   returned: success
   type: dict
   sample: {"kept": true, "problem": ""}
 counts:
-  description: How many pods ask for such resources, and how many have them by a plugin and by claims.
+  description: The number of pods that request such resources, and how many of them use a device plugin and how many use claims.
   returned: success
   type: dict
   sample: {"pods": 3, "by_plugin": 2, "by_claims": 0}
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: api-error
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -231,14 +236,14 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_ask as asking
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._migration_inventory import Inventory
-from ansible_collections.dra.accelerators.plugins.module_utils._migration_nodes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
+from ansible_collections.dra.accelerators.plugins.module_utils._migration.migration_inventory import Inventory
+from ansible_collections.dra.accelerators.plugins.module_utils._migration.node_plan import (
     AUTO,
     BACK,
     FOREIGN,
@@ -268,7 +273,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def plans_of(found: asking.Cluster, params: dict[str, Any]) -> tuple[Inventory, dict[str, Plan]]:
-    """Return what there is, and a plan for each node that is asked for; pure."""
+    """Return the inventory of the cluster, and a plan for each requested node. No side effects."""
     root, direction = params["kubelet_root"], params["direction"]
     stock = asking.take_stock(found, direction=direction, kubelet_root=root)
     wishes = Wishes(

@@ -9,18 +9,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_repartition
 version_added: 0.1.0
-short_description: Plan how the devices of a node get another layout under running pods, and hold those that change
+short_description: Plan the repartitioning of a node's devices and record its progress
 description:
-  - With O(state=planned) it says by what operations the devices of a node come to a layout. An operation is what is done at one go, on one device
-    or on devices that are reset together. It names the partitions that go, the claims that hold them, and those published devices that nobody may be
-    given meanwhile. Nothing is changed.
-  - With O(state=present) an operation has begun, or has come to its next step. That is written down in the state folder of the node driver, which
-    from then on prepares no claim on these devices, publishes them as it did before, and serves all others.
-  - With O(state=absent) it has ended. The driver looks at the devices and publishes what they are, at once.
-  - The playbook C(dra.accelerators.repartition) does all of it in order. The devices are changed by M(dra.accelerators.nvidia_mig) and
-    M(dra.accelerators.ascend_vnpu), and pods are evicted by M(dra.accelerators.device_drain).
+  - With O(state=planned), the module returns the operations that change the devices of a node to a layout. An operation is one change of a
+    single device, or of devices that are reset together. It contains the partitions to delete, the claims that hold them, and the published
+    devices that must not be allocated during the change. The module changes nothing.
+  - With O(state=present), the module records in the state directory of the node driver that an operation or its next step has begun. From then
+    on, the driver does not prepare claims on these devices. It publishes them as before, and serves all other devices.
+  - With O(state=absent), the module removes the record. The driver then immediately scans the devices and publishes their current state.
+  - The playbook C(dra.accelerators.repartition) runs all steps in order. M(dra.accelerators.nvidia_mig) and M(dra.accelerators.ascend_vnpu) change
+    the devices. M(dra.accelerators.device_drain) evicts pods.
 notes:
-  - Needs root on the node.
+  - Requires root on the node.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -34,59 +34,65 @@ attributes:
   diff_mode:
     support: full
     details:
-      - With O(state=planned) one entry for each device that will change; otherwise the record before and after.
+      - With O(state=planned), the diff has one entry for each device that changes. With other states, it shows the record before and after.
   idempotent:
     support: full
     details:
-      - A record that says the same is written again only when more than a tenth of its time is over.
+      - The module rewrites an identical record only if more than a tenth of O(seconds) has passed.
   platform:
     support: full
     platforms: linux
 options:
   state:
     description:
-      - V(planned) plans. V(present) writes the record of an operation, and V(absent) removes it.
+      - V(planned) returns the plan. V(present) writes the record of an operation, and V(absent) removes it.
     type: str
     choices: [planned, present, absent]
     default: planned
   layout:
     description:
-      - Rules that say what the devices are to become, as in M(dra.accelerators.nvidia_mig). Needed for O(state=planned).
+      - The rules of the desired layout, as in M(dra.accelerators.nvidia_mig). Required for O(state=planned).
     type: list
     elements: dict
   former_layout:
     description:
-      - The current rules of the node driver. By default they are read from the files that the roles M(dra.accelerators.nvidia_mig) and
-        M(dra.accelerators.ascend_vnpu) have written.
+      - The current rules of the node driver. By default, the module reads them from the files of the roles M(dra.accelerators.nvidia_mig) and
+        M(dra.accelerators.ascend_vnpu).
     type: list
     elements: dict
   pods:
     description:
-      - How many pods have a claim, by the claim's namespace and name joined by a slash. A claim that is not named counts as one.
+      - The number of pods of each claim, by the claim's C(namespace/name). Other claims count as one pod.
     type: dict
     default: {}
   prefer:
     description:
-      - What is disturbed the least, before anything else, where there are several ways to a layout. With V(pods) the pods that have what goes, and
-        then partitions; with V(partitions) the other way round.
+      - The first criterion if there are several ways to reach a layout. V(pods) minimizes the affected pods, and then the deleted partitions.
+        V(partitions) minimizes the deleted partitions, and then the affected pods.
     type: str
     choices: [pods, partitions]
     default: pods
   reset:
     description:
-      - Whether devices whose mode changes only by a reset can be reset. If it is not set, the module rejects an operation that needs a reset.
+      - Whether to reset devices whose mode changes only by a reset. If it is not set, the module rejects an operation that needs a reset.
     type: str
     choices: [never, when_needed]
   settings:
     description:
-      - Rules of settings, as in M(dra.accelerators.nvidia_gpu). Of these, what changes only while nobody uses the GPU becomes a part of the plan. That is
-        C(ecc), which needs a reset, and a C(compute_mode) other than V(Default). All others are passed over.
+      - Rules of settings, as in M(dra.accelerators.nvidia_gpu). The plan contains only settings that require an unused GPU. These are C(ecc), which
+        needs a reset, and a C(compute_mode) other than V(Default). The module ignores all other settings.
     type: list
     elements: dict
     default: []
+  boot_settings:
+    description:
+      - The current rules of settings for the next boot. By default, the module reads them from the file of the role
+        P(dra.accelerators.nvidia_settings#role).
+    type: list
+    elements: dict
   settings_reset:
     description:
-      - Whether GPUs can be reset for a change of C(ecc). If it is not set, the module rejects such an operation. With V(never) the
+      - Whether to reset GPUs for a change of C(ecc). If it is not set, the module rejects such an operation. With V(never) the
         plan does not contain ECC, and the change takes effect at the next reboot.
     type: str
     choices: [never, when_needed]
@@ -96,63 +102,78 @@ options:
     elements: str
     choices: [ascend, nvidia]
   driver:
-    description: The name of the driver that publishes the devices. Needed for O(state=present) and O(state=absent).
+    description: The name of the driver that publishes the devices. Required for O(state=present) and O(state=absent).
     type: str
   operation:
     description:
-      - The name of the operation. Needed for O(state=present). With O(state=absent) the record of another operation stays; without it
-        every record goes.
+      - The name of the operation. Required for O(state=present).
+      - With O(state=absent), the module removes only the record of this operation. If it is not set, the module removes any record.
     type: str
   devices:
-    description: The UUIDs of the devices. Needed for O(state=present).
+    description: The UUIDs of the devices. Required for O(state=present).
     type: list
     elements: str
   names:
-    description: The names of published devices that nobody may be given meanwhile, for the record.
+    description: For the record, the names of published devices that must not be allocated during the operation.
     type: list
     elements: str
     default: []
   wanted:
-    description: Rules for these devices that say what they are to become, for the record.
+    description: For the record, the rules of the desired layout of these devices.
     type: list
     elements: dict
     default: []
   former:
     description:
-      - Rules for these devices that say what they are before the operation. What the record of the same operation says already stays.
+      - For the record, the rules of the previous layout of these devices. An existing record of the same operation keeps its rules.
     type: list
     elements: dict
     default: []
+  former_settings:
+    description:
+      - The rules of the settings that the operation changes, with their previous values, as in RV(operations[].former_settings). By default, the
+        record of the same operation keeps its rules.
+    type: list
+    elements: dict
+  former_boot_settings:
+    description:
+      - The previous rules of settings for the next boot of these devices, as in RV(operations[].former_boot_settings). By default, the record of
+        the same operation keeps its rules.
+    type: list
+    elements: dict
   step:
-    description: What is done next.
+    description: The next step of the operation.
     type: str
     choices: [draining, applying, publishing, reverting]
     default: draining
   reason:
     description:
-      - Which step has failed, and why, in words, where the operation goes back (O(step=reverting)) or ends without its new layout (O(state=absent)).
-      - The node driver makes an Event on the Node of each step, and says so there.
+      - The failed step and the reason, as text, for an operation that is rolled back (O(step=reverting)) or ends without its new layout
+        (O(state=absent)).
+      - The node driver creates an Event on the Node for each step. The Event contains this text.
     type: str
     default: ""
   going:
     description:
-      - The partitions that go, as RV(operations[].going) has them. With O(step=applying) it is waited until the node driver itself has unprepared
-        every claim on them, by its own store; that the claim has gone from the API server does not count, since pods that are deleted by force
-        give their claims back there before their containers have ended.
+      - The partitions to delete, as in RV(operations[].going). With O(step=applying), the module waits until the node driver has unprepared every
+        claim on them, according to the driver's store.
+      - The module does not use the claims in the API server for this. The claims of pods that are deleted by force are released there before
+        their containers have ended.
     type: list
     elements: dict
     default: []
   restarts:
-    description: Whether everything on the devices ends, as RV(operations[].restarts) says, so that it is waited for every claim of them.
+    description: Whether all use of the devices ends, as in RV(operations[].restarts). If it is true, O(going) applies to every claim on the devices.
     type: bool
     default: false
   unprepare_timeout:
-    description: How many seconds it is waited for that. Then the module fails and names the claims, and the step is not begun.
+    description: The maximum wait for unprepared claims, in seconds. After that, the module fails and returns the claims. It does not begin the step.
     type: int
     default: 300
   seconds:
     description:
-      - For how long the devices are held from now on, at most six hours. A run that is killed holds them no longer than that.
+      - The validity of the record from now on, in seconds, at most six hours. After this time, the driver prepares claims on the devices again, for
+        example after a killed run.
     type: int
     default: 1800
 seealso:
@@ -162,7 +183,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Say what a new layout means on this node
+- name: Plan the change to a new layout
   dra.accelerators.device_repartition:
     layout:
       - match: {index: 0}
@@ -170,7 +191,7 @@ EXAMPLES = r"""
         partitions: {3g.40gb: 1, 2g.20gb: 1, 1g.10gb: 2}
   register: planned
 
-- name: Hold a device for a quarter of an hour
+- name: Record the start of an operation for 15 minutes
   dra.accelerators.device_repartition:
     state: present
     driver: gpu.nvidia.com
@@ -187,7 +208,7 @@ EXAMPLES = r"""
     step: draining
     seconds: 900
 
-- name: Let go of whatever an earlier run has left
+- name: Remove the record of an interrupted run
   dra.accelerators.device_repartition:
     state: absent
     driver: gpu.nvidia.com
@@ -195,13 +216,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 operations:
-  description: What is done, in order. None where the devices have the layout.
+  description: The operations in order. The list is empty if the devices have the layout.
   returned: O(state=planned)
   type: list
   elements: dict
   contains:
     operation:
-      description: Its name, the same at each run for the same devices.
+      description: The name of the operation. It is the same in each run for the same devices.
       type: str
       returned: success
       sample: repartition-4c1f0a6e2b7d
@@ -211,12 +232,12 @@ operations:
       returned: success
       sample: nvidia
     driver:
-      description: The name of the driver that publishes them.
+      description: The name of the driver that publishes the devices.
       type: str
       returned: success
       sample: gpu.nvidia.com
     devices:
-      description: The devices, each with C(index), C(uuid), C(product), C(pci_address) and C(vendor).
+      description: The devices, each with C(index), C(uuid), C(product), C(pci_address), and C(vendor).
       type: list
       elements: dict
       returned: success
@@ -227,7 +248,7 @@ operations:
           pci_address: 0000:1b:00.0
           vendor: nvidia
     steps:
-      description: What is done on them, each with C(step), what it is about, and a C(description).
+      description: The steps on the devices, each with C(step), the parameters of the step, and a C(description).
       type: list
       elements: dict
       returned: success
@@ -240,38 +261,38 @@ operations:
           description: create 2g.20gb at 0:2 on GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55
     going:
       description:
-        - The partitions that go, each with C(device_uuid), C(profile), C(start), C(size), C(uuid) and the C(claims) that hold it. Those that the node
-          driver has made for a claim go with the claim.
+        - The partitions to delete, each with C(device_uuid), C(profile), C(start), C(size), C(uuid), and the C(claims) that hold it. The node driver
+          itself deletes partitions that it created for a claim when the claim ends.
       type: list
       elements: dict
       returned: success
       sample: []
     kept:
-      description: The partitions that stay, in the same form without claims.
+      description: The partitions that stay, in the same format without claims.
       type: list
       elements: dict
       returned: success
       sample: []
     claims:
-      description: The claims that have to end first, as namespace and name.
+      description: The claims that must end first, as C(namespace/name).
       type: list
       elements: str
       returned: success
       sample: ["team-a/training"]
     names:
-      description: All names under which what changes may be published.
+      description: All names under which the changed devices and partitions can be published.
       type: list
       elements: str
       returned: success
       sample: [gpu-0]
     wanted:
-      description: Rules for these devices alone, with the places that were chosen.
+      description: The rules of the desired layout for only these devices, with explicit placements.
       type: list
       elements: dict
       returned: success
       sample: []
     former:
-      description: Rules for these devices that bring back what was there before the operation was begun, by this run or an earlier one.
+      description: The rules that restore the layout from before the operation. If an earlier run began the operation, they restore the layout before that run.
       type: list
       elements: dict
       returned: success
@@ -282,117 +303,135 @@ operations:
       returned: success
       sample: false
     restarts:
-      description: Whether everything on the devices ends, partitions that come back included.
+      description: Whether all use of the devices ends, including partitions that are created again.
       type: bool
       returned: success
       sample: false
     settings:
-      description: Rules of settings that change meanwhile, for M(dra.accelerators.nvidia_gpu).
+      description: The rules of the settings that the operation changes, for M(dra.accelerators.nvidia_gpu).
       type: list
       elements: dict
       returned: success
       sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: false}]
     former_settings:
-      description: Rules that set them back.
+      description: The rules that restore the previous settings, including settings that an interrupted run of the operation has changed.
       type: list
       elements: dict
       returned: success
       sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: true}]
     emptied:
-      description: Where settings change, rules that leave nothing on the devices, in their mode.
+      description: If settings change, rules that delete all partitions of the devices and keep the mode.
       type: list
       elements: dict
       returned: success
       sample: []
     resumes:
-      description: Whether an earlier run has begun it.
+      description: Whether an earlier run has begun the operation.
       type: bool
       returned: success
       sample: false
     tells_driver:
-      description: Whether the node driver has to be told the devices' new rules, since it publishes them in another way then.
+      description: Whether the node driver needs the new rules of the devices, because it publishes the devices differently with them.
       type: bool
       returned: success
       sample: false
     driver_layout_before:
-      description: The node's layout before the operation, for the node driver and for the next boot.
+      description: The layout of the node before the operation, for the node driver and for the next boot.
       type: list
       elements: dict
       returned: success
       sample: []
     driver_layout:
-      description: The node's layout after the operation.
+      description: The layout of the node after the operation.
       type: list
       elements: dict
       returned: success
       sample: []
+    former_boot_settings:
+      description: If settings change, the previous rules of settings for the next boot of the devices, each for one device.
+      type: list
+      elements: dict
+      returned: success
+      sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: true, power_limit: 500}]
+    boot_settings_before:
+      description: If settings change, the rules of settings for the next boot before the operation.
+      type: list
+      elements: dict
+      returned: success
+      sample: []
+    boot_settings:
+      description: If settings change, these rules after the operation. Devices of later operations keep their previous rules.
+      type: list
+      elements: dict
+      returned: success
+      sample: [{match: {uuid: [GPU-0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55]}, ecc: false}]
 unfinished:
-  description: Operations that an earlier run has begun and not ended, each with C(driver), C(operation), C(devices), C(step) and more.
+  description: The records of operations that an earlier run has begun and not ended, with C(driver), C(operation), C(devices), C(step), and other keys.
   returned: O(state=planned)
   type: list
   elements: dict
   sample: []
 untouched:
-  description: The devices that no operation is about.
+  description: The devices that no operation changes.
   returned: O(state=planned)
   type: list
   elements: dict
   sample: []
 vendors:
-  description: The vendors whose devices were looked at.
+  description: The vendors of the scanned devices.
   returned: O(state=planned)
   type: list
   elements: str
   sample: [nvidia]
 rules_differ:
-  description: Whether the rules that the driver works by are others than O(layout), be there an operation or not.
+  description: Whether the current rules of the driver differ from O(layout), also if there is no operation.
   returned: O(state=planned)
   type: bool
   sample: true
 unmatched:
-  description: The devices that no rule matches.
+  description: The devices without a matching rule.
   returned: O(state=planned)
   type: list
   elements: str
   sample: []
 unread:
-  description: The devices that cannot be read, and keep what they have.
+  description: The devices that cannot be read. They do not change.
   returned: O(state=planned)
   type: list
   elements: str
   sample: []
 before:
-  description: The devices as they are, each with C(device), C(uuid), C(mode) and C(partitions).
+  description: The current state of the devices, each with C(device), C(uuid), C(mode), and C(partitions).
   returned: O(state=planned)
   type: list
   elements: dict
   sample: []
 after:
-  description: The devices when all is done, in the same form.
+  description: The state of the devices after all operations, in the same format.
   returned: O(state=planned)
   type: list
   elements: dict
   sample: []
 record:
-  description: The operation that is written down, or was.
+  description: The record of the operation. With O(state=absent), the record before the run.
   returned: O(state=present) and O(state=absent)
   type: dict
   sample: {}
 claims:
-  description: The claims that the node driver still has prepared on what goes.
+  description: The claims that the node driver still has prepared on the partitions to delete.
   returned: failure with RV(error_code=still-prepared)
   type: list
   elements: str
   sample: ["team-a/training"]
 error_code:
   description:
-    - A stable word for the kind of the error, such as V(reset-needs-consent), V(does-not-fit), V(in-use), V(still-prepared), V(other-operation) or
-      V(several).
+    - A stable error code, such as V(reset-needs-consent), V(does-not-fit), V(in-use), V(still-prepared), V(other-operation),
+      or V(several).
   returned: failure
   type: str
   sample: does-not-fit
 errors:
-  description: All errors, each with its code and what it names.
+  description: All errors, each with C(code), C(message), C(hint), and the affected objects.
   returned: when the layout is refused
   type: list
   elements: dict
@@ -407,7 +446,17 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    check_one_vendor,
+    state_directory_of,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import look_at
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_node import (
+    Vendor,
+    difference,
+    node_plan,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
     end,
@@ -415,39 +464,34 @@ from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._repartition import Vendor, difference, node_plan
-from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
-    STATE_DIRECTORY_OPTIONS,
-    check_one_vendor,
-    state_directory_of,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record as records
-from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_steps as steps
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, vendors_there
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import DeviceLocks
+from ansible_collections.dra.accelerators.plugins.module_utils.core.discovery.device_locks import DeviceLocks
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError, InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Device
-from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import parse_settings
-from ansible_collections.dra.accelerators.plugins.module_utils.core.packing import PODS, PREFERENCES
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.placement import PODS, PREFERENCES
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import progress as steps
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import record as records
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.operations import still_held
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import Moment, Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.settings_changes import Unrest, unrest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import COMPUTE_MODE, ECC
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import parse_settings
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
     prepared_claims,
     prepared_partitions,
     wake_driver,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import still_held
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Moment, Record
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_settings import Unrest, unrest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.settings import COMPUTE_MODE, ECC
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.protocol import Backend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, vendors_there
 
 PLANNED = "planned"
 PRESENT = "present"
 ABSENT = "absent"
-#: Where the roles write the layout for the next boot: all of them the whole of it.
+#: Files in which the roles write the layout for the next boot. Each file has the complete layout.
+SETTINGS_FILES = ("/etc/dra-accelerators/settings.json",)
 LAYOUT_FILES = ("/etc/dra-accelerators/layout.json", "/etc/dra-accelerators/layout-ascend.json")
-#: How long claims that are being prepared on the devices may take until they count as held.
+#: Seconds that claims on the devices have to finish their preparation, before the devices count as in use.
 LOCK_SECONDS = 60.0
 CONSTRAINTS: dict[str, Any] = {
     "required_if": [
@@ -459,7 +503,7 @@ CONSTRAINTS: dict[str, Any] = {
 
 
 def argument_spec() -> dict[str, Any]:
-    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    # The core validates the keys of a rule, and names the rule in errors. The node driver uses the same code.
     rules: dict[str, Any] = {"type": "list", "elements": "dict"}
     return {
         **INTERPRETER_OPTION,
@@ -470,6 +514,7 @@ def argument_spec() -> dict[str, Any]:
         "prefer": {"type": "str", "choices": list(PREFERENCES), "default": PODS},
         "reset": {"type": "str", "choices": ["never", "when_needed"]},
         "settings": {**rules, "default": []},
+        "boot_settings": rules,
         "settings_reset": {"type": "str", "choices": ["never", "when_needed"]},
         "vendor": {"type": "list", "elements": "str", "choices": sorted(BACKENDS)},
         **STATE_DIRECTORY_OPTIONS,
@@ -479,6 +524,8 @@ def argument_spec() -> dict[str, Any]:
         "names": {"type": "list", "elements": "str", "default": []},
         "wanted": {**rules, "default": []},
         "former": {**rules, "default": []},
+        "former_settings": rules,
+        "former_boot_settings": rules,
         "step": {"type": "str", "choices": list(records.STEPS), "default": records.DRAINING},
         "reason": {"type": "str", "default": ""},
         "going": {**rules, "default": []},
@@ -488,18 +535,20 @@ def argument_spec() -> dict[str, Any]:
     }
 
 
-def former_documents(system: System, given: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return the rules that the driver works by, as they were written; none where nobody has written any. Raises AcceleratorError."""
+def written_rules(
+    system: System, given: list[dict[str, Any]] | None, paths: tuple[str, ...], roles: str, option: str
+) -> list[dict[str, Any]]:
+    """Return the given rules, or those in the first existing file, or an empty list. Raises AcceleratorError."""
     if given is not None:
         return given
-    for path in LAYOUT_FILES:
+    for path in paths:
         if system.exists(path):
             try:
                 found = json.loads(system.read_text(path))
             except ValueError as error:
                 raise AcceleratorError(
                     f"{path} cannot be read: {error}",
-                    hint="The roles nvidia_mig and ascend_vnpu write it; run the playbook site, or give former_layout.",
+                    hint=f"{roles} write it; run the playbook site, or give {option}.",
                     code="layout-unreadable",
                 ) from error
             return list(found)
@@ -507,17 +556,23 @@ def former_documents(system: System, given: list[dict[str, Any]] | None) -> list
 
 
 def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
-    """Look at the devices and plan; nothing is changed."""
+    """Scan the devices and plan the operations, without any change."""
     params = module.params
     rules = parse_rules(params["layout"])
-    documents = former_documents(system, params["former_layout"])
+    roles = "The roles nvidia_mig and ascend_vnpu"
+    documents = written_rules(system, params["former_layout"], LAYOUT_FILES, roles, "former_layout")
     vendors = tuple(dict.fromkeys(params["vendor"] or vendors_there(system)))
     check_one_vendor(params, vendors)
     if "nvidia" in vendors:
-        # A binding that is nowhere to be found is a driver that is not there: the backend says so when it is opened.
+        # A missing binding is reported as an unavailable driver when the backend opens.
         find_binding("pynvml", params["interpreter"])
     found = []
     settings = parse_settings(params["settings"])
+    kept: list[dict[str, Any]] = []
+    if settings:
+        kept = written_rules(
+            system, params["boot_settings"], SETTINGS_FILES, "The role nvidia_settings", "boot_settings"
+        )
     for word in vendors:
         backend = BACKENDS[word](system)
         directory = state_directory_of(params, backend.driver_name)
@@ -538,6 +593,8 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
         reset=params["reset"],
         prefer=params["prefer"],
         settings_reset=params["settings_reset"],
+        settings=params["settings"],
+        boot_settings=kept,
     )
     if errors:
         fail_all(module, errors)
@@ -551,7 +608,7 @@ def planned(module: AnsibleModule, system: System) -> dict[str, Any]:
 
 
 def unrest_of(backend: Backend, devices: Sequence[Device], params: dict[str, Any]) -> dict[str, Unrest]:
-    """Return which settings have to change while nobody uses a device, by its UUID. Raises AcceleratorError."""
+    """Return the setting changes that need an unused device, by device UUID. Raises AcceleratorError."""
     rules = parse_settings(params["settings"])
     found = {}
     for device in devices:
@@ -572,20 +629,26 @@ def wanted_record(params: dict[str, Any], there: Record | None, now: Moment) -> 
             hint="Let it end. If nobody runs it any more, end it with state absent.",
             code="other-operation",
         )
-    same = there is not None and there.operation == params["operation"]
+    same = there if there is not None and there.operation == params["operation"] else None
+    settings, boot_settings = params["former_settings"], params["former_boot_settings"]
+    if same is not None:
+        settings = same.former_settings if settings is None else settings
+        boot_settings = same.former_boot_settings if boot_settings is None else boot_settings
     return Record(
         operation=params["operation"],
         devices=tuple(params["devices"]),
         step=params["step"],
         until=0.0,
         wanted=tuple(params["wanted"]),
-        former=there.former if there is not None and same and there.former else tuple(params["former"]),
+        former=same.former if same is not None and same.former else tuple(params["former"]),
         names=tuple(params["names"]),
+        former_settings=tuple(settings or ()),
+        former_boot_settings=None if boot_settings is None else tuple(boot_settings),
     ).held_for(params["seconds"], now)
 
 
 def is_fresh(wanted: Record, there: Record | None, now: Moment) -> bool:
-    """Return whether the existing record equals the desired record and more than nine tenths of its time remain."""
+    """Return whether the existing record equals the desired record and has more than nine tenths of its time left."""
     return (
         there is not None
         and replace(there, until=wanted.until, boottime=wanted.boottime) == wanted
@@ -601,7 +664,7 @@ def await_unprepared(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until the driver has nothing prepared on what goes. Raises InUse with code still-prepared, naming the claims."""
+    """Wait until the driver has unprepared all claims on the devices to change. Raises InUse with code still-prepared and the claims."""
     deadline = clock() + seconds
     while claims := look():
         if clock() >= deadline:
@@ -616,7 +679,7 @@ def await_unprepared(
 
 
 def held_on_what_goes(params: dict[str, Any], directory: str) -> tuple[str, ...]:
-    """Return the claims that the driver has prepared on what goes, by its own store. Raises AcceleratorError."""
+    """Return the prepared claims on the devices or partitions to change, by the driver's store. Raises AcceleratorError."""
     return still_held(
         prepared_partitions(prepared_claims(f"{directory}/state.db")),
         parse_rules(params["wanted"]),
@@ -627,7 +690,7 @@ def held_on_what_goes(params: dict[str, Any], directory: str) -> tuple[str, ...]
 
 
 def present(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
-    """Write down that an operation has begun or gone on; when this returns, nobody is preparing a claim on the devices."""
+    """Record that an operation has begun or continues. When this returns, no claim is being prepared on the devices."""
     params = module.params
     if not 0 < params["seconds"] <= records.LONGEST_SECONDS:
         end(module, msg=f"seconds is {params['seconds']}, expected 1 to {records.LONGEST_SECONDS:g}")
@@ -647,7 +710,7 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
                 hint="Run the playbook site first.",
                 code="no-driver",
             )
-        # Who holds a device's lock prepares a claim on it, and has not seen the record.
+        # The holder of a device's lock prepares a claim on the device, and has not read the record yet.
         with DeviceLocks(directory, "the module device_repartition").hold(params["devices"], LOCK_SECONDS):
             records.write(system, directory, wanted)
             tell(module, system, directory, steps.begun(there, wanted, params["reason"], now.wall))
@@ -655,8 +718,8 @@ def present(module: AnsibleModule, system: System, directory: str) -> dict[str, 
     return {"changed": changed, "record": wanted.to_dict(), "diff": {"before": before, "after": wanted.to_dict()}}
 
 
-def tell(module: AnsibleModule, system: System, directory: str, taken: steps.Taken | None) -> None:
-    """Write a step down for the node driver, which makes an Event of it. Nothing depends on it, so that a full disk is only warned of."""
+def tell(module: AnsibleModule, system: System, directory: str, taken: steps.StartedStep | None) -> None:
+    """Record a step, from which the node driver creates an Event. A failure is only a warning, because no other code needs it."""
     if taken is None:
         return
     try:
@@ -666,7 +729,7 @@ def tell(module: AnsibleModule, system: System, directory: str, taken: steps.Tak
 
 
 def absent(module: AnsibleModule, system: System, directory: str) -> dict[str, Any]:
-    """Forget the operation, and have the driver look at what the devices are now."""
+    """Delete the record of the operation, and make the driver scan the devices."""
     there = records.read(system, directory)
     named = module.params["operation"]
     changed = there is not None and named in (None, there.operation)

@@ -9,19 +9,19 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: device_taint
 version_added: 0.1.0
-short_description: Take devices out of service, and give them back, by a DeviceTaintRule
+short_description: Take devices out of service and return them to service with a DeviceTaintRule
 description:
-  - Writes, changes and removes a DeviceTaintRule of the C(resource.k8s.io) API, which gives a taint to published devices without their driver
-    having a say. No claim that does not tolerate the taint gets such a device, and with O(effect=NoExecute) pods that have one are evicted.
-  - Says which claims hold the devices, with their pods, before anything is touched, and can wait until they have let go.
-  - A rule that this module has not written is refused. Its own ones bear the label C(app.kubernetes.io/managed-by=dra-accelerators) and its
-    field manager.
+  - Creates, updates, and deletes a DeviceTaintRule of the C(resource.k8s.io) API, which adds a taint to published devices independent of their
+    driver. Claims that do not tolerate the taint are not allocated such devices. With O(effect=NoExecute), pods with such devices are evicted.
+  - Returns the claims that hold the devices, with their pods, in check mode too, and can wait until the claims have released the devices.
+  - Rejects a rule that this module did not create. Its own rules have the label C(app.kubernetes.io/managed-by=dra-accelerators) and its field
+    manager.
 notes:
-  - The API server serves DeviceTaintRules from Kubernetes 1.37 on. Before, it needs the feature gates C(DRADeviceTaints) and, from 1.35 on,
-    C(DRADeviceTaintRules), and the API version C(resource.k8s.io/v1beta2) (1.36) or C(resource.k8s.io/v1alpha3) (1.33 to 1.35).
-  - Needs the permissions to get, create, update and delete C(devicetaintrules), and to list C(resourceclaims) in all namespaces, in the API group
-    C(resource.k8s.io). They are in no default role, and a rule can evict pods of every namespace.
-  - Programs that keep to taints on their own, such as the node driver, do not look at these rules; the scheduler and the controller manager do.
+  - The API server serves DeviceTaintRules by default since Kubernetes 1.37. Earlier versions need the feature gates C(DRADeviceTaints) and, since
+    1.35, C(DRADeviceTaintRules), and the API version C(resource.k8s.io/v1beta2) (1.36) or C(resource.k8s.io/v1alpha3) (1.33 to 1.35).
+  - Requires the permissions to get, create, update, and delete C(devicetaintrules), and to get and list C(resourceclaims) in all namespaces, in the
+    API group C(resource.k8s.io). No default role has these permissions. A rule can evict pods in every namespace.
+  - The scheduler and the controller manager evaluate these rules. Other programs that respect device taints, such as the node driver, do not.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -43,7 +43,7 @@ attributes:
 options:
   state:
     description:
-      - V(present) has the rule as given. V(absent) removes it, and so gives the devices back.
+      - V(present) creates or updates the rule. V(absent) deletes it and returns the devices to service.
     type: str
     default: present
     choices:
@@ -56,18 +56,18 @@ options:
     required: true
   match:
     description:
-      - The devices. All that is given has to fit. Needed for O(state=present), and there it has to name something.
+      - The devices. All given keys must match. Required for O(state=present), with at least one key.
     type: dict
     suboptions:
       node:
         description:
-          - The Node whose devices these are. It is taken for the name of their pool, which it is with the node driver of this collection and with
-            those of the vendors.
-          - The rule bears the label C(dra.accelerators/node), by which the controller of this collection removes it when the Node is gone for
-            good. Give O(match.pool) for a rule that is to stay.
+          - The name of the Node with the devices. The module uses it as the name of their pool. The node driver of this collection and the
+            drivers of the vendors use the same name for both.
+          - The rule gets the label C(dra.accelerators/node). The controller of this collection deletes rules with this label after the Node is
+            permanently removed. To keep the rule, use O(match.pool).
         type: str
       pool:
-        description: The pool that the devices are published in.
+        description: The name of the pool with the devices.
         type: str
       driver:
         description: The name of the driver that publishes the devices.
@@ -76,12 +76,12 @@ options:
         description: The name of the device, as in its ResourceSlice.
         type: str
       all:
-        description: Whether the rule is for every device of the cluster. Not with anything else.
+        description: Whether the rule applies to all devices of the cluster. It cannot be combined with other keys.
         type: bool
         default: false
   key:
     description:
-      - The key of the taint, by which claims tolerate it.
+      - The key of the taint. Claims use it to tolerate the taint.
     type: str
     default: dra.accelerators/maintenance
   value:
@@ -102,33 +102,34 @@ options:
       - NoExecute
   reason:
     description:
-      - Why, for people. It is kept in the rule's annotation C(dra.accelerators/reason).
+      - The reason, as free text. It is stored in the rule's annotation C(dra.accelerators/reason).
     type: str
     default: ""
   wait:
     description:
-      - Whether to wait, with O(state=present), until no claim holds one of the devices for a pod, other than those that tolerate the taint.
+      - Whether to wait, with O(state=present), until no claim holds one of the devices for a pod. Claims that tolerate the taint are ignored.
+      - After a write the module waits for at least 4 seconds, because the scheduler can allocate devices by its previous state for this time.
     type: bool
     default: false
   wait_timeout:
     description:
-      - How long to wait, in seconds. Then the module fails and names the claims; the rule stays.
+      - The maximum wait, in seconds. After that, the module fails and returns the claims. The rule stays.
     type: int
     default: 600
   force:
     description:
-      - Whether to change or remove a rule that somebody else wrote. It is the module's own from then on.
+      - Whether to update or delete a rule that this module did not create. After an update, the module manages the rule.
     type: bool
     default: false
 seealso:
   - module: dra.accelerators.claim_info
   - name: Device taints and tolerations
-    description: What a taint of a device does.
+    description: The Kubernetes documentation of device taints.
     link: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
 """
 
 EXAMPLES = r"""
-- name: Give nobody the devices of a node that is to be upgraded
+- name: Prevent new allocations of a node's devices before an upgrade
   dra.accelerators.device_taint:
     name: maintenance-gpu-node-1
     match:
@@ -136,7 +137,7 @@ EXAMPLES = r"""
     reason: The driver is upgraded on Thursday.
   delegate_to: localhost
 
-- name: Say who would have to go
+- name: List the claims and pods that use a device
   dra.accelerators.device_taint:
     name: worn-out
     match:
@@ -147,7 +148,7 @@ EXAMPLES = r"""
   check_mode: true
   register: who
 
-- name: Evict the pods that have a part of one GPU, and wait until they have gone
+- name: Evict the pods that use a GPU, and wait until they have ended
   dra.accelerators.device_taint:
     name: worn-out
     match:
@@ -161,7 +162,7 @@ EXAMPLES = r"""
     wait: true
     wait_timeout: 300
 
-- name: Give the node's devices back
+- name: Return the node's devices to service
   dra.accelerators.device_taint:
     name: maintenance-gpu-node-1
     state: absent
@@ -169,13 +170,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: The writes that were done, or would be done in check mode.
+  description: The performed writes. In check mode, the expected writes.
   returned: success, and on failure with RV(error_code=still-held)
   type: list
   elements: dict
   contains:
     verb:
-      description: V(create), V(update) or V(delete).
+      description: The operation, V(create), V(update), or V(delete).
       type: str
       returned: success
       sample: create
@@ -185,42 +186,42 @@ steps:
       returned: success
       sample: worn-out
 rule:
-  description: The rule after the run, or in check mode as it would be.
+  description: The rule after the run. In check mode, the expected rule.
   returned: success, and on failure with RV(error_code=still-held)
   type: dict
   contains:
     exists:
-      description: Whether there is such a rule.
+      description: Whether the rule exists.
       type: bool
       returned: success
       sample: true
     name:
-      description: Its name.
+      description: The name of the rule.
       type: str
       returned: success
       sample: worn-out
     api_version:
-      description: The version in which the API server serves it best.
+      description: The API version that the module uses for the rule.
       type: str
       returned: success
       sample: resource.k8s.io/v1
     match:
-      description: What it selects, of C(driver), C(pool) and C(device); empty for everything.
+      description: The selected C(driver), C(pool), and C(device), or empty for all devices.
       type: dict
       returned: success
       sample: {driver: gpu.nvidia.com, pool: gpu-node-1, device: gpu-3}
     taint:
-      description: The taint, with C(key), C(value) and C(effect).
+      description: The taint, with C(key), C(value), and C(effect).
       type: dict
       returned: success
       sample: {key: example.com/worn-out, value: "yes", effect: NoExecute}
     reason:
-      description: Why.
+      description: The reason.
       type: str
       returned: success
       sample: Two rows of its memory could not be remapped.
     conditions:
-      description: What the controller manager says of it, as in the API.
+      description: The conditions that the controller manager reports for the rule, in the format of the API.
       type: list
       elements: dict
       returned: success
@@ -234,23 +235,23 @@ held_by:
   elements: dict
   contains:
     namespace:
-      description: Namespace of the claim.
+      description: The namespace of the claim.
       type: str
       returned: success
       sample: default
     name:
-      description: Name of the claim.
+      description: The name of the claim.
       type: str
       returned: success
       sample: training
     devices:
-      description: Those of its devices that the rule is for, as driver, pool and name.
+      description: The devices of the claim that the rule selects, as driver, pool, and name.
       type: list
       elements: str
       returned: success
       sample: [gpu.nvidia.com/gpu-node-1/gpu-3]
     pods:
-      description: The pods that it is reserved for.
+      description: The pods for which the claim is reserved.
       type: list
       elements: str
       returned: success
@@ -263,7 +264,7 @@ held_by:
       returned: success
       sample: false
     tolerates:
-      description: Whether it tolerates the taint for good, on all these devices.
+      description: Whether the claim tolerates the taint on all these devices, without a time limit.
       type: bool
       returned: success
       sample: false
@@ -273,54 +274,65 @@ waited:
   type: float
   sample: 12.0
 error_code:
-  description: A stable word for the kind of the error, such as C(foreign-rule), C(still-held), C(invalid-match) or C(api-version).
+  description: A stable error code, such as V(foreign-rule), V(still-held), V(invalid-match), or V(api-version).
   returned: failure
   type: str
   sample: foreign-rule
 claims:
-  description: The claims, as namespace and name, that still held devices when the time was over.
+  description: The claims, as C(namespace/name), that still held devices when O(wait_timeout) expired.
   returned: failure with RV(error_code=still-held)
   type: list
   elements: str
   sample: [default/training]
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Forbidden
 """
 
 import time
-from typing import Any, Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
+    SETTLE_SECONDS,
     Api,
     connect,
     served_version,
+    was_just_written,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import fail, run
-from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import found_or_none
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint_rules import (
     GROUP,
+    MANAGER,
     Done,
     Rules,
     Wanted,
     selector_of,
     served_rules,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._module import fail, run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.claims import holders
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
+from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
 
-#: The versions whose ResourceClaim is read, best first.
+#: The supported API versions of ResourceClaim, in order of preference.
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 LOOK_SECONDS = 2.0
+#: The number of claims read per second while the module waits.
+CLAIMS_PER_SECOND = 10
+#: More claims are not read by name. The module lists all claims instead.
+MOST_NAMED = 100
 EXTENDED_HINT = (
     "Kubernetes does not evict pods that have devices by extended resources in their limits (kubernetes/kubernetes#141290). "
     "Use the module device_drain, which evicts them, or delete them."
@@ -333,7 +345,7 @@ CONSTRAINTS: dict[str, Any] = {
 
 
 class StillHeld(InUse):
-    """Claims held devices when the time was over."""
+    """Claims still held devices at the end of the timeout."""
 
     default_code = "still-held"
 
@@ -365,7 +377,7 @@ def argument_spec() -> dict[str, Any]:
 
 
 def wanted_rule(params: dict[str, Any]) -> Wanted | None:
-    """Return the rule that is asked for, None for none; pure. Raises AcceleratorError with code invalid-match."""
+    """Return the requested rule, or None. No side effects. Raises AcceleratorError with code invalid-match."""
     if params["state"] == "absent":
         return None
     return Wanted(
@@ -377,27 +389,55 @@ def wanted_rule(params: dict[str, Any]) -> Wanted | None:
     )
 
 
-def held_by(api: Api, wanted: Wanted) -> list[dict[str, Any]]:
-    """Ask which claims hold the devices of a rule. Raises ApiError."""
-    version = served_version(api, GROUP, CLAIM_VERSIONS)
-    return holders(api.list_all(f"/apis/{GROUP}/{version}/resourceclaims", {}), wanted.selector, wanted.taint)
+def held_by(api: Api, base: str, wanted: Wanted, named: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return the claims that hold the devices of a rule, among ``named`` (with namespace and name) or among all. Raises ApiError."""
+
+    def holder(claim: dict[str, Any]) -> dict[str, Any] | None:
+        return next(iter(holders([claim], wanted.selector, wanted.taint)), None)
+
+    if not named:
+        return sorted(api.list_all(f"{base}/resourceclaims", {}, holder), key=_name_of)
+    paths = (f"{base}/namespaces/{quote(one['namespace'])}/resourceclaims/{quote(one['name'])}" for one in named)
+    read = (found_or_none(api, path) for path in paths)
+    return holders((one for one in read if one is not None), wanted.selector, wanted.taint)
 
 
 def wait_until_free(
-    look: Callable[[], list[dict[str, Any]]],
+    read: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    found: list[dict[str, Any]],
     seconds: float,
     *,
+    settle: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[list[dict[str, Any]], float]:
-    """Read claims until none that does not tolerate the taint has a pod, or the time is over. Return the last claims and the seconds."""
+    """Wait until only claims that tolerate the taint have pods, or until the timeout. Return the last claims and the seconds.
+
+    ``read`` reads the given claims by name; for an empty list it lists all claims. ``found`` are the claims of the last
+    list. When they are free, all claims are listed again to find new ones, but not earlier than ``settle`` seconds after
+    the rule was written.
+    """
     begin = clock()
     while True:
-        found = look()
-        waited = clock() - begin
-        if not in_use(found) or waited >= seconds:
+        rest = in_use(found)
+        if not rest:
+            sleep(max(begin + settle - clock(), 0.0))
+        looked_at = clock()
+        if 0 < len(rest) <= MOST_NAMED:
+            found = sorted([*(one for one in found if one not in rest), *read(rest)], key=_name_of)
+            is_complete = False
+        else:
+            found = read([])
+            is_complete = looked_at >= begin + settle
+        left, waited = len(in_use(found)), clock() - begin
+        if waited >= seconds if left else is_complete:
             return found, waited
-        sleep(min(LOOK_SECONDS, max(seconds - waited, 0.0)))
+        if left:
+            sleep(min(max(LOOK_SECONDS, left / CLAIMS_PER_SECOND), seconds - waited))
+
+
+def _name_of(one: Mapping[str, Any]) -> tuple[str, str]:
+    return str(one["namespace"]), str(one["name"])
 
 
 def in_use(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -417,7 +457,7 @@ def still_held(rest: list[dict[str, Any]], seconds: int) -> StillHeld:
 
 
 def not_evicted(found: list[dict[str, Any]], effect: str) -> str:
-    """Return a warning if there are pods that Kubernetes does not evict for a rule with this effect."""
+    """Return a warning if Kubernetes does not evict some pods for a rule with this effect."""
     names = [f"{one['namespace']}/{one['name']}" for one in in_use(found) if one["extended_resource"]]
     if effect != "NoExecute" or not names:
         return ""
@@ -425,7 +465,7 @@ def not_evicted(found: list[dict[str, Any]], effect: str) -> str:
 
 
 def result(name: str, version: str, done: Done, wanted: Wanted | None) -> dict[str, Any]:
-    """Return what the module says of the rule; pure."""
+    """Return the module's result. No side effects."""
     said = done.after or {"name": name, "match": {}, "taint": {}, "reason": ""}
     return {
         "changed": bool(done.verb),
@@ -449,7 +489,8 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     wanted = wanted_rule(params)
     api = connect(module)
     rules = Rules(api, served_rules(api))
-    holding = held_by(api, wanted) if wanted else []
+    base = f"/apis/{GROUP}/{served_version(api, GROUP, CLAIM_VERSIONS)}" if wanted else ""
+    holding = held_by(api, base, wanted) if wanted else []
     done = rules.bring_about(params["name"], wanted, force=params["force"], dry=module.check_mode)
     answer = result(params["name"], rules.version, done, wanted)
     if wanted is not None:
@@ -458,7 +499,13 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         if warning:
             module.warn(warning)
         if params["wait"] and not module.check_mode:
-            found, waited = wait_until_free(lambda: held_by(api, wanted), params["wait_timeout"])
+            is_new = done.rule is not None and was_just_written(done.rule, MANAGER, now_text())
+            found, waited = wait_until_free(
+                lambda named: held_by(api, base, wanted, named),
+                holding,
+                params["wait_timeout"],
+                settle=SETTLE_SECONDS if done.verb or is_new else 0.0,
+            )
             answer["held_by"], answer["waited"] = found, round(waited, 1)
             if in_use(found):
                 fail(module, still_held(in_use(found), params["wait_timeout"]), **answer)

@@ -9,16 +9,17 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: docker_runtime
 version_added: 0.1.0
-short_description: Have Docker offer a further runtime
+short_description: Add or remove a Docker runtime
 description:
-  - Adds a runtime to Docker's configuration file. All other keys stay, in their order, and so does the default runtime.
-  - Docker is told to read the file again, and has to show the runtime, or to show it no more. It is not restarted, and containers go on. If
-    it does not, the file is put back.
-  - A file that was written and not read yet, as by a run that was cut short, is read by the next run.
+  - Adds a runtime to Docker's configuration file, or removes it. The module keeps all other keys, their order, and the default runtime.
+  - The module reloads Docker, and verifies with C(docker info) that Docker uses the change. It does not restart Docker. Containers keep running.
+    If the verification fails, the module restores the file.
+  - If an interrupted run has written the file without a reload, the next run reloads Docker.
 notes:
-  - Needs root on the node. A file that is not indented is written with indentation.
-  - Docker forgets runtimes only by a file that has a word on them. Where the last one goes, the file has an empty C(runtimes) for a moment.
-  - Containers that run by a runtime that goes run on, until they are stopped. Docker does not start them again.
+  - Requires root on the node. The module writes the file with indentation, also if it was not indented before.
+  - Docker updates its runtimes only if the file has the key C(runtimes). When the module removes the last runtime, it temporarily writes an
+    empty C(runtimes).
+  - Containers of a removed runtime keep running until they are stopped. Docker cannot start them again.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -30,7 +31,7 @@ attributes:
   diff_mode:
     support: full
     details:
-      - What the file says of runtimes; nothing else of it is shown.
+      - The diff contains only the runtimes of the file.
   idempotent:
     support: full
   platform:
@@ -38,58 +39,58 @@ attributes:
     platforms: linux
 options:
   name:
-    description: The runtime's name.
+    description: The name of the runtime.
     type: str
     required: true
   state:
     description:
-      - Whether Docker is to offer the runtime.
-      - V(absent) takes back what V(present) has changed. A file that nobody has changed since is afterwards what it was before, byte for
-        byte. A runtime of that name that this module has not added stays.
+      - V(present) adds the runtime, and V(absent) removes it.
+      - V(absent) reverts the change of V(present). If the file was not edited in between, the module restores its previous content, byte for
+        byte. It does not remove a runtime that it did not add.
     type: str
     choices: [present, absent]
     default: present
   program:
-    description: The runtime's program; required for V(present).
+    description: The path of the runtime's program. Required for O(state=present).
     type: path
   arguments:
-    description: What the program is told besides.
+    description: The arguments of the program.
     type: list
     elements: str
     default: []
   config:
-    description: Docker's configuration file.
+    description: The path of Docker's configuration file.
     type: path
     default: /etc/docker/daemon.json
   service:
-    description: The systemd unit that runs Docker. Where it is not running, only the file is written.
+    description: The systemd unit of Docker. If the unit is not running, the module only writes the file.
     type: str
     default: docker.service
   command:
-    description: Docker's command line.
+    description: The name or path of the Docker client.
     type: str
     default: docker
   daemon:
-    description: Docker's daemon, which tries the file where it is of release 23 or newer.
+    description: The name or path of the Docker daemon. Release 23 or later validates the file before the module writes it.
     type: str
     default: dockerd
   timeout:
-    description: How many seconds Docker may take to read its file.
+    description: The maximum wait until Docker uses the change, in seconds.
     type: int
     default: 30
   records:
-    description: Folder on the node in which is written what was changed.
+    description: The directory on the node for the records of changes.
     type: path
     default: /var/lib/dra-accelerators
 """
 
 EXAMPLES = r"""
-- name: Have Docker offer crun
+- name: Add the runtime crun to Docker
   dra.accelerators.docker_runtime:
     name: crun
     program: /usr/bin/crun
 
-- name: Take it back
+- name: Remove the runtime crun from Docker
   dra.accelerators.docker_runtime:
     name: crun
     state: absent
@@ -97,22 +98,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 file:
-  description: Docker's configuration file, if it was written or removed, or would be in check mode; else empty.
+  description: The path of the configuration file if the module writes or deletes it, in check mode too. Otherwise empty.
   returned: success
   type: str
   sample: /etc/docker/daemon.json
 reloaded:
-  description: Whether Docker was told to read its file again, or would be in check mode.
+  description: Whether the module reloads Docker, in check mode too.
   returned: success
   type: bool
   sample: true
 settled:
-  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  description: Whether there is nothing to change. If it is true in check mode, a run without check mode is not necessary.
   returned: success
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: not-taken
@@ -120,11 +121,15 @@ error_code:
 
 import json
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.daemon import (
+    Docker as DockerEngine,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.daemon import refuse_invalid
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.runtimes import (
     RUNTIMES,
     DockerError,
     Record,
@@ -137,10 +142,15 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
     text_before,
     text_with,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import Docker as DockerEngine
-from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import refuse_invalid
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._host.file_restore import (
+    after_undo,
+    not_restored,
+    problem_of,
+    restore_all,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 COMMAND_SECONDS = 30.0
 PAUSE_SECONDS = 0.2
@@ -164,7 +174,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 class Docker:
-    """The node's Docker: its file, and what its process knows."""
+    """The node's Docker: its configuration file, and its running daemon."""
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.params = params
@@ -174,28 +184,19 @@ class Docker:
         self.record_path = f"{params['records']}/docker-{params['name']}.json"
 
     def text(self, path: str) -> str | None:
-        """Return a file's text, or None where there is none."""
+        """Return the text of a file, or None if it does not exist."""
         try:
             return self.system.read_text(path)
         except FileNotFoundError:
             return None
 
-    def write(self, path: str, text: str | None, mode: int) -> None:
-        """Write a file as a whole with the mode that it has, or remove it. A symbolic link stays, and its target is written or removed."""
-        path = self.system.real_path(path)
-        if text is None:
-            self.system.remove(path)
-            return
-        there = self.system.exists(path)
-        self.system.write_atomic(path, text.encode(), mode=Path(path).stat().st_mode & 0o777 if there else mode)
-
     def is_active(self) -> bool:
-        """Whether Docker is running."""
+        """Return whether Docker is running."""
         done = self.system.run(["systemctl", "is-active", self.params["service"]], COMMAND_SECONDS)
         return done.stdout.strip() in ("active", "reloading")
 
     def knows(self) -> str | None:
-        """Return the runtime's program as the running Docker knows it; None where it knows no such runtime. Raises DockerError."""
+        """Return the program of the runtime in the running Docker, or None without this runtime. Raises DockerError."""
         done = self.system.run([self.params["command"], "info", "--format", "{{json .Runtimes}}"], COMMAND_SECONDS)
         if done.returncode:
             raise DockerError(
@@ -204,29 +205,45 @@ class Docker:
         return known_runtimes(done.stdout).get(self.params["name"])
 
     def refuse_invalid(self, text: str) -> None:
-        """Have the daemon try a text, where it can. Raises DockerError."""
+        """Validate a configuration with dockerd, if its version supports that. Raises DockerError."""
         refuse_invalid(self.system, self.params["daemon"], self.path, text, self.params["service"])
 
     def put(self, text: str | None) -> None:
-        """Have the file say this."""
+        """Write the configuration file if it differs."""
         if self.text(self.path) != text:
-            self.write(self.path, text, 0o644)
+            self.system.replace_text(self.path, text)
+
+    def keep(self, record: Record | None) -> None:
+        """Write the record, or remove it. Raises OSError."""
+        self.system.replace_text(self.record_path, record.to_text() if record else None, mode=0o600)
+
+    def restore_record(self, before: str | None, record: Record | None) -> str:
+        """Restore the record if the file has its previous text, and return the problem, or "".
+
+        For any other text the next run needs the new record.
+        """
+
+        def restore() -> None:
+            if self.text(self.path) == before:
+                self.keep(record)
+
+        return not_restored(restore_all([(self.record_path, restore)]))
 
     def take(self, text: str | None, wanted: str | None) -> str:
-        """Write the file, and have Docker know the runtime by this program, or not at all; returns what is wrong, or ""."""
+        """Write the file, and wait until Docker uses this program for the runtime, or none. Return the problem, or ""."""
         interim = forgetting(text, self.path) if wanted is None else None
         if interim is None:
             self.put(text)
             return self.reload(wanted)
-        # A run that is killed in between is made up for by the next one, which finds the file as this one has left it.
-        self.write(self.record_path, Record(text, fingerprint(interim)).to_text(), 0o600)
+        # If this run is killed here, the next run finds the interim file by its record.
+        self.keep(Record(text, fingerprint(interim), fingerprint(self.text(self.path) or "")))
         self.put(interim)
         problem = self.reload(wanted)
         self.put(text)
         return problem
 
     def reload(self, wanted: str | None) -> str:
-        """Have Docker read its file, and wait until it knows the runtime by this program, or not at all; returns what is wrong, or ""."""
+        """Reload Docker, and wait until it uses this program for the runtime, or none. Return the problem, or ""."""
         done = self.system.run(["systemctl", "reload", self.params["service"]], COMMAND_SECONDS)
         if done.returncode:
             return (
@@ -249,40 +266,45 @@ class Docker:
 def carry_out(
     docker: Docker, before: str | None, after: str | None, programs: tuple[str | None, str | None], *, reloads: bool
 ) -> None:
-    """Write the file and have it read; it is put back where Docker does not work by it. Raises DockerError.
+    """Write the file and reload Docker. If that fails, restore the file. Raises DockerError.
 
-    ``programs`` are the runtime's before and after.
+    ``programs`` are the runtime's program before and after the change.
     """
     if not reloads:
         docker.put(after)
         return
-    problem = docker.take(after, programs[1])
+    problem = problem_of(partial(docker.take, after, programs[1]))
     if not problem:
         return
+    state = "It was not changed"
     if after != before:
-        docker.take(before, programs[0])
+        again: list[str] = []
+        problems = restore_all([(docker.path, lambda: again.append(docker.take(before, programs[0])))])
+        if problems:  # a step before the write or the reload can have failed
+            problems = restore_all([(docker.path, partial(docker.put, before))])
+            again.append(problem_of(partial(docker.reload, programs[0])))
+        state = after_undo(problems, "".join(again))
     raise DockerError(
-        f"Docker does not work by {docker.path}: {problem}. "
-        + ("The file was put back" if after != before else "It was not changed"),
+        f"Docker does not work by {docker.path}: {problem}. {state}",
         hint=f"Look at what `journalctl --unit {docker.params['service']}` says.",
         code="not-taken",
     )
 
 
 def program_of(text: str | None, path: str, name: str) -> str | None:
-    """Return a runtime's program by the file; None where the file has no such runtime."""
+    """Return a runtime's program in the file, or None if the file does not have the runtime."""
     there = read(text, path).get(RUNTIMES, {}).get(name)
     return there.get("path") if isinstance(there, dict) else None
 
 
 def shown(text: str | None, path: str) -> str:
-    """Return what a text says of runtimes: all else of the file may hold passwords."""
+    """Return only the runtimes of the file, because its other content can have passwords."""
     runtimes = read(text, path).get(RUNTIMES)
     return json.dumps({RUNTIMES: runtimes}, indent=4) + "\n" if runtimes else ""
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the runtime or take it away; returns the module's result. Raises AcceleratorError."""
+    """Add or remove the runtime, and return the module's result. Raises AcceleratorError."""
     params = module.params
     docker = Docker(params)
     before = docker.text(docker.path)
@@ -302,18 +324,20 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         if after is not None and after != before:
             docker.refuse_invalid(after)
             if wanted is not None:
-                # Before the file: what is ours is known also of a run that is killed.
+                # Write the record before the file, so that it exists even if this run is killed.
                 origin = before
                 if record is not None and before is not None:
                     origin = text_before(before, docker.path, params["name"], record)
-                docker.write(docker.record_path, Record(origin, fingerprint(after)).to_text(), 0o600)
+                docker.keep(Record(origin, fingerprint(after), fingerprint(before or "")))
         try:
             carry_out(docker, before, after, programs, reloads=reloads)
-        except DockerError:
-            docker.write(docker.record_path, record.to_text() if record else None, 0o600)
+        except (AcceleratorError, OSError):
+            problem = docker.restore_record(before, record)
+            if problem:
+                module.warn(problem)
             raise
         if wanted is None:
-            docker.write(docker.record_path, None, 0o600)
+            docker.keep(None)
     return {
         "changed": changed,
         "settled": not changed,
@@ -330,7 +354,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True, **CONSTRAINTS), work, System())
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ description:
     RV(former) has the entries that are still to be restored.
   - The module removes temporary files that killed runs left in the same directories.
   - The other hard links of a file keep its previous content, mode, and owner.
-  - What is in the way is never removed unasked. A file where a folder is wanted is an error, and a folder is removed only
-    when it is empty or when all that is in it is removed by entries before it.
+  - The module fails if a path exists as an entry of another kind, except that it replaces a link with a file. It deletes a directory only if
+    the directory is empty or if preceding entries delete all of its content.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -40,19 +40,19 @@ attributes:
     platforms: posix
 options:
   files:
-    description: The set, in the order in which it is written.
+    description: The entries, in the order in which the module writes them.
     type: list
     elements: dict
     required: true
     suboptions:
       path:
-        description: Where it is. A symbolic link at this place is replaced, not followed.
+        description: The path of the entry. The module replaces a symbolic link at this path and does not follow it.
         type: path
         required: true
       state:
         description:
-          - What is to be there.
-          - V(absent) removes a file, a link, or an empty folder; a folder with something in it stays.
+          - The kind of the entry.
+          - V(absent) deletes a file, a link, or an empty directory. A directory with content stays.
         type: str
         choices: [file, directory, link, absent]
         default: file
@@ -69,16 +69,16 @@ options:
         type: str
       secret:
         description:
-          - Whether the entry's content is secret. Neither the current nor the new content is shown in a diff, returned, or put
-            into a message, whatever O(files[].state) is.
-          - Set it for every file that holds a token, a key, or a password, also where the file is removed.
+          - Whether the entry's content is secret. The module does not show the current or the new content in diffs, results, and messages. This
+            applies to all values of O(files[].state).
+          - Set this option for every file with a token, a key, or a password, also with O(files[].state=absent).
         type: bool
         default: false
       target:
-        description: Where a link leads; required for V(link).
+        description: The target of the link. Required for O(files[].state=link).
         type: str
       marker:
-        description: With O(files[].state=absent), a file that does not hold these words is somebody else's and stays.
+        description: With O(files[].state=absent), the module deletes a file only if it contains this text.
         type: str
         default: ""
       mode:
@@ -96,7 +96,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Write a unit and its configuration
+- name: Write a configuration file, a token, and a link
   dra.accelerators.file_set:
     files:
       - path: /etc/example
@@ -116,7 +116,7 @@ EXAMPLES = r"""
         target: releases/2
   register: written
 
-- name: Remove a unit that bears a mark, and a folder if nothing is left in it
+- name: Delete a unit that contains a marker, a token, and their directory if it is empty
   dra.accelerators.file_set:
     files:
       - path: /etc/systemd/system/example.service
@@ -131,34 +131,34 @@ EXAMPLES = r"""
 
 RETURN = r"""
 files:
-  description: Every entry of the set, in the order given.
+  description: All entries of O(files), in the same order.
   returned: success
   type: list
   elements: dict
   contains:
     path:
-      description: Where it is.
+      description: The path of the entry.
       returned: success
       type: str
       sample: /etc/example/example.yaml
     target:
-      description: Where it leads; empty for anything but a link.
+      description: The target of a link, or empty for other entries.
       returned: success
       type: str
       sample: ""
     changed:
-      description: Whether it was changed, or would be.
+      description: Whether the entry changes, in check mode too.
       returned: success
       type: bool
       sample: true
     what:
-      description: What of it, any of V(kind), V(content), V(target), V(mode), V(owner), V(group).
+      description: The changed properties, any of V(kind), V(content), V(target), V(mode), V(owner), and V(group).
       returned: success
       type: list
       elements: str
       sample: [content]
 changed_paths:
-  description: The paths that were changed, or would be.
+  description: The paths of the changed entries. In check mode, the entries to change.
   returned: success
   type: list
   elements: str
@@ -187,8 +187,7 @@ import os
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._file_writer import FileWriter
-from ansible_collections.dra.accelerators.plugins.module_utils._files import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host.file_set import (
     ABSENT,
     DIRECTORY,
     FILE,
@@ -199,15 +198,15 @@ from ansible_collections.dra.accelerators.plugins.module_utils._files import (
     empties,
     former,
     known_secrets,
-    leftovers,
     look,
     mark_secret,
     plan,
     with_known_owner,
     with_parents,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._host.file_writer import FileWriter
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 UTF_8 = "utf-8"
 BASE64 = "base64"
@@ -242,7 +241,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def wanted_of(entry: dict[str, Any]) -> Wanted:
-    """Return what an entry of the option asks for. Raises FileSetError."""
+    """Return the desired state of an entry. Raises FileSetError."""
     content = entry["secret_content"] if entry["secret_content"] is not None else entry["content"]
     mode = None
     if entry["mode"] is not None:
@@ -267,7 +266,7 @@ def wanted_of(entry: dict[str, Any]) -> Wanted:
 
 
 def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
-    """Return the bytes of a content. Raises FileSetError if the encoding is Base64 and the content is not."""
+    """Return the decoded content. Raises FileSetError for invalid Base64."""
     if content is None or encoding == UTF_8:
         return None if content is None else content.encode()
     try:
@@ -280,7 +279,7 @@ def content_of(path: str, content: str | None, encoding: str) -> bytes | None:
 
 
 def known_owner(entry: Wanted, *, is_check: bool) -> Wanted:
-    """Return the entry with names of user and group.
+    """Return the entry with the names of user and group.
 
     Raises FileSetError for an unknown name, but not in check mode: an earlier task would have created the user or group.
     """
@@ -293,26 +292,31 @@ def known_owner(entry: Wanted, *, is_check: bool) -> Wanted:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Write the set and return the module's result. Raises FileSetError, OSError.
+    """Write the files and return the module's result. Raises FileSetError, OSError.
 
-    The result and every message of the module are masked with the secret values of the set.
+    Secret values of the files are masked in the result and in every message of the module.
     """
     entries = [known_owner(wanted_of(entry), is_check=module.check_mode) for entry in module.params["files"]]
-    # Temporary files of killed runs can contain secrets. They are removed first, because a directory with such a file is not empty.
-    left = [path for one in entries if one.kind != DIRECTORY for path in leftovers(one.path)]
-    wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *entries]
+    # Temporary files of killed runs can contain secrets. They are removed first, because otherwise their directory is not empty.
+    system = System()
+    left = [path for one in entries if one.kind != DIRECTORY for path in system.left_temporaries(one.path)]
+    # The same entry can occur more than once, for example the directory of several files.
+    wanted = [*(Wanted(path, ABSENT, secret=True) for path in dict.fromkeys(left)), *dict.fromkeys(entries)]
     present = empties(wanted, {one.path: look(one.path) for one in wanted})
     module.no_log_values.update(known_secrets(wanted, present))
     wanted = list(mark_secret(wanted, present, module.no_log_values))
     changes = with_parents(plan(wanted, present))
     if not module.check_mode:
-        FileWriter(System(), lambda path: module.set_default_selinux_context(path, changed=False)).write(changes)
+        for path in dict.fromkeys(one.path for one in entries if one.kind != DIRECTORY):
+            system.remove_temporaries(path)
+        writer = FileWriter(system, lambda path: module.set_default_selinux_context(path, changed=False))
+        writer.write([change for change in changes if change.wanted.path not in left])
     changed = {change.wanted.path: list(change.what) for change in changes}
     return {
         "changed": bool(changes),
         "files": [
             {"path": one.path, "target": one.target, "changed": one.path in changed, "what": changed.get(one.path, [])}
-            for one in wanted[len(wanted) - len(entries) :]
+            for one in entries
         ],
         "changed_paths": list(changed),
         "former": former(changes),

@@ -9,25 +9,27 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: fleet_plan
 version_added: 0.1.0
-short_description: Plan the layouts of a fleet for the claims that are wanted
+short_description: Plan device layouts that satisfy the most requests with the fewest changes
 description:
-  - Finds a layout for each device of a fleet under which the most of the wanted claims find devices, the higher priorities first, with the fewest
-    moves from what is there today. It says what finds no place and why, and how far the plan may be from the best one.
-  - What is wanted is given as counts with O(wanted), as manifests with O(src), or as what has been waiting in the cluster with O(pending_for);
-    several of these are added up.
-  - What claims have today stays, and so does the device of a claim whose place cannot be told. With O(most_moves) so many claims may get another
-    place, and the plan names their pods.
-  - Nothing is done to any device. With O(dest) the layouts are written to a file of variables that the playbooks
-    C(dra.accelerators.site) and C(dra.accelerators.repartition) take.
+  - Finds a layout for each device of a fleet that serves the most requested claims, higher priorities first, with the fewest changes to the current
+    layouts. Returns the requests that cannot be served with the reasons, and a bound for how much better another plan can be.
+  - Requests are counts in O(wanted), manifests in O(src), or pods that are pending in the cluster for the time in O(pending_for). The module adds
+    up the requests of several sources.
+  - By default, the plan keeps the devices and partitions that claims hold. It does not change devices that a claim can use if the device
+    or the partition of the claim is unknown. O(most_moves) allows a number of claims to move to other devices. The plan contains their pods.
+  - The module does not change devices. With O(dest), it writes the layouts to a variables file for the playbooks C(dra.accelerators.site) and
+    C(dra.accelerators.repartition).
 notes:
-  - It runs where the inventory and the API server are, mostly on the controller. No accelerator's driver is asked.
-  - With O(src) and O(pending_for) it needs the Python package C(cel-expr-python), with Python 3.11 or newer. Selectors with C(find) or C(findAll)
-    need C(google-re2) as well.
-  - The exact solver needs the Python package C(highspy), tested with 1.16. If it is missing, a heuristic search computes the plan and its bound.
-  - Needs the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses) and
-    C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src), or O(cluster=false), it asks no cluster.
-  - Constraints of claims are not looked at. Which nodes a pod may go to is seen by its node selector and node affinity and by the nodes' taints;
-    what lies between pods is not. A selector is asked of one device of each kind, so one that names a single device by its UUID is not planned for.
+  - The module runs where the inventory and the API server are available, usually on the controller node. It does not query device drivers.
+  - O(src) and O(pending_for) require the Python package C(cel-expr-python), with Python 3.11 or newer. Selectors with C(find) or C(findAll)
+    also require C(google-re2).
+  - Requires the permissions to list C(nodes) and C(pods), and C(resourceslices), C(resourceclaims), C(resourceclaimtemplates), C(deviceclasses), and
+    C(devicetaintrules) in the API group C(resource.k8s.io). With O(cluster_src) or O(cluster=false), the module does not query a cluster.
+  - The module ignores constraints of claims. It determines the nodes for a pod from the pod's node selector and node affinity and from the nodes'
+    taints. It ignores conditions between pods.
+  - The module evaluates a selector for one device of each kind. A request whose selector matches a single device by its UUID is not planned.
+requirements:
+  - The Python package C(highspy) on the host where the module runs, tested with version 1.16. It contains the solver HiGHS.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -37,10 +39,10 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: full
-    details: O(dest) is not written.
+    details: The module does not write O(dest).
   diff_mode:
     support: full
-    details: The diff is of O(dest).
+    details: The diff shows the changes of O(dest).
   idempotent:
     support: full
   platform:
@@ -48,13 +50,13 @@ attributes:
     platforms: posix
 options:
   nodes:
-    description: By the name that a node has in the cluster, what M(dra.accelerators.accelerator_report) has answered there. An empty answer is left out.
+    description: The results of M(dra.accelerators.accelerator_report) on the nodes, by the name of the node in the cluster. Empty results are ignored.
     type: dict
   nodes_src:
-    description: A file with the same in YAML or JSON, by itself or under the key C(nodes).
+    description: A YAML or JSON file with the content of O(nodes), at the top level or under the key C(nodes).
     type: path
   wanted:
-    description: What is wanted, as counts.
+    description: The requests, as counts of claims.
     type: list
     elements: dict
     suboptions:
@@ -62,81 +64,82 @@ options:
         description: The name of the request in the plan, which must be unique. The default is a description of the request.
         type: str
       count:
-        description: How many such claims.
+        description: The number of claims.
         type: int
         default: 1
       priority:
-        description: The higher, the earlier it is served.
+        description: The priority of the request. Requests with a higher priority are served first.
         type: int
         default: 0
       devices:
-        description: How many devices one claim has, all of them on one node.
+        description: The number of devices of one claim. All of them are on the same node.
         type: int
       type:
-        description: The kind of device, V(whole), V(partition), or V(any) of the two. The default is V(partition) if O(wanted[].profile) is set,
+        description: The kind of device, V(whole), V(partition), or V(any) for both. The default is V(partition) if O(wanted[].profile) is set,
           V(any) if O(wanted[].memory) is set, and otherwise V(whole).
         type: str
         choices: [any, whole, partition]
       profile:
-        description: A profile of partitions, or a list of those of which any will do.
+        description: The profile of the partition, or a list of alternative profiles.
         type: raw
       memory:
-        description: The memory that a device has at least, as V(20Gi).
+        description: The minimum memory of a device, for example V(20Gi).
         type: str
       vendor:
         description: The vendor of the device.
         type: str
       product:
-        description: A shell pattern for the product, or a list of those.
+        description: A shell pattern for the product, or a list of alternative patterns.
         type: raw
       parts:
-        description: Of a claim for devices of several kinds, one entry for each kind, with the keys from O(wanted[].devices) on.
+        description: For a claim with devices of several kinds, one entry for each kind. An entry has the keys C(devices), C(type), C(profile), C(memory),
+          C(vendor), and C(product).
         type: list
         elements: dict
   src:
     description:
-      - Files of manifests in YAML or JSON, and folders of these. Counted are pods, the pods of Deployments, ReplicaSets, StatefulSets,
-        ReplicationControllers and Jobs, and claims that no pod names; where there is none of these, each ResourceClaimTemplate once.
-      - Their priority is that of the pod, or of a PriorityClass among the manifests.
+      - Manifest files in YAML or JSON, and directories of such files. The module counts the claims of pods, of the pods of Deployments, ReplicaSets,
+        StatefulSets, ReplicationControllers, and Jobs, and claims without a pod. If the manifests have no such object, each
+        ResourceClaimTemplate counts as one claim.
+      - The priority is that of the pod, or of its PriorityClass in the manifests.
     type: list
     elements: path
     default: []
   pending_for:
-    description: Plan for the pods that have been waiting for a node, with claims, for at least so long, as V(1d), V(90m) or V(0s).
+    description: Plan for pods with claims that have been pending for at least this time, for example V(1d), V(90m), or V(0s).
     type: str
   namespace:
-    description: The namespace of manifests that do not say one; with O(pending_for), the only one whose pods are counted.
+    description: The namespace of manifests without a namespace. With O(pending_for), the module counts only pods in this namespace.
     type: str
   cluster:
-    description: Whether the cluster is asked for what claims have, for classes and templates, and for who waits.
+    description: Whether to query the cluster for allocated devices, DeviceClasses, ResourceClaimTemplates, and pending pods.
     type: bool
     default: true
   cluster_src:
-    description: Files that hold the cluster's objects in YAML or JSON, as C(kubectl get -o yaml) writes them. No API server is asked then.
+    description: YAML or JSON files with the cluster's objects, as C(kubectl get -o yaml) writes them. The module then does not query the API server.
     type: list
     elements: path
     default: []
   most_moves:
-    description: How many claims may lose their device and get another one. Only claims for a single device are moved.
+    description: The maximum number of claims that can move to another device. Only claims with a single device can move.
     type: int
     default: 0
-  solver:
+  time_limit:
     description:
-      - V(exact) finds the best plan, V(heuristic) searches for a good one and says how many more claims any plan could serve.
-      - V(auto) searches, and takes the exact solver where the search may have missed something, the package is there and the fleet is not too large.
-    type: str
-    choices: [auto, exact, heuristic]
-    default: auto
-  solver_seconds:
-    description: How long the exact solver has. When that is over, the best plan known counts.
+      - The maximum duration of the search, in seconds. After that, the module returns the best plan so far, and fails without a plan.
+      - RV(plan.solver) contains how much better another plan can be.
     type: int
     default: 60
   hosts:
-    description: By the name of a node in the cluster, its name in the inventory, where that is another one.
+    description: The names of nodes in the inventory, by their names in the cluster, if they differ.
     type: dict
     default: {}
   dest:
-    description: The file of variables to write.
+    description:
+      - The path of the variables file to write.
+      - An existing file of this module keeps the entries of hosts without an answer in this run. All other entries are replaced.
+      - The module rejects an existing file with other content.
+      - An existing file keeps its owner if the module runs as root. Otherwise it belongs to the user of the module.
     type: path
 seealso:
   - module: dra.accelerators.claim_explanation_info
@@ -145,7 +148,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Plan for counts
+- name: Plan layouts for counts of claims
   dra.accelerators.fleet_plan:
     nodes_src: fleet.json
     wanted:
@@ -154,18 +157,18 @@ EXAMPLES = r"""
     dest: layouts.yml
   delegate_to: localhost
 
-- name: Plan for what is to be deployed
+- name: Plan layouts for manifests
   dra.accelerators.fleet_plan:
     nodes_src: fleet.json
     src: [manifests]
   register: planned
   delegate_to: localhost
 
-- name: Show it
+- name: Show the plan
   ansible.builtin.debug:
     msg: "{{ planned.table }}"
 
-- name: Plan for what has been waiting for a day, and let four claims move
+- name: Plan layouts for pods that have been pending for a day, and move up to four claims
   dra.accelerators.fleet_plan:
     nodes_src: fleet.json
     pending_for: 1d
@@ -176,7 +179,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 table:
-  description: The plan for people, as lines.
+  description: The plan as lines of text.
   returned: success
   type: list
   elements: str
@@ -190,94 +193,123 @@ plan:
   contains:
     devices:
       description:
-        - By device C(node), C(index), C(uuid), C(vendor), C(product), whether it is C(changed), why it is left alone (C(fixed)), its C(mode_today) and
-          C(mode), how many partitions of each profile C(goes), C(comes) and C(stays), C(claims_that_leave), and how many devices of it are C(given)
-          to claims of what is wanted.
+        - The devices, each with C(node), C(index), C(uuid), C(vendor), C(product), and C(changed). C(fixed) is the reason why the plan must not change
+          the device, or empty. C(mode_today) is the current mode, and C(mode) the planned mode.
+        - C(goes), C(comes), and C(stays) are the numbers of deleted, created, and kept partitions of each profile. C(claims_that_leave) are the
+          claims that move to another device. C(given) is the number of devices for each request.
       type: list
       elements: dict
       returned: success
       sample: []
     wanted:
-      description: What is wanted, each with C(name), C(priority), what it C(wants) in words, C(count), and how many claims are C(served).
+      description: The requests, each with C(name), C(priority), a description (C(wants)), the C(count) of claims, and the number of C(served) claims.
       type: list
       elements: dict
       returned: success
       sample: [{name: notebooks, priority: 0, wants: 1g.10gb, count: 40, served: 38}]
     moves:
-      description: The claims that get another place, each with C(claim), its C(pods), the C(item) it has, C(from) and C(to).
+      description: The claims that move to another device, each with C(claim), its C(pods), the kind of its device (C(item)), C(from), and C(to).
       type: list
       elements: dict
       returned: success
       sample: []
     pods:
-      description: The pods that have to move, as C(namespace/name).
+      description: The pods of the claims that move, as C(namespace/name).
       type: list
       elements: str
       returned: success
       sample: []
     unplaceable:
       description:
-        - What finds no place, each with C(name), C(count), C(code), C(message), and for a pod or claim of the cluster C(why), which is what
-          M(dra.accelerators.claim_explanation_info) says of it today.
-        - The codes are V(no-such-device), V(taken-by-others), V(held), V(too-few-devices) and V(not-planned).
+        - The requests that the plan does not serve, each with C(name), C(count), C(code), and C(message). For a pending pod of the cluster, C(why) is
+          its current explanation, as in M(dra.accelerators.claim_explanation_info).
+        - The codes are V(no-such-device), V(taken-by-others), V(held), V(too-few-devices), and V(not-planned).
       type: list
       elements: dict
       returned: success
       sample: [{name: notebooks, count: 2, code: too-few-devices, message: "The fleet has room for 38 of them, and for no more.", why: ""}]
     solver:
       description:
-        - Which solver was C(used), whether no plan serves more (C(most_served)) and none that serves as many changes less (C(least_changed)), a C(remark),
-          and by priority in C(bounds) how many claims are C(served), how many any plan serves C(at_most), and the C(gap) between them.
+        - The quality of the plan. C(most_served) is true if no plan serves more claims. C(least_changed) is true if no plan serves as many claims with
+          fewer changes. If one of them is not proven, C(remark) is the reason.
+        - C(bounds) contains for each priority the number of C(served) claims, the upper limit for every plan (C(at_most)), and the difference (C(gap)).
       type: dict
       returned: success
-      sample: {used: exact, most_served: true, least_changed: true, remark: "", bounds: [{priority: 0, served: 38, at_most: 38, gap: 0}]}
+      sample: {most_served: true, least_changed: true, remark: "", bounds: [{priority: 0, served: 38, at_most: 38, gap: 0}]}
     destroyed:
-      description: How many partitions go that no claim has.
+      description: The number of deleted partitions that no claim holds.
       type: int
       returned: success
       sample: 0
     touched:
-      description: How many devices are changed.
+      description: The number of changed devices.
       type: int
       returned: success
       sample: 6
     layouts:
-      description: By host, the rules of its devices, as the variable C(accelerator_layouts) of the playbooks has them.
+      description: The rules of the devices of each host, in the format of the playbook variable C(accelerator_layouts).
       type: list
       elements: dict
       returned: success
       sample: []
 remarks:
-  description: What was not looked at, and what lacks something, as sentences.
+  description: Notes on the plan, such as ignored requirements and missing objects, as sentences.
   returned: success
   type: list
   elements: str
   sample: []
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable error code.
   returned: failure
   type: str
   sample: invalid-wish
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of the rejected request, or 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason for the rejection, as the API server reports it.
   returned: failure of a request
   type: str
   sample: Forbidden
 """
 
+import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible.module_utils.common.yaml import HAS_YAML, yaml_dump
-from ansible_collections.dra.accelerators.plugins.module_utils._cel import CelJudge
-from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanations import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
+    API_OPTIONS,
+    API_REQUIRED_TOGETHER,
+    connect,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import (
+    documents_of,
+    objects_of,
+    read,
+    read_all,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import end, run
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.highs import (
+    HAS_HIGHS,
+    HIGHS_IMPORT_ERROR,
+    PACKAGE,
+    solve,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.render import (
+    duration,
+    other_layouts,
+    plan_facts,
+    table,
+    variables_text,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.cel import CelJudge
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling.explain_sources import (
     LISTS,
     MOST_EXPLAINED,
     Objects,
@@ -285,26 +317,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._claim_explanatio
     ask,
     explainer_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import (
-    duration,
-    plan_facts,
-    table,
-    variables_text,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
-    API_OPTIONS,
-    API_REQUIRED_TOGETHER,
-    connect,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._manifests import (
-    objects_of,
-    read_all,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._plan_exact import AUTO, SOLVERS, solve
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.text import text
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS, create
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System, path_exists
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.claims import (
     Read,
     Wish,
@@ -319,8 +334,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.dema
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.fleet import Fleet, InvalidFleet, read_fleet
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.plan import Plan, make_plan
 from ansible_collections.dra.accelerators.plugins.module_utils.core.planner.problem import build
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import seconds_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS, create
 
 CONSTRAINTS: dict[str, Any] = {
     "required_together": API_REQUIRED_TOGETHER,
@@ -353,22 +368,21 @@ def argument_spec() -> dict[str, Any]:
         "cluster": {"type": "bool", "default": True},
         "cluster_src": {"type": "list", "elements": "path", "default": []},
         "most_moves": {"type": "int", "default": 0},
-        "solver": {"type": "str", "choices": list(SOLVERS), "default": AUTO},
-        "solver_seconds": {"type": "int", "default": 60},
+        "time_limit": {"type": "int", "default": 60},
         "hosts": {"type": "dict", "default": {}},
         "dest": {"type": "path"},
     }
 
 
 def inventory(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the nodes' answers by their names. Raises AcceleratorError."""
+    """Return the node reports by node name. Raises AcceleratorError."""
     if params["nodes"] is not None:
         return dict(params["nodes"])
     return answers_in(params["nodes_src"])
 
 
 def cluster_of(module: AnsibleModule) -> Objects:
-    """Return what the cluster has, from files or from its API server; nothing where it is not to be asked. Raises AcceleratorError."""
+    """Return the cluster's objects from files or from its API server; empty if neither is requested. Raises AcceleratorError."""
     objects = Objects()
     if module.params["cluster_src"]:
         for each in objects_of(read_all(module.params["cluster_src"], module.warn), "default"):
@@ -380,13 +394,13 @@ def cluster_of(module: AnsibleModule) -> Objects:
 
 
 def known_of(objects: Objects) -> dict[str, Any]:
-    """Return what the cluster has that pods refer to."""
+    """Return the cluster's objects that pods refer to."""
     cluster = objects.cluster()
     return {"claims": cluster.claims, "templates": cluster.templates, "classes": cluster.classes}
 
 
 def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[str], dict[str, Any]]:
-    """Return what manifests and those who wait want, what they lack, and by name the pods of the cluster among them. Raises AcceleratorError."""
+    """Return the requests of manifests and of pending pods, their problems, and the pending pods by name. Raises AcceleratorError."""
     found: list[Wish] = []
     lacks: list[str] = []
     pods: dict[str, Any] = {}
@@ -411,7 +425,7 @@ def wishes(params: dict[str, Any], objects: Objects) -> tuple[list[Wish], list[s
 
 
 def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> Read:
-    """Return what wishes come to on these nodes. Raises AcceleratorError."""
+    """Return the demands of the requests on these nodes. Raises AcceleratorError."""
     if not found:
         return Read()
     kinds = published_kinds(nodes)
@@ -426,7 +440,7 @@ def read_claims(nodes: dict[str, Any], found: list[Wish], objects: Objects) -> R
 
 
 def why_not(plan: Plan, pods: dict[str, Any], objects: Objects, nodes: dict[str, Any]) -> dict[str, str]:
-    """Return, of the pods of the cluster without a place in the plan, what stands in their way today."""
+    """Return why pods of the cluster that the plan does not serve cannot be scheduled now."""
     names = {each.demand.name: pods.get(each.demand.name.partition(" and ")[0]) for each in plan.unplaceable}
     asked = [(name, pod) for name, pod in names.items() if pod is not None][:MOST_EXPLAINED]
     if not asked:
@@ -441,8 +455,14 @@ def drivers_of(fleet: Fleet) -> set[str]:
     return {create(each).driver_name for each in vendors if each in BACKENDS}
 
 
+def layouts_in(path: str, planned: Collection[str]) -> list[dict[str, Any]]:
+    """Return the entries of an existing file for hosts that are not in the plan. Raises AcceleratorError."""
+    text = read(path) if path_exists(Path(path)) else ""
+    return other_layouts(documents_of(text, path), planned, path) if text.strip() else []
+
+
 def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
-    """Write a file if it is not so already, not in check mode; return whether it changes, and the diff. Raises AcceleratorError."""
+    """Write a file if it differs, except in check mode. Return whether it changes, and the diff. Raises AcceleratorError."""
     place = Path(path)
     if not place.parent.is_dir():
         raise AcceleratorError(
@@ -451,10 +471,12 @@ def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
             code="file-unwritable",
         )
     try:
-        before = place.read_text(encoding="utf-8") if place.exists() else ""
+        before = place.read_text(encoding="utf-8") if path_exists(place) else ""
         if before != after and not module.check_mode:
-            mode = place.stat().st_mode & 0o7777 if place.exists() else None
-            System().write_atomic(str(place.resolve()), after.encode(), mode)
+            # Only root can keep another owner. For other users the new file belongs to the user of this run.
+            mode = place.stat().st_mode & 0o7777 if path_exists(place) else None
+            like = str(place) if path_exists(place) and os.geteuid() == 0 else ""
+            System().write_atomic(str(place.resolve()), after.encode(), mode, like=like)
     except (OSError, UnicodeDecodeError) as error:
         raise AcceleratorError(
             f"dest {path} cannot be written: {error}",
@@ -469,6 +491,9 @@ def write(module: AnsibleModule, path: str, after: str) -> dict[str, Any]:
 
 def work(module: AnsibleModule) -> dict[str, Any]:
     params = module.params
+    if not HAS_HIGHS:
+        text = missing_required_lib(PACKAGE, reason="to find a plan")
+        end(module, msg=text, error_code="missing-package", exception=HIGHS_IMPORT_ERROR)
     if params["pending_for"] is not None and not (params["cluster"] or params["cluster_src"]):
         raise AcceleratorError(
             "pending_for asks who waits in the cluster, and cluster=false says that none is asked",
@@ -483,7 +508,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     said = read_claims(nodes, found, objects)
     demands = [*read_demands(params["wanted"] or []), *said.demands]
     problem = build(fleet, demands, most_moves=params["most_moves"])
-    solved = solve(problem, params["solver"], params["solver_seconds"])
+    solved = solve(problem, params["time_limit"])
     plan = make_plan(problem, solved.solution)
     facts = plan_facts(
         problem,
@@ -501,8 +526,13 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         "remarks": [*remarks, *said.remarks],
     }
     if params["dest"]:
-        after = variables_text(facts["layouts"], yaml_dump if HAS_YAML else None)
-        result.update(write(module, params["dest"], after))
+        planned = {params["hosts"].get(node, node) for node, answer in nodes.items() if answer}
+        others = layouts_in(params["dest"], planned)
+        if others:
+            names = ", ".join(sorted({each["hosts"] for each in others}))
+            result["remarks"].append(f"{params['dest']} keeps the layouts of hosts that are not planned: {names}.")
+        layouts = sorted([*facts["layouts"], *others], key=lambda each: str(each["hosts"]))
+        result.update(write(module, params["dest"], variables_text(layouts, yaml_dump if HAS_YAML else None)))
     return result
 
 

@@ -39,7 +39,20 @@ options:
   nodes:
     description:
       - Names of Nodes. From a mapping C(nodes) in the result, the module returns only these keys. From a list C(claims), it returns only claims
-        whose C(nodes) contain one of these names. Both rules also apply inside a mapping C(plan). All other keys are returned unchanged.
+        whose C(nodes) contain one of these names, or that have an unpublished device in a pool with one of these names. From a mapping C(plan) of
+        M(dra.accelerators.repartition_plan), it returns only C(nodes), C(evicted), and C(idle), each with the entries of these names. All other keys
+        are returned unchanged.
+    type: list
+    elements: str
+  fields:
+    description:
+      - Fields of the result that the module returns. By default, it returns all fields.
+      - With an empty list, it only fails if the other host's task did not succeed. Each host keeps what it registers, so a large answer is kept once
+        for each host.
+    type: list
+    elements: str
+  drivers:
+    description: Names of DRA drivers. From a list C(claims), the module returns only claims with a device of one of these drivers on one of O(nodes).
     type: list
     elements: str
 seealso:
@@ -76,11 +89,13 @@ def argument_spec() -> dict[str, dict[str, Any]]:
         "host": {"type": "str", "required": True},
         "name": {"type": "str", "required": True},
         "nodes": {"type": "list", "elements": "str"},
+        "fields": {"type": "list", "elements": "str"},
+        "drivers": {"type": "list", "elements": "str"},
     }
 
 
 def main() -> None:
-    """Fail, because a module has no access to results of other hosts."""
+    """Fail, because a module has no access to the results of other hosts."""
     module = AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True)
     module.fail_json(msg="host_answer works only through its action plugin: use it as a task of a play.")
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: node_driver
 version_added: 0.1.0
-short_description: Run the node driver as a service, and see that it works
+short_description: Run the node driver as a systemd service and verify that it works
 description:
-  - Has systemd read the units again, enables them, and starts the node driver, or starts it again where the process that
-    runs was started from something else, by O(fingerprint). Where only its configuration file is another one than it works by, after a
-    change by hand as well, the driver takes the file over without a new process, and one that it refuses is a failure.
-  - A driver that serves is started again without a gap. Another instance of what is wanted comes up beside it, as the relief, and takes
-    over. Only then the driver is started again, and takes over in its turn. Where the relief does not serve the driver goes on as it was.
-  - Then waits until the driver has started, which is more than a unit that systemd calls active. One and the same process has
-    run for some seconds, and its own C(status) says that it is ready and has published its devices. What the API server
-    still holds of a former process is not believed.
-  - A driver that ends again and again, or that is not ready in time, is a failure that quotes what the driver said last.
-  - With O(state=absent), stops the units, those that the driver has started for claims among them, and removes what the driver
-    has left in the kubelet's folders, but only what is shown to be this driver's. Its own unit's file bears the collection's
-    mark, its state is a store of its own, and nobody listens on its sockets any more. Another driver of the same name keeps
-    everything.
+  - Reloads the systemd units, enables them, and starts the node driver. If the running process was started from other files, according to
+    O(fingerprint), the module restarts the driver.
+  - If only the configuration file differs from the configuration of the running driver, the module reloads the driver. This includes manual
+    changes of the file. If the driver rejects the file, the module fails.
+  - A restart of a serving driver is without interruption. The module first starts the relief, a second instance with the desired files, which
+    takes over from the driver. Then it restarts the driver, which takes over from the relief. If the relief does not serve, the driver keeps
+    running unchanged.
+  - Waits until the driver has started. An active systemd unit is not sufficient. The same process must have run for O(steady) seconds, and its
+    C(status) must report that it is ready and has published its devices. The module does not use the objects in the API server, because they
+    can be from a previous process.
+  - Fails if the driver repeatedly ends, or if it is not ready within O(timeout). The error contains the last log lines of the driver.
+  - With O(state=absent), stops the units, including the services that the driver has started for claims, and removes the driver's files from the
+    kubelet's directories.
+  - With O(state=absent), the module removes only the unit, the state, and the sockets of this driver. The unit file must have the collection's
+    marker, the state must be a store of this driver, and its sockets must not be in use. It keeps all files of another driver with the same
+    name.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -33,7 +36,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - Nothing is waited for.
+      - The module does not wait.
   diff_mode:
     support: full
   idempotent:
@@ -43,70 +46,71 @@ attributes:
     platforms: linux
 options:
   state:
-    description: Whether the driver is to run, or to be gone.
+    description: V(started) starts the driver. V(absent) stops it and removes its files.
     type: str
     choices: [started, absent]
     default: started
   fingerprint:
     description:
-      - What the driver is to run from, in one word that its unit puts into C(DRA_ACCELERATORS_FINGERPRINT).
-      - Empty starts a driver that does not run, and takes one that runs as it is.
+      - The fingerprint of the release, the environment, and the configuration for the driver. The driver's unit sets it in the environment
+        variable C(DRA_ACCELERATORS_FINGERPRINT).
+      - If it is empty, the module starts a stopped driver and accepts any running driver.
     type: str
     default: ""
   units_changed:
-    description: Whether files of the units were written, or would have been in check mode.
+    description: Whether previous tasks changed unit files. In check mode, whether they would change them.
     type: bool
     default: false
   configuration_changed:
     description:
-      - In check mode, whether the driver's configuration file would have been written.
-      - Otherwise the file that is there is compared with what the driver works by.
+      - In check mode, whether previous tasks would change the driver's configuration file.
+      - Without check mode, the module compares the file with the configuration of the running driver.
     type: bool
     default: false
   helpers:
-    description: Further units that are enabled and started, and not waited for; or stopped.
+    description: Additional units to enable and start, or to stop with O(state=absent). The module does not wait for them.
     type: list
     elements: str
     default: []
   kubelet_root:
-    description: With O(state=absent), the kubelet's root folder.
+    description: With O(state=absent), the kubelet's root directory.
     type: path
     default: /var/lib/kubelet
   names:
-    description: With O(state=absent), the driver names whose state and sockets are looked for.
+    description: With O(state=absent), the names of the drivers whose state and sockets the module removes.
     type: list
     elements: str
     default: [gpu.nvidia.com]
   companions:
-    description: With O(state=absent), whether the services that the driver has started for claims are stopped, and removed, too.
+    description: With O(state=absent), whether to also stop and remove the services that the driver has started for claims.
     type: bool
     default: true
   root:
-    description: Folder of the Python environment and the releases.
+    description: The directory of the Python environment and the releases.
     type: path
     default: /opt/dra-accelerators
   configuration:
-    description: The driver's configuration file.
+    description: The path of the driver's configuration file.
     type: path
     default: /etc/dra-accelerators/driver.yaml
   steady:
-    description: How long one and the same process has to have run, in seconds.
+    description: The minimum uptime of the driver's process, in seconds.
     type: float
     default: 5
   timeout:
-    description: How long the driver may take until it counts as started, in seconds.
+    description: The maximum wait for the start of the driver, in seconds.
     type: float
     default: 90
   patience:
     description:
-      - How long one call waits at most, in seconds, until it answers with what it is still C(waiting) for. That is no failure before
-        O(timeout) is over. By default one call waits as long as O(timeout).
-      - The action plugin of this name calls the module so, and tells between two calls what a node waits for.
+      - The maximum wait of one call, in seconds. After that, the module returns the missing conditions in RV(waiting). It fails only after
+        O(timeout). By default, one call waits for O(timeout).
+      - The action plugin with the same name uses this option. It displays the missing conditions between two calls.
     type: float
   waited:
     description:
-      - For how long of O(timeout) former calls have waited already, in seconds. With more than 0, systemd is told nothing any more,
-        and the driver is only waited for.
+      - The part of O(timeout) that previous calls have already waited, in seconds. With a value of more than 0, the module only waits for the
+        driver, and completes a restart with the relief.
     type: float
     default: 0
 seealso:
@@ -114,12 +118,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Run the driver
+- name: Start the driver and verify that it works
   dra.accelerators.node_driver:
     fingerprint: 1f2e3d4c5b6a7988
     helpers: [dra-accelerators-token.timer]
 
-- name: Stop it, and remove what it has left
+- name: Stop the driver and remove its files
   dra.accelerators.node_driver:
     state: absent
     helpers: [dra-accelerators-token.timer]
@@ -127,7 +131,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What systemd was told, or would be, each with C(action), C(unit) and C(reason).
+  description: The performed systemd actions, each with C(action), C(unit), and C(reason). In check mode, the expected actions.
   returned: success
   type: list
   elements: dict
@@ -136,32 +140,37 @@ steps:
       unit: dra-accelerators-driver.service
       reason: it was started from another release, environment or configuration
 drivers:
-  description: What the driver's C(status) says, one entry for each driver name; empty in check mode.
+  description: The driver's C(status) without its devices, one entry for each driver name. The list is empty in check mode.
   returned: success
   type: list
   elements: dict
   sample:
     - {driver: gpu.nvidia.com, ready: true, pid: 411, version: 0.1.0, published: true, problems: []}
+device_count:
+  description: The number of devices of all drivers, or 0 in check mode.
+  returned: success
+  type: int
+  sample: 8
 removed:
-  description: With O(state=absent), the files and folders that were removed, or would be.
+  description: With O(state=absent), the removed files and directories. In check mode, those to remove.
   returned: success
   type: list
   elements: str
   sample: [/var/lib/kubelet/plugins/gpu.nvidia.com/state.db]
 kept:
-  description: With O(state=absent), what is somebody else's and stays, with the reason.
+  description: With O(state=absent), the files that do not belong to the driver and stay, with the reason.
   returned: success
   type: list
   elements: str
   sample: ["/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json: not a file of this driver"]
 waiting:
-  description: With O(patience), what is still missing until the driver counts as started.
+  description: With O(patience), the missing conditions for a started driver.
   returned: success
   type: list
   elements: str
   sample: [gpu.nvidia.com has not published its devices]
 pid:
-  description: The driver's process; 0 in check mode if none runs.
+  description: The process ID of the driver, or 0 if no process runs.
   returned: success
   type: int
   sample: 411
@@ -175,15 +184,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._node import (
-    DRIVER_UNIT,
-    RELIEF_INSTANCE,
-    RELIEF_UNIT,
-    ask_units,
-    started_from,
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.leftovers import (
+    companions_left,
+    look_at_state,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._service import (
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import (
     Look,
     Step,
     age_of,
@@ -199,10 +204,17 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     stamps,
     works_by_another,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._service_state import companions_left, look_at_state
-from ansible_collections.dra.accelerators.plugins.module_utils.core.companions import LIST_UNITS
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import (
+    DRIVER_UNIT,
+    RELIEF_INSTANCE,
+    RELIEF_UNIT,
+    ask_units,
+    started_from,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.companions import LIST_UNITS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 COMMAND_SECONDS = 60.0
 STATUS_SECONDS = 20.0
@@ -231,7 +243,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 class NotStarted(AcceleratorError):
-    """The driver did not start in time, or systemd refused a step."""
+    """The driver did not start within the timeout, or systemd rejected a step."""
 
     default_code = "driver-not-started"
 
@@ -240,7 +252,7 @@ class NotStarted(AcceleratorError):
         self.journal = journal or []
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with the driver's last words."""
+        """Return the error with the last log lines of the driver."""
         return {**super().to_dict(), "journal": self.journal}
 
 
@@ -254,21 +266,21 @@ class Service:
         self.ticks = os.sysconf("SC_CLK_TCK")
 
     def running(self, pid: int) -> str:
-        """Return the fingerprint of a process; nothing if it is gone."""
+        """Return the fingerprint of a process, or "" if the process has ended."""
         try:
             return started_from(self.system.read_bytes(f"/proc/{pid}/environ")) if pid else ""
         except OSError:
             return ""
 
     def age(self, pid: int) -> float | None:
-        """Return how long a process has run, in seconds; None if it is gone."""
+        """Return the age of a process in seconds, or None if the process has ended."""
         try:
             return age_of(self.system.read_text(f"/proc/{pid}/stat"), self.system.read_text("/proc/uptime"), self.ticks)
         except (OSError, ValueError):
             return None
 
     def status(self, instance: str = "") -> tuple[list[dict[str, Any]] | None, str]:
-        """Return what the driver's own status says, or None and why there is no answer; that of who serves, or of an instance."""
+        """Return the status of the active driver or of an instance, or None with the problem."""
         root = self.params["root"]
         words = ["status", "--json", "--config", self.params["configuration"]]
         named = ["env", f"DRA_DRIVER_INSTANCE={instance}"] if instance else []
@@ -286,25 +298,25 @@ class Service:
         return [one for one in found if isinstance(one, dict)], ""
 
     def digest(self) -> str:
-        """Return the digest of the configuration file, as the driver makes it; nothing where there is no file."""
+        """Return the digest of the configuration file as the driver computes it, or "" if the file does not exist."""
         try:
             return hashlib.sha256(self.system.read_bytes(self.params["configuration"])).hexdigest()[:16]
         except OSError:
             return ""
 
     def look(self, name: str = DRIVER_UNIT, instance: str = "") -> Look:
-        """Look at the driver, or at another instance of it, once."""
+        """Read the state of the driver, or of another instance, once."""
         unit = ask_units(self.system, [name])[name]
         pid = unit["main_pid"]
         drivers, problem = self.status(instance) if pid and unit["active"] == "active" else (None, "")
-        # The same process before and after the answer: the answer is its.
+        # If the process is the same before and after the answer, the answer is from this process.
         after = ask_units(self.system, [name])[name] if drivers is not None else unit
         if after["main_pid"] != pid:
             return Look(after["main_pid"], None, after["restarts"], after["active"], None)
         return Look(pid, self.age(pid) if pid else None, unit["restarts"], unit["active"], drivers, problem)
 
     def journal(self, unit: str = DRIVER_UNIT) -> list[str]:
-        """Return the last words of the driver, or of another unit."""
+        """Return the last log lines of the driver, or of another unit."""
         argv = ["journalctl", "--unit", unit, "--lines", str(LAST_LINES), "--no-pager", "--output", "cat"]
         try:
             return self.system.run(argv, COMMAND_SECONDS).stdout.splitlines()
@@ -312,23 +324,23 @@ class Service:
             return []
 
     def lacks(self) -> tuple[Look, tuple[str, ...]]:
-        """Look at the driver; return also what is still missing until it counts as started."""
+        """Return the state of the driver, and the missing conditions for its start."""
         look = self.look()
         wanted, running = self.params["fingerprint"], self.running(look.pid)
         steady, digest = self.params["steady"], self.digest()
         return look, missing(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
     def relief_lacks(self) -> tuple[Look, tuple[str, ...]]:
-        """Look at the relief; return also what is still missing until it serves in the driver's place."""
+        """Return the state of the relief instance, and the missing conditions for it to replace the driver."""
         look = self.look(RELIEF_UNIT, RELIEF_INSTANCE)
         wanted, running = self.params["fingerprint"], self.running(look.pid)
         steady, digest = self.params["steady"], self.digest()
         return look, not_relieved(look, fingerprint=wanted, running=running, steady=steady, digest=digest)
 
     def wait(self, lacks: Callable[[], tuple[Look, tuple[str, ...]]], unit: str) -> tuple[Look, tuple[str, ...]]:
-        """Wait until nothing is missing, or patience ends; returns also what still is. Raises NotStarted.
+        """Wait until no condition is missing or ``patience`` (seconds) is over. Return the state and the missing conditions. Raises NotStarted.
 
-        A relief that has ended is not waited for: nothing starts it again.
+        A stopped relief instance ends the wait, because systemd does not restart it.
         """
         deadline = self.began + self.params["timeout"] - self.params["waited"]
         patience = self.params["patience"]
@@ -351,7 +363,7 @@ class Service:
 
 
 def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
-    """Run the driver and see that it works. Raises NotStarted."""
+    """Start or update the driver, and verify that it works. Raises NotStarted."""
     params = module.params
     units = ask_units(service.system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
     pid = units[DRIVER_UNIT]["main_pid"]
@@ -375,18 +387,26 @@ def start(module: AnsibleModule, service: Service) -> dict[str, Any]:
     if module.check_mode:
         return result
     look, lacks = carry_out(service, steps)
-    return {**result, "drivers": list(look.drivers or []), "pid": look.pid, "waiting": list(lacks)}
+    ready = look.drivers or []
+    return {
+        **result,
+        # Omit the names of devices, which can be hundreds, because playbooks keep this result of each node.
+        "drivers": [{key: value for key, value in each.items() if key != "devices"} for each in ready],
+        "device_count": sum(len(each.get("devices") or ()) for each in ready),
+        "pid": look.pid,
+        "waiting": list(lacks),
+    }
 
 
 def carry_out(service: Service, steps: Sequence[Step]) -> tuple[Look, tuple[str, ...]]:
-    """Take the steps, each when its time has come, and see that the driver works.
+    """Run the steps, each when its condition is met, and verify that the driver works.
 
-    Returns what was last seen, and what is still missing where patience has ended. Raises NotStarted; a relief that does not serve is
-    stopped before that, and the driver goes on as it was.
+    Returns the last state, and the missing conditions if ``patience`` is over. Raises NotStarted. If the relief instance
+    does not serve, it is stopped first, and the driver continues to run unchanged.
     """
     again = service.params["waited"] > 0
     relieved = again or any(step.unit == RELIEF_UNIT and step.action != "stop" for step in steps)
-    # A driver that was not started again stands by, perhaps, and serves when the relief has gone.
+    # A driver that was not restarted can be on standby, and serves after the relief instance has stopped.
     restarted = again or any(step.unit == DRIVER_UNIT and step.action in ("start", "restart") for step in steps)
     for step in steps:
         lacks: tuple[str, ...] = ()
@@ -405,7 +425,7 @@ def carry_out(service: Service, steps: Sequence[Step]) -> tuple[Look, tuple[str,
 
 
 def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
-    """Stop the driver and remove what is its. Raises NotStarted, OSError."""
+    """Stop the driver and remove its files. Raises NotStarted, OSError."""
     params, system = module.params, service.system
     units = ask_units(system, [DRIVER_UNIT, RELIEF_UNIT, *params["helpers"]])
     too = params["companions"]
@@ -431,7 +451,7 @@ def remove(module: AnsibleModule, service: Service) -> dict[str, Any]:
 
 
 def companions(system: System) -> str:
-    """Return what systemd lists of the programs that the driver runs for claims. Raises NotStarted."""
+    """Return systemd's list of the programs that the driver runs for claims. Raises NotStarted."""
     done = system.run(LIST_UNITS, COMMAND_SECONDS)
     if done.returncode != 0:
         raise NotStarted(f"{' '.join(LIST_UNITS)} failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -439,12 +459,13 @@ def companions(system: System) -> str:
 
 
 def outcome(steps: Sequence[Step]) -> dict[str, Any]:
-    """The module's result as far as the steps make it."""
+    """Return the module's result, as far as the steps determine it."""
     lines = [f"{step.action} {step.unit}".strip() + f": {step.reason}\n" for step in steps]
     return {
         "changed": bool(steps),
         "steps": [step.to_dict() for step in steps],
         "drivers": [],
+        "device_count": 0,
         "removed": [],
         "kept": [],
         "waiting": [],
@@ -453,10 +474,10 @@ def outcome(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def take(service: Service, steps: Sequence[Step]) -> None:
-    """Take the steps. Raises NotStarted for one that systemd, or the driver's own reload, refuses."""
+    """Run the steps. Raises NotStarted for a step that systemd, or the driver's reload, rejects."""
     for step in steps:
         done = service.system.run(step.argv(), max(COMMAND_SECONDS, service.params["timeout"]))
-        # A driver that does not start is better explained by what it says itself, afterwards.
+        # If the driver does not start, its own log explains that better. It is read afterwards.
         if done.returncode != 0 and not (
             step.unit in (DRIVER_UNIT, RELIEF_UNIT) and step.action in ("start", "restart")
         ):
@@ -468,7 +489,7 @@ def take(service: Service, steps: Sequence[Step]) -> None:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Run the driver, or take it away; returns the module's result. Raises NotStarted."""
+    """Start or remove the driver, and return the module's result. Raises NotStarted."""
     service = Service(System(), module.params)
     return start(module, service) if module.params["state"] == "started" else remove(module, service)
 

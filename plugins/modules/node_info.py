@@ -9,15 +9,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: node_info
 version_added: 0.1.0
-short_description: Show what a node is, before anything is done to it
+short_description: Gather facts about a node
 description:
-  - Returns in one answer what the roles of this collection have to know of a node. Its platform and interpreters, its
-    kubelet and container runtime, which vendors' accelerators it has and what their drivers say, other programs that give
-    them out, and what of this collection is there already.
-  - Needs nothing on the node but Python. What is missing or does not answer is part of the answer and no failure; every
-    command and request has a deadline.
-  - No secret is returned. Of the kubelet's kubeconfig all but its users is read, and of the node driver's token what it
-    claims.
+  - Returns all facts about a node that the roles of this collection need. They include the platform, the Python interpreters, the kubelet, the
+    container runtime, the accelerators and drivers of each vendor, other programs that manage devices, and the installed parts of this collection.
+  - Needs only Python on the node. The result reports missing or failing parts, and the module does not fail because of them. Every command and every
+    request has a timeout.
+  - Returns no secrets. The module returns the kubelet's kubeconfig without its users, and only the claims of the node driver's token.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -30,11 +28,11 @@ attributes:
     platforms: linux
 options:
   kubelet_root:
-    description: The kubelet's root folder, its option C(--root-dir).
+    description: The kubelet's root directory, its option C(--root-dir).
     type: path
     default: /var/lib/kubelet
   kubelet_kubeconfigs:
-    description: Where the kubelet's kubeconfig may be; the first that is there is read.
+    description: Possible paths of the kubelet's kubeconfig file. The module reads the first file that exists.
     type: list
     elements: path
     default:
@@ -43,16 +41,16 @@ options:
       - /var/lib/rancher/k3s/agent/kubelet.kubeconfig
       - /var/lib/rancher/rke2/agent/kubelet.kubeconfig
   root:
-    description: Folder of the Python environment and the releases.
+    description: Directory of the Python environments and the releases.
     type: path
     default: /opt/dra-accelerators
   interpreters:
-    description: Python interpreters that are asked for their version.
+    description: Python interpreters whose version the module reads.
     type: list
     elements: path
     default: [/usr/bin/python3]
   layout:
-    description: Layout rules that are read, and refused in RV(layout_problem), without asking any device.
+    description: Layout rules to validate. RV(layout_problem) reports an error in them. The validation queries no device.
     type: raw
   verify_identity:
     description: Whether the node asks the API server if it accepts the node driver's token.
@@ -64,15 +62,15 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask what the node is
+- name: Gather facts about the node
   dra.accelerators.node_info:
   register: node
 
-- name: Show who gives out its GPUs by another way
+- name: Show other programs that manage its GPUs
   ansible.builtin.debug:
     msg: "{{ node.managers + node.kubelet.device_plugins }}"
 
-- name: Read a layout before anything is installed
+- name: Validate a layout before the installation
   dra.accelerators.node_info:
     layout:
       - match: {index: 0}
@@ -84,8 +82,7 @@ EXAMPLES = r"""
 RETURN = r"""
 platform:
   description:
-    - The operating system. C(iommu) says whether the kernel has IOMMU groups, and C(selinux) how SELinux is (V(enforcing), V(permissive)
-      or V(disabled)).
+    - The operating system. C(iommu) reports whether the kernel has IOMMU groups. C(selinux) is the SELinux mode (V(enforcing), V(permissive) or V(disabled)).
   returned: success
   type: dict
   sample:
@@ -98,9 +95,9 @@ platform:
     os_release: {id: debian, version_id: "12"}
 interpreters:
   description:
-    - For each interpreter asked for its C(version), whether it can make a C(venv), and the C(problem) if it did not run.
-    - C(folder) is where it is installed, and C(hidden_from_services) whether that is a home or a temporary folder, which the
-      services of this collection do not see.
+    - For each interpreter, its C(version), whether it can create a C(venv), and the C(problem) if it did not run.
+    - C(folder) is its installation directory. C(hidden_from_services) reports whether this is a home directory or a temporary directory, which the
+      services of this collection cannot access.
   returned: success
   type: dict
   sample:
@@ -113,41 +110,41 @@ interpreters:
       problem: ""
 units:
   description:
-    - The collection's own systemd units, each with C(exists), C(ours), C(active), C(enabled), C(file), C(need_reload),
-      C(main_pid), C(restarts) and C(type). C(ours) says whether the unit's file bears the collection's mark.
+    - The systemd units of this collection, each with C(exists), C(ours), C(active), C(enabled), C(file), C(need_reload), C(main_pid), C(restarts) and
+      C(type). C(ours) reports whether the unit file contains the marker of this collection.
   returned: success
   type: dict
   sample:
     dra-accelerators-driver.service: {exists: true, ours: true, active: active, enabled: enabled, main_pid: 411}
 runtime:
-  description: The same of the units by which a container runtime is known.
+  description: The units that identify a container runtime, in the form of RV(units).
   returned: success
   type: dict
   sample:
     containerd.service: {exists: true, ours: false, active: active, enabled: enabled, main_pid: 120}
 managers:
-  description: Units of other programs that cut GPUs up, which run now or at the next boot.
+  description: Units of other programs that partition GPUs and that run now or start at the next boot.
   returned: success
   type: list
   elements: str
   sample: [nvidia-mig-manager.service]
 kubelet:
-  description: The kubelet's folders, the sockets in them, and its kubeconfig without its users.
+  description: The kubelet's directories, the sockets in them, and its kubeconfig without the users.
   returned: success
   type: dict
   contains:
     root:
-      description: Its root folder.
+      description: The kubelet's root directory.
       returned: success
       type: str
       sample: /var/lib/kubelet
     folders:
-      description: Whether its folders for plugins are there.
+      description: Whether the kubelet's plugin directories exist.
       returned: success
       type: bool
       sample: true
     sockets:
-      description: Sockets through which plugins have registered.
+      description: Sockets of registered plugins.
       returned: success
       type: list
       elements: str
@@ -159,73 +156,82 @@ kubelet:
       elements: str
       sample: [/var/lib/kubelet/device-plugins/nvidia-gpu.sock]
     kubeconfig:
-      description: The kubeconfig that was found; empty if none was.
+      description: Path of the kubeconfig file that the module read. Empty if no file exists.
       returned: success
       type: str
       sample: /etc/kubernetes/kubelet.conf
     cluster:
-      description: Its text without the users, which hold the kubelet's own identity.
+      description: Content of the kubeconfig file without the users, which contain the kubelet's credentials.
       returned: success
       type: str
       sample: "apiVersion: v1\nkind: Config\n"
     unit:
-      description: The kubelet's systemd unit, as in RV(units).
+      description: The kubelet's systemd unit, in the form of RV(units).
       returned: success
       type: dict
       sample: {exists: true, active: active}
 nvidia:
   description:
-    - Whether C(nvidia-smi) answers, the driver's version, the error otherwise, and the installed programs of NVIDIA's container
-      toolkit. C(toolkit_version) is the lowest version of these and of the toolkit that NVIDIA's GPU Operator has installed, empty if none
-      reports one.
+    - Whether C(nvidia-smi) works, the driver version or the error, and the installed programs of the NVIDIA Container Toolkit. C(toolkit_version) is
+      the lowest version of these programs and of the toolkit that NVIDIA's GPU Operator has installed. It is empty if no program reports a version.
+    - C(uvm) is V(loaded) if the kernel module C(nvidia-uvm) is loaded. It is V(installed) if the module is installed for the running kernel, and
+      otherwise empty.
+    - C(numa_memory) lists the PCI addresses of the GPUs whose memory is a NUMA node of the host.
   returned: success
   type: dict
-  sample: {answers: true, version: 580.65.06, problem: "", toolkit: [/usr/bin/nvidia-cdi-hook], toolkit_version: 1.17.8}
+  sample: {answers: true, version: 580.65.06, problem: "", uvm: loaded, numa_memory: [], toolkit: [/usr/bin/nvidia-cdi-hook],
+    toolkit_version: 1.17.8}
 devices:
-  description: The PCI addresses of the accelerators by vendor, whether their driver works or not. A vendor without any is left out.
+  description:
+    - The PCI addresses of the accelerators, by vendor, also if their driver does not work. Vendors without devices are omitted.
+    - NPUs on the unified bus (950) have no PCI address. They are listed by their device nodes after their driver is installed.
   returned: success
   type: dict
   sample: {ascend: ["0000:82:00.0"]}
 ascend:
   description:
-    - Whether the files of Ascend's driver are all there (C(answers)) and what is not (C(problem)), its version, its library, and the
-      group that may open the nodes of NPUs. No program is run for it.
+    - Whether all files of the Ascend driver exist (C(answers)), which files are missing (C(problem)), the version, the library, and the group that
+      can open the device nodes of NPUs. The module runs no program for this.
+    - C(unified_bus) reports whether the installed driver is for NPUs on the unified bus. The node lists these NPUs only while the driver is loaded.
+    - C(uid) and C(gid) are the IDs of the driver's user, or -1 if the user does not exist on the host.
+    - C(container) is the reason why the NPU kernel driver would treat the module's process as an ordinary container. It is empty on the host itself.
   returned: success
   type: dict
-  sample: {answers: true, version: 24.1.rc1, library: /usr/local/dcmi/libdcmi.so, group: HwHiAiUser, problem: ""}
+  sample: {answers: true, version: 24.1.rc1, unified_bus: false, library: /usr/local/dcmi/libdcmi.so, group: HwHiAiUser, uid: 1000, gid: 1000,
+    problem: "", container: ""}
 programs:
-  description: What O(root) holds. The environment and the release in use, and all that are complete, newest first.
+  description: Content of O(root). The active environment and release, and all complete ones, newest first.
   returned: success
   type: dict
   contains:
     path:
-      description: The folder.
+      description: Path of the directory.
       returned: success
       type: str
       sample: /opt/dra-accelerators
     exists:
-      description: Whether it is there.
+      description: Whether the directory exists.
       returned: success
       type: bool
       sample: true
     release:
-      description: The release in use; empty if there is none.
+      description: The active release. Empty if no release is active.
       returned: success
       type: str
       sample: 0.1.0-1a2b3c4d
     environment:
-      description: The environment in use; empty if there is none.
+      description: The active environment. Empty if no environment is active.
       returned: success
       type: str
       sample: 0123456789ab
     releases:
-      description: Complete releases.
+      description: The complete releases.
       returned: success
       type: list
       elements: str
       sample: [0.1.0-1a2b3c4d]
     environments:
-      description: Complete environments.
+      description: The complete environments.
       returned: success
       type: list
       elements: str
@@ -236,37 +242,48 @@ programs:
       type: list
       elements: str
       sample: [releases/0.1.0-1a2b3c4d, venvs/0123456789ab]
+    proven:
+      description:
+        - For each of the services V(driver) and V(controller), the C(release) and the C(environment) with which it last became ready.
+        - C(files) is the SHA-256 digest of the recorded units and configuration.
+        - All values are empty if the service has no record, or if a recorded release or environment does not exist.
+      returned: success
+      type: dict
+      sample:
+        driver: {release: 0.1.0-1a2b3c4d, environment: 0123456789ab, files: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+        controller: {release: "", environment: "", files: ""}
     usable:
-      description: Whether the environment's interpreter is there.
+      description: Whether the interpreter of the active environment exists.
       returned: success
       type: bool
       sample: true
 driver:
-  description: The node driver that runs, and its identity.
+  description: The running node driver and its identity.
   returned: success
   type: dict
   contains:
     configuration:
-      description: Names of the files in its folder of configuration.
+      description: Names of the files in its configuration directory.
       returned: success
       type: list
       elements: str
       sample: [driver.yaml, kubeconfig]
     fingerprint:
-      description: What the running process was started from, as the role wrote it into the unit; empty if none runs.
+      description: The fingerprint of the release and configuration with which the running process was started. The role writes it into the unit. It
+        is empty if no driver runs.
       returned: success
       type: str
       sample: 1f2e3d4c5b6a7988
     identity:
       description:
-        - What the token in its kubeconfig claims (C(account), C(node), C(node_uid), C(seconds_left), C(lifetime)), how the
-          C(cluster) is reached, and whether the API server has C(accepted) it; null with a C(problem) where it was not
-          asked or did not answer.
+        - The claims of the token in its kubeconfig (C(account), C(node), C(node_uid), C(seconds_left), C(lifetime)), the connection to the
+          C(cluster), and whether the API server has C(accepted) the token. If the module did not query the API server, or if the server did not
+          respond, C(accepted) is null, and C(problem) has the reason.
       returned: success
       type: dict
       sample: {exists: true, account: "system:serviceaccount:dra-accelerators:driver-node-1", accepted: true, problem: ""}
 layout_problem:
-  description: What is wrong with O(layout); empty if nothing is.
+  description: The error in O(layout). Empty if the layout is valid.
   returned: success
   type: str
   sample: "Layout rule 1, key match: unknown key indx"
@@ -275,9 +292,9 @@ layout_problem:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import ask, layout_problem
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._node import ask, layout_problem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 CONFIGURATION = "/etc/dra-accelerators"
 KUBECONFIGS = [
@@ -301,7 +318,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Ask the node; returns the module's result."""
+    """Read the node's facts, and return the module's result."""
     params = module.params
     found = ask(
         System(),

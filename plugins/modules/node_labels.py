@@ -9,18 +9,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: node_labels
 version_added: 0.1.0
-short_description: Keep labels of a Node, beside those of others
+short_description: Manage the accelerator labels of a Node
 description:
-  - Brings the labels that this collection keeps on a Node to what is wanted, by server-side apply as the manager
-    C(dra-accelerators-node-features). What it has written before and is not wanted any more is removed.
-  - Only labels that this collection writes for the devices of O(vendors) are written. Others are rejected, and a warning names them. A node
-    reports the labels, and the operator's rights write them, so a node could otherwise give itself any label.
-  - A label of the same name that somebody else has written is left as it is, whatever its value, and named.
-  - Where Node Feature Discovery (NFD) runs on the node, labels go there as a file that it reads. The module decides that, says what is to be in
-    the file, and notes on the Node that there is one; the file itself is written on the node, as the role P(dra.accelerators.node_features#role) does.
+  - Sets the labels of this collection on a Node by server-side apply with the field manager C(dra-accelerators-node-features). The module removes
+    labels that it wrote earlier and that are not listed any more.
+  - Writes only labels that this collection defines for the devices of O(vendors). Other labels are rejected, and a warning names them. A node reports
+    its labels and the operator's permissions write them. Without this restriction, a node could assign itself any label.
+  - Does not change a label of the same name that another program wrote, whatever its value, and reports it.
+  - If Node Feature Discovery (NFD) runs on the node, NFD reads the labels from a file. The module selects the method, returns the content of the
+    file, and records on the Node that the file exists. The role P(dra.accelerators.node_features#role) writes the file on the node.
 notes:
-  - Needs the permissions to get and patch the Node, and with O(way=auto) to list C(nodefeatures) and C(daemonsets) where the API group
-    C(nfd.k8s-sigs.io) is served.
+  - Requires the permissions to get and patch the Node. With O(way=auto), and if the API group C(nfd.k8s-sigs.io) is served, it also requires the
+    permissions to list C(nodefeatures) and C(daemonsets).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -31,7 +31,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - The API server validates the write in a dry run, which requires the same permissions.
+      - The API server validates the changes in a dry run, which requires the same permissions.
   diff_mode:
     support: full
   idempotent:
@@ -41,12 +41,12 @@ attributes:
     platforms: posix
 options:
   node:
-    description: Name of the Node. That there is none is part of the answer and no failure.
+    description: Name of the Node. If it does not exist, the module reports this in RV(exists) and does not fail.
     type: str
     required: true
   state:
     description:
-      - Whether the labels are kept. V(absent) removes all that this module has written, and needs no O(labels).
+      - Whether the Node has the labels. V(absent) removes all labels that this module wrote, and does not need O(labels).
     type: str
     default: present
     choices:
@@ -54,24 +54,24 @@ options:
       - absent
   labels:
     description:
-      - The labels, with their values; a value may be empty. All that are not among them and were written before are removed.
-      - The filter P(dra.accelerators.vendor_facts#filter) lists the names that are allowed.
+      - The labels and their values. A value can be empty. The module removes labels that it wrote earlier and that are not in this list.
+      - The filter P(dra.accelerators.vendor_facts#filter) lists the allowed names.
     type: dict
     default: {}
   labels_without_nfd:
-    description: Labels that NFD writes itself where it runs, so that they are wanted only elsewhere.
+    description: Labels that NFD writes itself. The module writes them only if NFD does not run.
     type: dict
     default: {}
   vendors:
-    description: Vendors whose labels may be written.
+    description: Vendors whose labels the module can write.
     type: list
     elements: str
     default: [ascend, nvidia]
     choices: [ascend, nvidia]
   way:
     description:
-      - Which way the labels go. V(auto) is V(file) where a DaemonSet of NFD has pods and NFD knows the node, and V(api) elsewhere.
-      - With V(file), labels below C(kubernetes.io) that NFD takes from nobody go through the API.
+      - How the labels are written. V(auto) is V(file) if a DaemonSet of NFD has pods and NFD reports the node, and V(api) otherwise.
+      - With V(file), the module still writes labels below C(kubernetes.io) through the API if NFD does not accept them from a file.
     type: str
     default: auto
     choices:
@@ -79,18 +79,18 @@ options:
       - api
       - file
   file_gone:
-    description: Says that the feature file is not there any more, so that the note of it is removed from the Node.
+    description: Whether the feature file no longer exists. If V(true), the module removes the record of the file from the Node.
     type: bool
     default: false
 seealso:
   - module: dra.accelerators.accelerator_info
   - name: Node Feature Discovery
-    description: What reads the file.
+    description: How NFD reads labels from a feature file.
     link: https://kubernetes-sigs.github.io/node-feature-discovery/stable/usage/customization-guide.html
 """
 
 EXAMPLES = r"""
-- name: Keep two labels on a Node, through the API
+- name: Set two labels on a Node through the API
   dra.accelerators.node_labels:
     node: gpu-node-1
     labels:
@@ -99,7 +99,7 @@ EXAMPLES = r"""
     way: api
   delegate_to: localhost
 
-- name: Remove them
+- name: Remove the labels
   dra.accelerators.node_labels:
     node: gpu-node-1
     state: absent
@@ -108,83 +108,85 @@ EXAMPLES = r"""
 
 RETURN = r"""
 exists:
-  description: Whether there is such a Node.
+  description: Whether the Node exists.
   returned: success
   type: bool
   sample: true
 way:
-  description: Which way the labels go, V(api) or V(file); empty where there is no Node.
+  description: How the labels are written, V(api) or V(file). Empty if the Node does not exist.
   returned: success
   type: str
   sample: api
 labels:
-  description: What this module keeps on the Node through the API, or in check mode would.
+  description: The labels that this module manages on the Node through the API. In check mode, the labels that it would manage.
   returned: success
   type: dict
   sample: {"nvidia.com/gpu.count": "8"}
 file_labels:
-  description: What is to be in the feature file.
+  description: The labels for the feature file.
   returned: success
   type: dict
   sample: {}
 file_content:
-  description: The same as the file has it.
+  description: The content of the feature file with these labels.
   returned: success
   type: str
   sample: ""
 had_file:
-  description: Whether a feature file was noted on the Node before the run, so that there may be one.
+  description: Whether a feature file was recorded on the Node before the run. The file can exist on the node.
   returned: success
   type: bool
   sample: false
 coming:
-  description: Labels that the Node gets, or would in check mode, through the API or by the feature file.
+  description: New labels of the Node, from the API or the feature file. In check mode, the labels that it would get.
   returned: success
   type: dict
   sample: {"nvidia.com/gpu.count": "8"}
 changing:
-  description: Labels of ours on the Node that get another value, with that value. What is in the feature file is not known here.
+  description: Labels of this module on the Node whose value changes, with the new value. The module does not read the values in the feature file.
   returned: success
   type: dict
   sample: {}
 going:
-  description: Labels of ours that go from the Node, or from the feature file.
+  description: Labels of this module that are removed from the Node or from the feature file.
   returned: success
   type: list
   elements: str
   sample: ["nvidia.com/mig-1g.10gb.count"]
 settled:
-  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  description: Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
   sample: true
 left:
-  description: Labels that are somebody else's and were left as they are, each with its managers. A warning names them too.
+  description: Labels of other programs that the module did not change, each with its field managers. A warning also names them.
   returned: success
   type: dict
   sample: {"nvidia.com/gpu.product": ["nfd-master"]}
 rejected:
-  description: Labels that were not written because this collection does not write labels of that name, each with the reason. A warning names them too.
+  description: Labels that the module did not write because this collection does not define them or because their value is invalid, each with the
+    reason. A warning also names them.
   returned: success
   type: dict
   sample: {"node-role.kubernetes.io/control-plane": "it is not a label of nvidia devices"}
 nfd:
-  description: What was found of Node Feature Discovery. C(served) (its API), C(daemons) and C(knows_node); empty where nothing was asked.
+  description: The state of Node Feature Discovery. C(served) reports whether its API is served, C(daemons) lists its DaemonSets with pods, and
+    C(knows_node) is whether it reports the node. Empty if the module did not query it.
   returned: success
   type: dict
   sample: {"served": false, "daemons": [], "knows_node": false}
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: api-error
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of a request that the API server rejected. 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason that the API server reports for the rejection.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -194,13 +196,12 @@ from dataclasses import asdict
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     connect,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._node_labels import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.managed_labels import (
     AUTO,
     WAYS,
     NodeLabels,
@@ -208,8 +209,9 @@ from ansible_collections.dra.accelerators.plugins.module_utils._node_labels impo
     file_content,
     split_allowed,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend import BACKENDS
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.registry import BACKENDS
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
 
@@ -269,12 +271,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def _way(params: dict[str, Any]) -> str:
-    # What is to go is nowhere to be written: nobody has to be asked where.
+    # Labels are removed from the Node. No feature file is written, so the option is irrelevant.
     return "api" if params["state"] == "absent" else str(params["way"])
 
 
 def _texts(labels: dict[str, Any]) -> dict[str, str]:
-    """Return what YAML has read as numbers and truth values as the texts that they were."""
+    """Return label values that YAML has read as numbers and booleans as strings again."""
     empty = sorted(str(name) for name, value in labels.items() if value is None)
     if empty:
         raise AcceleratorError(

@@ -9,17 +9,17 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_container_toolkit
 version_added: 0.1.0
-short_description: Install, replace, take back or remove the NVIDIA Container Toolkit by apt, dnf or zypper
+short_description: Install, upgrade, roll back, or remove the NVIDIA Container Toolkit with apt, dnf, or zypper
 description:
-  - Installs the toolkit's packages, all in one version, from the package source that it is told, and holds them there.
-  - Switches the units on or off that write the vendor's CDI file again when the driver changes, where that is asked for.
-  - Changes no container runtime. M(dra.accelerators.containerd_handler) and M(dra.accelerators.docker_runtime) have one offer the vendor's
-    runtime, M(dra.accelerators.containerd_config) switches CDI on.
-  - What the package manager would do is asked before anything is done. A version that does not come to work is taken back.
+  - Installs all packages of the toolkit at one version from the configured package source, and holds them at this version.
+  - Enables or disables the units that write the vendor's CDI file again when the driver changes, if O(cdi_refresh) is set.
+  - Does not change any container runtime. M(dra.accelerators.containerd_handler) and M(dra.accelerators.docker_runtime) add the vendor's runtime to
+    an engine, and M(dra.accelerators.containerd_config) enables CDI.
+  - Queries the package manager for its planned changes before the first change. A version that does not work is rolled back.
 notes:
-  - Needs root on the node, apt, dnf 4 or zypper with their programs, and systemd.
-  - An installation that was cut short is gone on with by the next run.
-  - Running containers go on while the toolkit is exchanged. It is run when a container starts.
+  - Requires root on the node, apt, dnf 4 or zypper with their programs, and systemd.
+  - The next run resumes an interrupted installation.
+  - Running containers continue while the toolkit is replaced. The toolkit runs only when a container starts.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -30,7 +30,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - What packages do with units that nobody has asked for is not known before they are installed, and left out of RV(after).
+      - How packages change units without a configured state is unknown before the installation. RV(after) omits these changes.
   diff_mode:
     support: full
   idempotent:
@@ -41,27 +41,28 @@ attributes:
 options:
   version:
     description:
-      - A version such as V(1.18.1), the beginning of one such as V(1.18), or a package's whole version.
-      - Empty keeps what is there, and takes the newest that the source has where there is none.
+      - A version such as V(1.18.1), the beginning of a version such as V(1.18), or a package's full version.
+      - If empty, an installed toolkit does not change. A node without a toolkit gets the newest version of the source.
     type: str
     default: ""
   latest:
-    description: Whether a newer version of what O(version) says replaces one that is there.
+    description: Whether to upgrade an installed toolkit to the newest version that matches O(version).
     type: bool
     default: false
   components:
     description:
-      - V(base) are the programs C(nvidia-ctk) and C(nvidia-cdi-hook) and the vendor's runtime, which is enough for CDI.
-      - V(full) are these, and the library and the hook that the runtime has for its older way. They stay where they are there already.
+      - V(base) includes the programs C(nvidia-ctk) and C(nvidia-cdi-hook) and the vendor's runtime, which is sufficient for CDI.
+      - V(full) also includes the library and the hook for the runtime's legacy mode. The module does not remove them with V(base) if they are already
+        installed.
     type: str
     choices: [base, full]
     default: full
   cdi_refresh:
     description:
-      - Whether C(nvidia-cdi-refresh.path) and C(nvidia-cdi-refresh.service) write C(/var/run/cdi/nvidia.yaml) at each start of the machine and when
-        the driver changes. The toolkit has them from version 1.18 on.
-      - V(keep) leaves them as they are. The packages switch them on when they are installed.
-      - V(disabled) also removes that file, which nobody would make anew, where it switches the units off.
+      - Whether C(nvidia-cdi-refresh.path) and C(nvidia-cdi-refresh.service) write C(/var/run/cdi/nvidia.yaml) at each boot and when the driver
+        changes. The toolkit includes them from version 1.18.
+      - V(keep) does not change these units. The packages enable them during the installation.
+      - V(disabled) also removes this file when it disables the units, because no other program updates it.
     type: str
     choices: [keep, enabled, disabled]
     default: keep
@@ -72,7 +73,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Install the newest toolkit from the vendor's repository, and keep its CDI file up to date
+- name: Install the newest toolkit from the vendor's repository and keep its CDI file up to date
   dra.accelerators.nvidia_container_toolkit:
     cdi_refresh: enabled
     source:
@@ -81,35 +82,35 @@ EXAMPLES = r"""
       key: "{{ lookup('ansible.builtin.file', 'gpgkey') }}"
       fingerprints: [C95B321B61E88C1809C4F759DDCAE044F796ECB0]
 
-- name: Go back to the version before
+- name: Roll back to the previous version
   dra.accelerators.nvidia_container_toolkit:
     state: previous
 
-- name: Bring back what was there before
+- name: Remove the toolkit or restore the version that was installed before
   dra.accelerators.nvidia_container_toolkit:
     state: absent
 """
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, in words.
+  description: The completed steps as text. In check mode, the planned steps.
   returned: success
   type: list
   elements: str
   sample: ["install the NVIDIA Container Toolkit 1.18.1: nvidia-container-toolkit, nvidia-container-toolkit-base"]
 changes:
-  description: What the package manager did, or would do, package by package.
+  description: The package manager's changes, one entry for each package. In check mode, the planned changes.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-container-toolkit 1.18.1-1]
 lacking:
-  description: In check mode, what stands against it by C(hold), with a sentence. A real run refuses then.
+  description: In check mode, the message for a missing requirement, by C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
   sample: {}
 in_the_way:
-  description: Who would be disturbed. Nobody ever is by this module.
+  description: The claims, processes, and pods that block the change. Always empty, because this module interrupts none of them.
   returned: success
   type: dict
   contains:
@@ -126,55 +127,55 @@ in_the_way:
       elements: str
       sample: []
     pods:
-      description: Their pods.
+      description: Pods of these claims and processes.
       returned: success
       type: list
       elements: str
       sample: []
 settled:
-  description: Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
+  description: Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
   returned: success
   type: bool
   sample: true
 left:
-  description: With O(state=absent), packages that stay because somebody else has installed them.
+  description: With O(state=absent), the packages that remain because this module did not install them.
   returned: success
   type: list
   elements: str
   sample: []
 before:
-  description: What was there before.
+  description: The state before the run.
   returned: success
   type: dict
   contains: &there
     version:
-      description: The toolkit's version; empty for none.
+      description: The version of the toolkit. Empty if it is not installed.
       returned: success
       type: str
       sample: 1.18.1
     packages:
-      description: Its packages with their versions.
+      description: The installed packages with their versions.
       returned: success
       type: dict
       sample: {nvidia-container-toolkit-base: 1.18.1-1}
     units:
-      description: Which of its units are started at boot.
+      description: The units of the toolkit that start at boot.
       returned: success
       type: list
       elements: str
       sample: [nvidia-cdi-refresh.path, nvidia-cdi-refresh.service]
 after:
-  description: What is there afterwards, or would be in check mode.
+  description: The state after the run. In check mode, the expected state.
   returned: success
   type: dict
   contains: *there
 way_back:
-  description: Whether O(state=previous) can go back.
+  description: Whether O(state=previous) can restore the previous version.
   returned: success
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: not-offered
@@ -183,12 +184,12 @@ error_code:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import group_of, prove
-from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords, package_spec
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.container_toolkit import group_of, prove
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords, package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import bring, options_of
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
@@ -203,7 +204,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the toolkit to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Install or remove the toolkit, and return the module's result. Raises AcceleratorError."""
     hide_passwords(module)
     params = module.params
     system = System()
@@ -222,7 +223,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work, System())
 
 
 if __name__ == "__main__":

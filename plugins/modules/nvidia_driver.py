@@ -9,18 +9,19 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_driver
 version_added: 0.1.0
-short_description: Install, replace, take back or remove NVIDIA's driver by apt, dnf or zypper
+short_description: Install, upgrade, roll back, or remove the NVIDIA driver with apt, dnf, or zypper
 description:
-  - Installs the driver's packages at one exact version, from the package source that it is told, and has the kernel load the new modules
-    without a restart where nothing has a GPU.
-  - Which kernel modules, open or proprietary, follows from the GPUs on the PCI bus. What cannot work for them is refused.
-  - What the package manager would do is asked before anything is done. Check mode asks a source that is not on the node yet as well, and leaves nothing behind.
-  - A driver that cannot be built or loaded is taken back, and the one of before is there again. Packages are kept for that.
-  - Starts no machine again, and says whether that is needed.
+  - Installs the driver packages at one exact version from the configured package source. If no program uses a GPU, it loads the new kernel modules
+    without a reboot.
+  - Selects open or proprietary kernel modules for the GPUs on the PCI bus. It rejects drivers that cannot work with these GPUs.
+  - Queries the package manager for its planned changes before the first change. Check mode also queries a source that is not configured on the node
+    yet, and leaves no files.
+  - Rolls back a driver that cannot be built or loaded, and restores the previous driver. The node keeps packages for this purpose.
+  - Does not reboot the node, and reports in RV(reboot_required) whether a reboot is required.
 notes:
-  - Needs root on the node, and apt, dnf 4 or zypper with their programs, whichever the distribution has.
-  - An installation that was cut short is gone on with by the next run.
-  - The role P(dra.accelerators.nvidia_driver#role) has the catalogs of the distributions, and the vendor's repository with its keys.
+  - Requires root on the node, and the distribution's package manager with its programs, apt, dnf 4, or zypper.
+  - The next run resumes an interrupted installation.
+  - The role P(dra.accelerators.nvidia_driver#role) contains the catalogs of the distributions, and the vendor's repository with its keys.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -30,7 +31,8 @@ attributes:
   check_mode:
     support: full
     details:
-      - Claims and processes in the way, and headers or keys that are missing, are returned and no failure. A real run refuses then.
+      - Check mode reports blocking claims and processes, missing headers, and missing keys, and does not fail because of them. A run without check
+        mode fails in these cases.
   diff_mode:
     support: full
   idempotent:
@@ -41,68 +43,71 @@ attributes:
 options:
   state:
     description:
-      - V(present) has the driver be what the other options say.
-      - V(previous) goes back to the driver that was there before the last change. Once more goes forward again.
-      - V(absent) removes it, and what came along with it. Only what this module has installed, unless O(foreign) is true.
+      - V(present) installs the driver that the other options describe.
+      - V(previous) restores the driver before the last change. Another run with V(previous) reverses this.
+      - V(absent) removes the driver and everything that was installed with it. It removes only packages that this module installed, unless O(foreign)
+        is true.
     type: str
     choices: [present, previous, absent]
     default: present
   version:
     description:
-      - A branch such as V(580), a version such as V(580.95.05), or a package's whole version.
-      - Empty keeps what is there, and takes the newest that the source has where there is none.
+      - A branch such as V(580), a version such as V(580.95.05), or a package's full version.
+      - If empty, an installed driver does not change. A node without a driver gets the newest version of the source.
     type: str
     default: ""
   latest:
-    description: Whether a newer version of what O(version) says replaces one that is there.
+    description: Whether to upgrade an installed driver to the newest version that matches O(version).
     type: bool
     default: false
   kernel_modules:
-    description: Which kernel modules. V(auto) takes the right ones for the GPUs and the branch, and leaves those that are there where they fit.
+    description: Type of the kernel modules. V(auto) selects the type for the GPUs and the branch, and keeps installed modules that work with them.
     type: str
     choices: [auto, open, proprietary]
     default: auto
   build:
-    description: Whether the kernel modules are built on the node (V(dkms)), or come ready for the distribution's kernels.
+    description: Whether the kernel modules are built on the node (V(dkms)), or prebuilt for the distribution's kernels (V(precompiled)).
     type: str
     choices: [dkms, precompiled]
     default: dkms
   components:
-    description: Whether the driver's libraries for computing are installed, or all, with graphics.
+    description: Whether to install only the compute libraries of the driver, or all libraries including graphics.
     type: str
     choices: [compute, full]
     default: compute
   catalog:
     description:
-      - The ways to have a driver from this source, the first that fits counts. C({branch}), C({kernel}) and C({flavour}) in names are filled in, and
-        C({kernel_version}), which is the kernel's release without the distribution's mark and the machine (C(5.14.0-570.23.1)).
-      - C({version}) in the names of O(catalog[].packages) is the driver's. Such packages are found for an exact O(version) alone.
+      - The package sets that provide a driver from this source. Of the entries that match, the module prefers one whose packages are installed, then
+        the type of kernel modules that suits the GPUs best, then the first entry.
+      - The placeholders C({branch}), C({kernel}), C({kernel_version}), and C({flavour}) in package names are replaced. C({kernel_version}) is the
+        kernel release without the suffix of the distribution and the architecture (C(5.14.0-570.23.1)).
+      - C({version}) in O(catalog[].packages) is the driver version. Such packages are found only for an exact O(version).
     type: list
     elements: dict
     required: true
     suboptions:
       modules:
-        description: Which kernel modules the packages bring.
+        description: Type of the kernel modules in these packages.
         type: str
         choices: [open, proprietary]
         required: true
       build:
-        description: How they come.
+        description: How these packages provide the kernel modules.
         type: str
         choices: [dkms, precompiled]
         required: true
       components:
-        description: What comes besides.
+        description: Driver components in these packages.
         type: str
         choices: [compute, full]
         required: true
       packages:
-        description: Packages that have the driver's version.
+        description: Packages whose version is the driver version.
         type: list
         elements: str
         required: true
       also:
-        description: Packages with versions of their own.
+        description: Packages with other versions.
         type: list
         elements: str
         default: []
@@ -112,15 +117,15 @@ options:
         elements: str
         default: []
       from:
-        description: The first branch whose packages are called so.
+        description: The first branch with these package names.
         type: int
         default: 0
       to:
-        description: The last one.
+        description: The last branch with these package names.
         type: int
         default: 100000
       kernels:
-        description: A regular expression that the release of the running kernel has to match. Empty is for all.
+        description: A regular expression that must match the release of the running kernel. Empty matches all kernels.
         type: str
         default: ""
   source:
@@ -129,25 +134,25 @@ options:
     suboptions:
       uris:
         description:
-          - Addresses. None takes the mirror that the node has for the same suite.
-          - A user name and password in an address, C(https://USER:PASSWORD@HOST/PATH), is written to a file that only root can read. All addresses
-            need the same ones.
+          - URLs of the source. If empty, the mirror that the node uses for the same suite.
+          - A user name and password in a URL, C(https://USER:PASSWORD@HOST/PATH), is written to a file that only root can read. All URLs need the
+            same user name and password.
         type: list
         elements: str
         default: []
       suites:
-        description: Suites, which apt alone has; V(/) for a source without any.
+        description: Suites, which only apt uses. V(/) is for a source without suites.
         type: list
         elements: str
         default: [/]
       components:
-        description: Components.
+        description: Components of the suites.
         type: list
         elements: str
         default: []
       key:
-        description: The key that signs it, in ASCII armour. Empty takes the keys that apt trusts for the same source; dnf and
-          zypper refuse a source without one.
+        description: The public key that signs the source, in ASCII armor. If empty, the keys that apt trusts for the same source. dnf and zypper
+          reject a source without a key.
         type: str
         default: ""
       fingerprints:
@@ -160,78 +165,79 @@ options:
         default: []
       packages_signed:
         description:
-          - Whether each package has a signature by O(source.key) of its own, besides the index, which has one in any case. dnf and zypper ask for
-            both then.
+          - Whether O(source.key) signs each package in addition to the index, which is always signed. If V(true), dnf and zypper verify both signatures.
         type: bool
         default: true
   files:
-    description: Packages on the node that are installed, under the names that they have in a package source.
+    description: Package files on the node to install, with the names that they have in a package source.
     type: list
     elements: path
     default: []
   checksums:
-    description: SHA-256 digests of O(files), by the names of the files. Those without one are not compared.
+    description: SHA-256 digests of O(files), by file name. Files without a digest are not verified.
     type: dict
     default: {}
   headers:
     description:
-      - Packages with the headers of the kernel, where C({kernel}) is its release, and C({flavour}) the last word of that. A version behind an equals
-        sign is the one that the package's own begins with; C({kernel_release}) is the kernel's release without the machine's kind or the flavour.
+      - Packages with the kernel headers. C({kernel}) in a name is the kernel release, and C({flavour}) is the last part of it.
+      - After an equals sign, a name can contain the beginning of the package version. C({kernel_release}) in it is the kernel release without the
+        architecture or the flavour.
     type: list
     elements: str
     default: []
   hold:
-    description: Whether the driver's packages are held at their version, by apt's marks and a pin, dnf's plugin C(versionlock), or zypper's locks.
+    description: Whether to hold the driver packages at their version, with apt's holds and a pin, dnf's plugin C(versionlock), or zypper's locks.
     type: bool
     default: true
   parameters:
-    description: Parameters of kernel modules, by the module C(nvidia), C(nvidia_drm), C(nvidia_modeset) or C(nvidia_uvm), and by their names.
+    description: Parameters of the kernel modules C(nvidia), C(nvidia_drm), C(nvidia_modeset), and C(nvidia_uvm), by module and by name.
     type: dict
     default: {}
   keep_nouveau:
-    description: Whether nouveau and nova may drive GPUs. Else they are kept from being loaded.
+    description: Whether nouveau and nova can drive GPUs. If V(false), the module prevents them from loading.
     type: bool
     default: false
   signing_key:
     description:
-      - The private key with which dkms signs modules, on the node. For machines with Secure Boot.
-      - Where it is named after the modules were built, they are built and signed again.
+      - The private key on the node with which dkms signs kernel modules. It is for nodes with Secure Boot.
+      - If the key is added after the kernel modules were built, the module builds and signs them again.
     type: path
     default: ""
   signing_certificate:
-    description: Its certificate, as DER, on the node. The firmware has to know it.
+    description: The DER certificate of this key on the node. It must be enrolled in the firmware.
     type: path
     default: ""
   persistence:
     description:
-      - Whether the persistence daemon is installed, and runs. A unit that starts it with C(--no-persistence-mode) gets a drop-in without that.
-      - With V(false) one that runs is stopped and not started any more; O(state=absent) has it be as it was, where it stays.
+      - Whether the persistence daemon is installed and running. If its unit starts it with C(--no-persistence-mode), a drop-in file removes this argument.
+      - V(false) stops and disables a running daemon. If the daemon remains installed, O(state=absent) restores its previous state.
     type: bool
     default: true
   load:
     description:
-      - Whether the kernel that runs is the one that the driver is for. Its modules have to be there then, and are loaded.
-      - V(false) is for images of machines.
+      - Whether the driver is for the running kernel. If V(true), the kernel modules for this kernel must exist, and the module loads them.
+      - V(false) is for machine images.
     type: bool
     default: true
   in_use:
     description:
-      - What is done where a process has GPUs, or a module cannot be unloaded. V(refuse) names them. V(restart) installs beside the driver that is
-        loaded, and leaves the new one to the next start of the machine.
-      - Prepared claims are refused in any case.
+      - What the module does if a process uses GPUs or a kernel module cannot be unloaded. V(refuse) fails and lists the processes. V(restart)
+        installs the new driver next to the loaded driver. The next reboot loads the new driver.
+      - If claims are prepared, the module fails with both values.
     type: str
     choices: [refuse, restart]
     default: refuse
   foreign:
-    description: Whether O(state=absent) also removes what somebody else has installed, and O(state=present) passes over a driver of a C(.run) file.
+    description: Whether O(state=absent) also removes a driver that this module did not install, and whether O(state=present) ignores a driver from a
+      C(.run) file.
     type: bool
     default: false
   keep:
-    description: Whether packages are kept on the node, for the way back.
+    description: Whether the node keeps the packages for a rollback.
     type: bool
     default: true
   services:
-    description: Units that use GPUs and are stopped while the driver is exchanged, where they are running. They are started in the other order.
+    description: Units that use GPUs. Running units are stopped while the driver is replaced, and started in reverse order afterwards.
     type: list
     elements: str
     default:
@@ -242,22 +248,22 @@ options:
       - nvidia-fabricmanager.service
       - nvidia-persistenced.service
   state_path:
-    description: Where the node driver keeps its prepared claims. Empty looks at none.
+    description: The node driver's store of prepared claims. If empty, the module checks no claims.
     type: str
     default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
   claims_timeout:
     description:
-      - For how many seconds it is waited, before claims are refused, until the node driver has unprepared them. For a node that was drained.
+      - The number of seconds to wait until the node driver has unprepared all claims. If claims remain, the module fails. Set it for a node that was drained.
     type: int
     default: 0
   timeout:
-    description: How many seconds one call of the package manager may take, the build of kernel modules with it.
+    description: Timeout in seconds for one call of the package manager, including the build of kernel modules.
     type: int
     default: 3600
 """
 
 EXAMPLES = r"""
-- name: Install the newest driver of a branch from a source that the node knows
+- name: Install the newest driver of a branch from a source that is configured on the node
   dra.accelerators.nvidia_driver:
     version: "580"
     catalog: &catalog
@@ -267,7 +273,7 @@ EXAMPLES = r"""
         packages: [nvidia-driver-cuda, nvidia-kernel-open-dkms]
         persistence: [nvidia-persistenced]
 
-- name: Go back to the driver of before
+- name: Roll back to the previous driver
   dra.accelerators.nvidia_driver:
     state: previous
     catalog: *catalog
@@ -275,24 +281,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be in check mode, in words.
+  description: The completed steps as text. In check mode, the planned steps.
   returned: success
   type: list
   elements: str
   sample: ["install the driver 580.95.05 with open kernel modules: nvidia-driver-cuda, nvidia-kernel-open-dkms, and 31 packages for it"]
 changes:
-  description: What the package manager did, or would do, package by package.
+  description: The package manager's changes, one entry for each package. In check mode, the planned changes.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-kernel-open-dkms 580.95.05-1]
 lacking:
-  description: In check mode, what stands against it by C(headers), C(secure-boot) and C(hold), with a sentence for each. A real run refuses then.
+  description: In check mode, the messages for missing requirements, by C(headers), C(secure-boot) and C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
   sample: {}
 in_the_way:
-  description: Who has GPUs of the node. A real run refuses claims, and processes unless O(in_use=restart).
+  description: The users of the node's GPUs. A run without check mode fails if claims are listed, or if processes are listed and O(in_use) is not V(restart).
   returned: success
   type: dict
   contains:
@@ -303,59 +309,59 @@ in_the_way:
       elements: str
       sample: [team-a/training]
     processes:
-      description: Processes that have a GPU's node open, with their pods. The node driver's own do not count, as a service and as a pod.
+      description: Processes with an open device node of a GPU, and their pods. The node driver is not listed, whether it runs as a service or in a pod.
       returned: success
       type: list
       elements: str
       sample: ["4711 (python3, pod team-a/training-0)"]
     pods:
-      description: The pods of these claims and processes, as far as the node knows them.
+      description: The pods of these claims and processes, if the node knows them.
       returned: success
       type: list
       elements: str
       sample: [team-a/training-0]
 unloads:
-  description: Whether kernel modules that are loaded were unloaded, or would be. Meanwhile nobody has a GPU.
+  description: Whether loaded kernel modules were unloaded, or would be in check mode. No program can use a GPU during this time.
   returned: success
   type: bool
   sample: true
 before:
-  description: What was there before.
+  description: The state before the run.
   returned: success
   type: dict
   contains: &there
     version:
-      description: The driver's version; empty for none.
+      description: The version of the installed driver. Empty if no driver is installed.
       returned: success
       type: str
       sample: 580.95.05
     kernel_modules:
-      description: Which kernel modules it has; empty where that is not known.
+      description: The type of its kernel modules. Empty if it is unknown.
       returned: success
       type: str
       sample: open
     loaded:
-      description: The version that the kernel has loaded; empty for none.
+      description: The version of the loaded driver. Empty if no driver is loaded.
       returned: success
       type: str
       sample: 580.95.05
 after:
-  description: What is there afterwards, or would be in check mode.
+  description: The state after the run. In check mode, the expected state.
   returned: success
   type: dict
   contains: *there
 way_back:
-  description: Whether O(state=previous) can go back.
+  description: Whether O(state=previous) can restore the previous driver.
   returned: success
   type: bool
   sample: true
 reboot_required:
-  description: Whether the machine has to be started again, because of this run or of one before it. In check mode, whether it would be.
+  description: Whether a reboot is required because of this run or a previous run. In check mode, whether it would be required.
   returned: success
   type: bool
   sample: false
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: not-loaded
@@ -365,38 +371,42 @@ from collections.abc import Sequence
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import wait_for_claims
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import wait_for_claims
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import (
+    describe_start,
+    interrupted_services,
+    resumed_services,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_catalog import (
     GROUP,
     DriverError,
     Wanted,
     kinds,
     versions_of,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_installer import Installer
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_plan import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_installer import Installer
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_planner import (
     Decision,
     Options,
     Planner,
     branches_of,
     kernel_release,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import (
     hide_passwords,
     read_source,
     source_spec,
     verified_files,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageTool, Places, upstream
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import (
-    describe_start,
-    interrupted_services,
-    resumed_services,
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
+    PackageTool,
+    Places,
+    upstream,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 HINT = "Drain the node and run this again; the role nvidia_driver does it with nvidia_driver_drain."
 SERVICES = [
@@ -456,7 +466,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def options_of(params: dict[str, Any], places: Places) -> Options:
-    """Read what is asked for. Raises KeyProblem for a key with another fingerprint."""
+    """Return the options of the planner. Raises KeyProblem for a key with another fingerprint."""
     source, key = read_source(params["source"], places)
     wanted = Wanted(
         version=params["version"],
@@ -484,7 +494,7 @@ def options_of(params: dict[str, Any], places: Places) -> Options:
 
 
 def refuse(decision: Decision, params: dict[str, Any]) -> None:
-    """Refuse what cannot go well, before anything is done. Raises AcceleratorError."""
+    """Reject changes that would fail, before the first one. Raises AcceleratorError."""
     if decision.lacking:
         raise DriverError(" ".join(decision.lacking.values()), hint="Nothing was changed.", code=min(decision.lacking))
     if decision.disturbs:
@@ -494,7 +504,7 @@ def refuse(decision: Decision, params: dict[str, Any]) -> None:
 
 
 def seen(planner: Planner) -> dict[str, str]:
-    """Return what is there."""
+    """Return the installed and the loaded driver."""
     installer, installed = planner.installer, planner.packages.installed
     versions = {upstream(installed[name]): kind for name, kind in installer.kinds.items() if name in installed}
     version = max(versions, default="")
@@ -502,7 +512,7 @@ def seen(planner: Planner) -> dict[str, str]:
 
 
 def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
-    """Return by packages which kernel modules they have: of drivers that are there, that were there before, and of the one that is wanted."""
+    """Return the kind of kernel modules by package, for the installed, the recorded, and the requested drivers."""
     installed, record = installer.apt.packages().installed, installer.record()
     before = [kept.version for kept in (record.now, record.former) if kept is not None and kept.version]
     branches = {*branches_of(installed, options.wanted), *(each.partition(".")[0] for each in before)}
@@ -511,7 +521,7 @@ def kinds_here(installer: Installer, options: Options) -> dict[str, str]:
 
 
 def work(module: AnsibleModule, system: System | None = None, apt: PackageTool | None = None) -> dict[str, Any]:
-    """Bring the driver to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Install or remove the driver, and return the module's result. Raises AcceleratorError."""
     hide_passwords(module)
     system = system or System()
     apt = apt or tool_of(system, timeout=float(module.params["timeout"]))
@@ -526,9 +536,9 @@ def work(module: AnsibleModule, system: System | None = None, apt: PackageTool |
 def work_with(
     params: dict[str, Any], system: System, apt: PackageTool, *, check: bool, stopped: Sequence[str]
 ) -> dict[str, Any]:
-    """Install or remove the driver with verified package files, and return the module's result.
+    """Install or remove the driver with verified package files, and return the module's result. Raises AcceleratorError.
 
-    ``stopped`` are the services that an interrupted run stopped; the caller starts them. Raises AcceleratorError.
+    ``stopped`` are the services that an interrupted run stopped; the caller starts them.
     """
     options = options_of(params, apt.places(GROUP))
     installer = Installer(
@@ -556,7 +566,7 @@ def work_with(
             record = installer.remove(decision.purge, decision.files, record)
     waits = installer.waits_for_restart(record)
     if not check and params["state"] == "absent" and not waits:
-        # Also without a record: a killed run can have left the directory.
+        # Also without a record: an interrupted run can have left the directory.
         record = Record()
         installer.write(record)
     if check and decision.disturbs:
@@ -583,7 +593,7 @@ def work_with(
 
 
 def foretold(before: dict[str, str], decision: Decision) -> dict[str, str]:
-    """Return what would be there afterwards."""
+    """Return the installed and the loaded driver after the changes."""
     if decision.work is None:
         return before if not decision.purge else {"version": "", "kernel_modules": "", "loaded": ""}
     target = decision.work.target
@@ -592,7 +602,7 @@ def foretold(before: dict[str, str], decision: Decision) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], after: dict[str, str], decision: Decision) -> list[dict[str, str]]:
-    """Return what Ansible shows of a change."""
+    """Return Ansible's diff of the driver, the packages, and the files."""
 
     def lines(facts: dict[str, str]) -> str:
         return "".join(f"{key}: {value}\n" for key, value in facts.items())
@@ -612,7 +622,7 @@ def differences(before: dict[str, str], after: dict[str, str], decision: Decisio
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work, System())
 
 
 if __name__ == "__main__":

@@ -9,20 +9,21 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_fabric_manager
 version_added: 0.1.0
-short_description: Install or remove NVIDIA's fabric manager, and NVLSM and IMEX with it, at the driver's version
+short_description: Install or remove the NVIDIA fabric manager, NVLSM, and IMEX at the version of the driver
 description:
-  - Installs the fabric manager where the node has NVSwitches, at exactly the version of its driver, has it run, and waits until all GPUs
-    have joined the fabric and are healthy in it, as NVML tells it. A node without NVSwitches gets nothing, and RV(reason) says so.
-  - Installs NVLSM with it where the switches are such that it manages, and IMEX where that is asked for.
-  - A fabric manager that does not come to work is taken back.
-  - M(dra.accelerators.nvidia_driver) exchanges these packages together with the driver, and brings them back with it. This module needs no
-    run before that, and after it one to see that the fabric works.
+  - Installs the fabric manager on a node with NVSwitches, at exactly the version of its driver, and starts it. The module then waits until NVML
+    reports that all GPUs have joined the fabric and are healthy. On a node without NVSwitches, it installs nothing and returns the reason in
+    RV(reason).
+  - Also installs NVLSM if it must manage the switches, and IMEX if O(imex) is set.
+  - Rolls back a fabric manager that does not work.
+  - M(dra.accelerators.nvidia_driver) replaces these packages together with the driver, and rolls them back with it. Run this module afterwards to
+    verify the fabric. A run before it is not necessary.
 notes:
-  - Needs root on the node, apt, dnf 4 or zypper with their programs, and systemd.
-  - What NVML tells is asked through its Python binding where that can be imported, and else through C(nvidia-smi).
-  - GPUs of the generation of Ampere do not tell. There the unit that runs is the proof.
-  - While a fabric manager is exchanged no program can begin to use GPUs, and on boards with NVSwitches of the generation of Ampere those that run
-    are ended by default. So claims and processes are refused, and named.
+  - Requires root on the node, apt, dnf 4 or zypper with their programs, and systemd.
+  - Queries NVML through its Python binding if the binding can be imported, and otherwise through C(nvidia-smi).
+  - GPUs of the Ampere generation do not report their fabric state. On these nodes, the module only verifies that the unit runs.
+  - While a fabric manager is replaced, no program can start to use GPUs. On boards with NVSwitches of the Ampere generation, running programs are
+    ended by default. Therefore the module fails and lists the claims and processes that use GPUs.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -33,7 +34,8 @@ attributes:
   check_mode:
     support: full
     details:
-      - Claims and processes in the way, and a driver that is missing, are returned and no failure. A real run refuses then.
+      - Check mode reports blocking claims and processes, and a missing driver, and does not fail because of them. A run without check mode fails in
+        these cases.
   diff_mode:
     support: full
   idempotent:
@@ -44,40 +46,41 @@ attributes:
 options:
   state:
     description:
-      - V(present) has the packages and units be what the node needs.
-      - V(absent) removes what this module has installed. Where somebody else had installed a version before, that one comes back.
+      - V(present) installs the packages and configures the units that the node needs.
+      - V(absent) removes the packages that this module installed. If another program had installed a version before, the module restores that version.
     type: str
     choices: [present, absent]
     default: present
   manager:
-    description: Whether the fabric manager is installed. V(auto) does so where the node has NVSwitches.
+    description: Whether the fabric manager is installed. V(auto) installs it if the node has NVSwitches.
     type: str
     choices: [auto, always, never]
     default: auto
   subnet_manager:
-    description: Whether NVLSM is installed with it. V(auto) does so where the node has NVSwitches that show on no PCI bus, as beside Blackwell GPUs.
+    description: Whether NVLSM is installed with the fabric manager. V(auto) installs it if the node has NVSwitches that are not on a PCI bus, as with
+      Blackwell GPUs.
     type: str
     choices: [auto, always, never]
     default: auto
   imex:
     description:
-      - Whether IMEX is installed, for GPUs whose fabric joins several nodes.
-      - V(installed) has its unit switched off and masked, as drivers that start it for each claim want it.
-      - V(enabled) has it run, by the configuration in C(/etc/nvidia-imex), which is not this module's, and waits until C(nvidia-imex-ctl -q) says
-        C(READY). That needs its command service (C(IMEX_CMD_ENABLED=1)).
+      - Whether IMEX is installed, for GPUs whose fabric spans several nodes.
+      - V(installed) disables and masks its unit, as required by drivers that start IMEX for each claim.
+      - V(enabled) runs IMEX with the configuration in C(/etc/nvidia-imex), which this module does not write. The module waits until C(nvidia-imex-ctl
+        -q) reports C(READY). This requires the command service of IMEX (C(IMEX_CMD_ENABLED=1)).
     type: str
     choices: [none, installed, enabled]
     default: none
   driver_version:
-    description: The driver's version. Empty takes that of the driver that is installed.
+    description: Version of the driver. If empty, the version of the installed driver.
     type: str
     default: ""
   fabric_timeout:
-    description: How many seconds GPUs may take to join the fabric, and then IMEX to be ready.
+    description: Timeout in seconds for the GPUs to join the fabric, and then for IMEX to be ready.
     type: int
     default: 180
   services:
-    description: Units that have GPUs open and do not stand in the way.
+    description: Units that have GPUs open and do not block a replacement.
     type: list
     elements: str
     default:
@@ -88,11 +91,11 @@ options:
       - nvidia-fabricmanager.service
       - nvidia-persistenced.service
   state_path:
-    description: Where the node driver keeps its prepared claims. Empty looks at none.
+    description: The node driver's store of prepared claims. If empty, the module checks no claims.
     type: str
     default: /var/lib/kubelet/plugins/gpu.nvidia.com/state.db
   interpreter:
-    description: A Python interpreter on the node that has NVML's binding, for nodes where Ansible's has none.
+    description: A Python interpreter on the node that can import the NVML binding. The module uses it if the interpreter of Ansible on the node cannot.
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 seealso:
@@ -100,62 +103,62 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Have a fabric manager where the node needs one, from a source that the node knows
+- name: Install a fabric manager if the node needs one, from a source that is configured on the node
   dra.accelerators.nvidia_fabric_manager: {}
 
-- name: Have IMEX ready for claims that start it, from files
+- name: Install IMEX from files, for claims that start it
   dra.accelerators.nvidia_fabric_manager:
     imex: installed
     files: [/srv/packages/nvidia-imex_580.95.05-1_amd64.deb]
 
-- name: Remove it
+- name: Remove the packages
   dra.accelerators.nvidia_fabric_manager:
     state: absent
 """
 
 RETURN = r"""
 needs:
-  description: Which packages the node gets, by their plain names.
+  description: The packages that the node needs, by their names without a branch.
   returned: success
   type: list
   elements: str
   sample: [nvidia-fabricmanager]
 reason:
-  description: Why.
+  description: The reason for this selection.
   returned: success
   type: str
   sample: "The node has 4 NVSwitches on the PCI bus (0000:05:00.0, 0000:06:00.0, 0000:07:00.0, 0000:08:00.0)"
 driver_version:
-  description: The version that counts; empty where there is no driver.
+  description: The driver version that the packages must have. Empty if no driver is installed.
   returned: success
   type: str
   sample: 580.95.05
 fabric:
   description:
-    - How far each GPU is on its way into the fabric, and how well it is there, by its UUID. Empty where nothing was asked.
-    - One with limited capacity is warned of. An unhealthy one is a failure, and the error says what is wrong.
+    - The fabric state and the health of each GPU, by UUID. Empty if the module did not query the fabric.
+    - The module warns about a GPU with limited capacity. It fails for an unhealthy GPU, and the error contains the fault.
   returned: success
   type: dict
   sample: {GPU-8a9b4ccd-3f65-6c0f-9a5d-6f8ac9b5a7b1: has joined}
 steps:
-  description: What was done, or would be in check mode, in words.
+  description: The completed steps as text. In check mode, the planned steps.
   returned: success
   type: list
   elements: str
   sample: ["install the fabric manager 580.95.05: nvidia-fabricmanager", switch nvidia-fabricmanager.service on]
 changes:
-  description: What the package manager did, or would do, package by package.
+  description: The package manager's changes, one entry for each package. In check mode, the planned changes.
   returned: success
   type: list
   elements: str
   sample: [install nvidia-fabricmanager 580.95.05-1]
 lacking:
-  description: In check mode, what stands against it by C(driver), C(nvml) and C(hold), with a sentence for each. A real run refuses then.
+  description: In check mode, the messages for missing requirements, by C(driver), C(nvml) and C(hold). A run without check mode fails in this case.
   returned: success
   type: dict
   sample: {}
 in_the_way:
-  description: Who has GPUs of the node while a fabric manager would be exchanged. A real run refuses.
+  description: The users of the node's GPUs, if a fabric manager would be replaced. A run without check mode fails if any are listed.
   returned: success
   type: dict
   contains:
@@ -166,66 +169,66 @@ in_the_way:
       elements: str
       sample: [team-a/training]
     processes:
-      description: Processes that have a GPU's node open.
+      description: Processes with an open device node of a GPU.
       returned: success
       type: list
       elements: str
       sample: [4711 (python3)]
     pods:
-      description: The pods of these claims and processes, as far as the node knows them.
+      description: The pods of these claims and processes, if the node knows them.
       returned: success
       type: list
       elements: str
       sample: [team-a/training-0]
 settled:
   description:
-    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
-    - False also where GPUs have not joined the fabric yet, or not well, where IMEX has to say that it is ready, and where the machine
-      has to be started again, so that a real run waits for them.
+    - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
+    - Also V(false) if GPUs have not joined the fabric or are unhealthy, if IMEX must report that it is ready, or if a reboot is required. A run
+      without check mode then waits for them.
   returned: success
   type: bool
   sample: true
 left:
-  description: With O(state=absent), packages that stay because somebody else has installed them.
+  description: With O(state=absent), the packages that remain because this module did not install them.
   returned: success
   type: list
   elements: str
   sample: []
 before:
-  description: What was there before.
+  description: The state before the run.
   returned: success
   type: dict
   contains: &there
     version:
-      description: The version; empty for none.
+      description: The version of the packages. Empty if they are not installed.
       returned: success
       type: str
       sample: 580.95.05
     packages:
-      description: The packages with their versions.
+      description: The installed packages with their versions.
       returned: success
       type: dict
       sample: {nvidia-fabricmanager: 580.95.05-1}
     units:
-      description: Which of their units are started at boot.
+      description: The units of these packages that start at boot.
       returned: success
       type: list
       elements: str
       sample: [nvidia-fabricmanager.service]
 after:
-  description: What is there afterwards, or would be in check mode.
+  description: The state after the run. In check mode, the expected state.
   returned: success
   type: dict
   contains: *there
 reboot_required:
   description:
-    - Whether the driver that the kernel has loaded is another one than the one installed, so that the fabric manager, or IMEX, is switched on and
-      not started yet. Nothing of it is proved then.
+    - Whether the loaded driver differs from the installed driver. The fabric manager or IMEX is then enabled but not started, and the module does not
+      verify the fabric.
   returned: success
   type: bool
   sample: false
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: fabric
@@ -235,10 +238,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_record
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import is_running, text_or_none
-from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import is_running
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, find_binding
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host import driver_record
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import (
     ENABLED,
     MANAGER_UNIT,
     Needs,
@@ -251,16 +255,16 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     wait,
     wait_ready,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_group_module import bring, options_of
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import hide_passwords, package_spec
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
-    Joining,
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import hide_passwords, package_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.group_module import bring, options_of
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System, text_or_none
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import (
+    FabricJoinState,
     not_joined,
     switches,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 SERVICES = [
     "dra-accelerators-driver.service",
@@ -301,7 +305,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def lacking(system: System, needs: Needs, version: str, *, binding: bool, loaded: bool) -> dict[str, str]:
-    """Return what the node has not that this cannot be done without, with a sentence for each."""
+    """Return the missing requirements of the node, with a message for each."""
     found = {}
     if not version:
         found["driver"] = (
@@ -317,7 +321,7 @@ def lacking(system: System, needs: Needs, version: str, *, binding: bool, loaded
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the fabric manager to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Install or remove the fabric manager, and return the module's result. Raises AcceleratorError."""
     hide_passwords(module)
     params, check = module.params, module.check_mode
     system = System()
@@ -328,14 +332,14 @@ def work(module: AnsibleModule) -> dict[str, Any]:
         return {**NOTHING, **told, "driver_version": "", "reboot_required": False}
     apt = tool_of(system, timeout=float(params["timeout"]))
     loaded = loaded_version(system)
-    record = _nvidia_record.read_record(text_or_none(system, _nvidia_record.RECORD))
+    record = driver_record.read_record(text_or_none(system, driver_record.RECORD))
     recorded = record.now.version if record.now else ""
     version = params["driver_version"] or driver_version(apt.packages().installed, recorded, loaded)
     runs = bool(version) and version == loaded
-    # What is switched off waits for nothing.
+    # A disabled service needs no reboot.
     starts = is_wanted and (needs.manager or params["imex"] == ENABLED)
     told.update(driver_version=version, reboot_required=bool(starts and loaded and loaded != version))
-    # From here on it may run in another process, which has the binding.
+    # From here on the module can run in another process, which has the binding.
     asks = is_wanted and needs.manager and runs
     binding = asks and find_binding("pynvml", params["interpreter"]) is None
     told["lacking"] = lacking(system, needs, version, binding=binding, loaded=runs) if is_wanted else {}
@@ -365,7 +369,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     )
     if not check and not result["changed"]:
         prove()
-    joining: Mapping[str, Joining] = {}
+    joining: Mapping[str, FabricJoinState] = {}
     if asks and "nvml" not in told["lacking"] and is_running(system, MANAGER_UNIT):
         joining = ask(system, binding=binding)
         told["fabric"] = {uuid: each.describe() for uuid, each in joining.items()}
@@ -375,7 +379,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
     result.pop("way_back")
     told["lacking"] = {**result["lacking"], **told["lacking"]}
     joined = not asks or (bool(joining) and not not_joined(joining))
-    # A look does not wait for IMEX to say that it is ready, nor for the driver that a start of the machine brings.
+    # A run without changes waits neither for IMEX nor for the driver that a reboot loads.
     awaited = told["reboot_required"] or (is_wanted and runs and params["imex"] == ENABLED)
     told["settled"] = bool(result["settled"] and joined and not awaited and not told["lacking"])
     return {**result, **told}
@@ -383,7 +387,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    run(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work)
+    run_alone(AnsibleModule(argument_spec=argument_spec(), supports_check_mode=True), work, System())
 
 
 if __name__ == "__main__":

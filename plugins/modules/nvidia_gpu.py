@@ -9,24 +9,25 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: nvidia_gpu
 version_added: 0.1.0
-short_description: Set what NVIDIA GPUs of a node have, whoever uses them
+short_description: Configure persistent settings of NVIDIA GPUs
 description:
-  - Brings GPUs to wanted settings by rules. These are the persistence mode, the compute mode, the power limit, locked graphics and memory
-    clocks, workload power profiles, the time slice, and ECC with the reset that it needs.
-  - What is so is read back from NVML, and only what differs is set. NVML does not tell whether clocks are locked, nor the time slice. What
-    this module has set of these is read from O(record).
-  - All GPUs are looked at and all changes are planned before the first one is made. What a GPU does not take is refused with the GPU's own
-    range. What would hurt a process or a prepared resource claim is refused as well, and the error names them. Nothing is touched then.
-  - If a change fails, those before it are set back, on all GPUs.
-  - The MIG mode is not among the settings, because partitions go with it. It is set by M(dra.accelerators.nvidia_mig).
+  - Applies settings to GPUs by rules. The settings are the persistence mode, the compute mode, the power limit, locked graphics and memory clocks,
+    workload power profiles, the time slice, and ECC with the reset that it needs.
+  - Reads the current values from NVML and changes only values that differ. NVML does not report whether clocks are locked, or the time slice. The
+    module reads the values that it set for these from O(record).
+  - Scans all GPUs and plans all changes before the first one. It rejects a value that a GPU does not support, and reports the supported range. It
+    also rejects a change that would affect a process or a prepared resource claim, and the error names them. In these cases it changes nothing.
+  - If a change fails, the module restores the previous values on all GPUs.
+  - Does not set the MIG mode, because a change of this mode deletes partitions. Use M(dra.accelerators.nvidia_mig) for it.
 notes:
-  - But for ECC, no setting outlives a reset of the GPU or a start of the machine. The role P(dra.accelerators.nvidia_settings#role) has
-    them made at every boot. After a reset, or a change of the MIG mode, that this collection makes, they are set again at once. After a reset by
-    hand, run the module again with O(record) removed.
-  - A claim with C(DeviceSettings) changes settings for its time. The node driver sets back what it has found, so what this module has set.
-    While a claim has changed a setting, this module leaves it, compares what the claim has found, and refuses to set another value.
-  - On NVIDIA Grace systems, switching the persistence mode off may take the GPU away from programs that have it open.
-  - Needs root on the node.
+  - All settings except ECC are lost at a reset of the GPU and at a reboot. The role P(dra.accelerators.nvidia_settings#role) applies them again at
+    every boot. After a reset or a change of the MIG mode by this collection, they are applied again at once. After a manual reset, delete O(record)
+    and run the module again.
+  - A claim with C(DeviceSettings) changes settings while it is prepared. The node driver then restores the values before the claim, which include
+    those of this module. For a setting that a claim has changed, the module compares the value before the claim and does not change the setting. It
+    fails if another value is requested.
+  - On NVIDIA Grace systems, disabling the persistence mode can make the GPU unavailable to programs that use it.
+  - Requires root on the node.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -38,11 +39,13 @@ attributes:
   check_mode:
     support: full
     details:
-      - RV(steps) and RV(devices[].after) show what would be done. Refusals are the same as without check mode.
+      - RV(steps) and RV(devices[].after) show the planned changes. The module rejects the same values and changes as without check mode.
+      - A run without check mode fails if a program such as a monitoring agent has a GPU open that must be reset. Check mode lists these processes in
+        a warning.
   diff_mode:
     support: full
     details:
-      - One entry for each GPU that changes.
+      - The diff has one entry for each GPU that changes.
   idempotent:
     support: full
   platform:
@@ -51,24 +54,24 @@ attributes:
 options:
   settings:
     description:
-      - Rules that say what the GPUs are to have. For each GPU the first rule that matches counts. What a rule does not name is left as it is,
-        and so is a GPU that no rule matches, unless O(exclusive=true).
-      - Needed for O(state=present). With O(state=absent) rules need only O(settings[].match), and say where settings are set back; without
-        rules that is everywhere.
+      - Rules with the values for the GPUs. For each GPU, the first matching rule applies. Settings that a rule does not contain do not change. GPUs
+        without a matching rule do not change either, unless O(exclusive=true).
+      - Required for O(state=present). With O(state=absent), rules need only O(settings[].match) and select the GPUs whose previous values are
+        restored. Without rules, these are all GPUs.
     type: list
     elements: dict
     suboptions:
       match:
         description:
-          - Which GPUs the rule is for. All given keys must match; an empty dictionary matches every GPU.
+          - The GPUs to which the rule applies. All given keys must match. An empty dictionary matches every GPU.
         type: dict
         required: true
         suboptions:
           vendor:
-            description: The vendor; V(nvidia) is the only one that this module knows.
+            description: The vendor. This module supports only V(nvidia).
             type: str
           index:
-            description: The number that the driver gives the GPU, or a list of such numbers.
+            description: The driver's index of the GPU, or a list of indexes.
             type: raw
           uuid:
             description: The GPU's UUID, or a list of UUIDs.
@@ -80,21 +83,21 @@ options:
             description: A shell pattern for the product name, or a list of patterns.
             type: raw
       persistence:
-        description: Whether the driver holds the GPU while nobody uses it.
+        description: Whether the driver keeps the GPU initialized while no process uses it.
         type: bool
       compute_mode:
         description:
-          - How many processes may have the GPU. V(Default) is any number, V(ExclusiveProcess) one, V(Prohibited) none.
-          - A GPU with MIG on does not take it. It is withheld, which is said, and set when the module runs while MIG is off.
-          - A mode other than V(Default) is refused while a process or a claim uses the GPU.
+          - How many processes can use the GPU. V(Default) allows any number, V(ExclusiveProcess) allows one, and V(Prohibited) allows no process.
+          - A GPU with MIG enabled does not support this setting. The module skips it with a warning, and sets it in a later run while MIG is disabled.
+          - The module rejects a mode other than V(Default) while a process or a claim uses the GPU.
         type: str
         choices: [Default, ExclusiveProcess, Prohibited]
       power_limit:
-        description: How many watts the GPU may draw at most.
+        description: The maximum power of the GPU in watts.
         type: int
       graphics_clocks:
         description:
-          - Between which clocks, in MHz, the GPU computes, as C(minimum) and C(maximum). Without C(minimum), from the GPU's lowest one on.
+          - The range of the graphics clock in MHz, as C(minimum) and C(maximum). The default of C(minimum) is the lowest clock of the GPU.
         type: dict
         suboptions:
           minimum:
@@ -105,7 +108,8 @@ options:
             type: int
             required: true
       memory_clocks:
-        description: The same of its memory, from the Ampere generation on.
+        description: The range of the memory clock in MHz, as C(minimum) and C(maximum). Supported from the Ampere generation, but not on Hopper GPUs,
+          which do not lock memory clocks.
         type: dict
         suboptions:
           minimum:
@@ -117,44 +121,42 @@ options:
             required: true
       workload_profiles:
         description:
-          - The workload power profiles that are requested, and no others, such as V(max-q). There are such from the Blackwell generation and
-            driver 570 on.
+          - The only workload power profiles to request, such as V(max-q). Supported from the Blackwell generation and driver 570.
         type: list
         elements: str
       time_slice:
         description:
-          - How long one process computes while others wait, one of V(Default), V(Short), V(Medium) and V(Long). It is set by C(nvidia-smi).
-          - Withheld while MIG is on, like the compute mode.
+          - How long one process computes while others wait, one of V(Default), V(Short), V(Medium), and V(Long). The module sets it with C(nvidia-smi).
+          - Skipped while MIG is enabled, like the compute mode.
         type: str
       ecc:
         description:
-          - Whether the memory corrects errors. A change is in force after a reset of the GPU, which O(reset) allows. It outlives a start of the
-            machine.
+          - Whether the memory corrects errors. A change takes effect after a reset of the GPU, which O(reset) allows. The value persists after a reboot.
         type: bool
   state:
     description:
-      - V(present) sets what O(settings) want.
-      - V(absent) sets back what this module has set, to what was there before, or to the GPU's default where that cannot be known. What it has
-        not set is left as it is.
+      - V(present) applies O(settings).
+      - V(absent) restores the values before this module's changes. If the previous value is unknown, it restores the GPU's default. It does not
+        change settings that this module did not set.
     type: str
     choices: [present, absent]
     default: present
   exclusive:
     description:
-      - Whether what this module has set, and no rule wants any more, is set back, also on GPUs that no rule matches.
+      - Whether to restore settings that this module set and that no rule contains any more, also on GPUs without a matching rule.
     type: bool
     default: false
   reset:
     description:
-      - Whether GPUs may be reset for a change of ECC.
+      - Whether the module can reset GPUs to change ECC.
       - If it is not set and a reset is needed, the module fails with an explanation before any change.
-      - With V(when_needed), GPUs that need it are reset if nothing uses them and they have no partitions. GPUs that are linked directly are
-        reset together.
-      - With V(never), the change is left pending until the machine is started again, and RV(reset_required) is true.
+      - With V(when_needed), the module resets GPUs that need it if they are not in use and have no partitions. GPUs before the Ampere generation that
+        are connected by NVLink are reset together. On an HGX A100 board, the fabric manager must run.
+      - With V(never), the change is pending until the next reboot, and RV(reset_required) is true.
     type: str
     choices: [never, when_needed]
   record:
-    description: File on the node in which is written what was set, and what was there before. It is removed with its last entry.
+    description: File on the node with the values that the module set and the previous values. The module deletes the file with its last entry.
     type: path
     default: /var/lib/dra-accelerators/settings-nvidia.json
   state_path:
@@ -169,7 +171,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Keep all GPUs awake, and draw less power on the first four
+- name: Enable persistence mode on all GPUs and limit the power of the first four
   dra.accelerators.nvidia_gpu:
     settings:
       - match:
@@ -179,40 +181,40 @@ EXAMPLES = r"""
       - match: {}
         persistence: true
 
-- name: Lock the clocks of H100 boards for measurements
+- name: Lock the clocks of A100 boards for measurements
   dra.accelerators.nvidia_gpu:
     settings:
       - match:
-          product: "NVIDIA H100*"
+          product: "NVIDIA A100*"
         graphics_clocks:
           minimum: 1410
           maximum: 1410
         memory_clocks:
-          minimum: 2619
-          maximum: 2619
+          minimum: 1215
+          maximum: 1215
 
-- name: Switch ECC on, now
+- name: Enable ECC and reset the GPUs if needed
   dra.accelerators.nvidia_gpu:
     settings:
       - match: {}
         ecc: true
     reset: when_needed
 
-- name: Have these settings and no others of ours
+- name: Set the compute mode and restore all other settings of this module
   dra.accelerators.nvidia_gpu:
     settings:
       - match: {}
         compute_mode: ExclusiveProcess
     exclusive: true
 
-- name: Set everything back
+- name: Restore all previous values
   dra.accelerators.nvidia_gpu:
     state: absent
 """
 
 RETURN = r"""
 steps:
-  description: What was done, or would be done in check mode, in order.
+  description: The completed steps in order. In check mode, the planned steps.
   returned: success
   type: list
   elements: dict
@@ -223,7 +225,7 @@ steps:
       returned: success
       sample: set
     indices:
-      description: The numbers that the driver gives the GPUs that the step concerns.
+      description: The driver's indexes of the GPUs in this step.
       type: list
       elements: int
       returned: success
@@ -239,12 +241,12 @@ steps:
       returned: for V(set)
       sample: power_limit
     from:
-      description: The value before; null for what cannot be known, or is the GPU's default.
+      description: The value before. Null if it is unknown, or for the GPU's default.
       type: raw
       returned: for V(set)
       sample: 700
     to:
-      description: The value afterwards; null for the GPU's default.
+      description: The value after. Null for the GPU's default.
       type: raw
       returned: for V(set)
       sample: 500
@@ -255,18 +257,18 @@ steps:
       returned: for V(reset)
       sample: ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"]
     description:
-      description: The step in words.
+      description: The step as text.
       type: str
       returned: success
       sample: set power_limit of GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071 from 700 W to 500 W
 devices:
-  description: Each GPU that a rule matches, or of which something is set back.
+  description: Each GPU that a rule matches or whose previous values are restored.
   returned: success
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the GPU.
+      description: The driver's index of the GPU.
       type: int
       returned: success
       sample: 0
@@ -292,62 +294,62 @@ devices:
       sample: true
     before:
       description:
-        - All settings that the GPU has, by the names of O(settings), and C(ecc_pending), which is what ECC will be after the next reset. Null
-          is what cannot be read back and was not set by this module.
+        - All settings that the GPU supports, by the names in O(settings), and C(ecc_pending), the value of ECC after the next reset. Null for a
+          setting that cannot be read and that this module did not set.
       type: dict
       returned: success
       sample: {persistence: true, compute_mode: Default, power_limit: 700, graphics_clocks: null, ecc: true, ecc_pending: true}
     after:
-      description: The same afterwards; in check mode as it would be, with null for the GPU's default.
+      description: The settings after the run. In check mode, the expected settings, with null for the GPU's default.
       type: dict
       returned: success
       sample: {persistence: true, compute_mode: Default, power_limit: 500, graphics_clocks: null, ecc: true, ecc_pending: true}
     allowed:
-      description: What each setting may be on this GPU, in words.
+      description: The supported values of each setting on this GPU, as text.
       type: dict
       returned: success
       sample: {power_limit: a whole number from 200 to 700 W}
     withheld:
-      description: What the GPU does not take at present, each with the reason.
+      description: Settings that the GPU does not support at present, each with the reason.
       type: dict
       returned: success
       sample: {compute_mode: MIG is on}
     claims:
-      description: The prepared claims that have the GPU or parts of it. They go on while it is set; a reset under them is refused.
+      description: The prepared claims that use the GPU or parts of it. They continue during a change of settings. The module rejects a reset of their GPU.
       type: list
       elements: str
       returned: success
       sample: ["team-a/training"]
     pods:
-      description: The pods of these claims, as far as the node knows them.
+      description: The pods of these claims, if the node knows them.
       type: list
       elements: str
       returned: success
       sample: ["team-a/training-0"]
     reset_required:
-      description: Whether ECC becomes what is wanted only after a reset that was not allowed.
+      description: Whether the requested value of ECC takes effect only after a reset that was not allowed.
       type: bool
       returned: success
       sample: false
 reset_required:
-  description: Whether that is so of any GPU.
+  description: Whether C(reset_required) is true for any GPU.
   returned: success
   type: bool
   sample: false
 settled:
   description:
-    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
-    - False also where only the record of what was set is behind, as after a start of the machine.
+    - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
+    - Also V(false) if only the record is outdated, for example after a reboot.
   returned: success
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error, or V(several).
+  description: A stable code for the type of the error, or V(several).
   returned: failure
   type: str
   sample: invalid-settings
 errors:
-  description: All errors, each with its code and what it names.
+  description: All errors, each with its code and its details.
   returned: when settings are refused
   type: list
   elements: dict
@@ -356,25 +358,25 @@ errors:
       message: "What is wanted is not taken by GPU 0: power_limit is 900; expected a whole number from 200 to 700 W"
       hint: ""
 pids:
-  description: The processes that are in the way.
+  description: The processes that block the change.
   returned: when processes are in the way
   type: list
   elements: int
   sample: [4711]
 claims:
-  description: The prepared resource claims that are in the way, as namespace and name.
+  description: The prepared resource claims that block the change, as namespace and name.
   returned: when claims are in the way
   type: list
   elements: str
   sample: ["team-a/training"]
 undone:
-  description: What was set back after a change had failed.
+  description: The settings that were restored after a change failed.
   returned: when a change failed
   type: list
   elements: str
   sample: ["power_limit of GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"]
 not_undone:
-  description: What could not be set back.
+  description: The settings that could not be restored.
   returned: when a change failed
   type: list
   elements: str
@@ -386,28 +388,23 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._driver_install import pods_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.driver_installation import pods_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.state_directory import (
+    STATE_DIRECTORY_OPTIONS,
+    state_directory_of,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
     fail_all,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._state_directory import (
-    STATE_DIRECTORY_OPTIONS,
-    state_directory_of,
-)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidSettings
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Match
-from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import (
-    KEYS,
-    DevicePlan,
-    SettingsRule,
-    parse_settings,
-    words,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings import KNOBS as KNOBS_BY_KEY
-from ansible_collections.dra.accelerators.plugins.module_utils.core.node_settings_run import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.health.resets import held_reset
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.kubelet_pods import pod_names
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import Match
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_execute import (
     Asked,
     Decision,
     decide,
@@ -418,18 +415,29 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.node_setting
     told,
     undisturbed,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.backend import NvidiaBackend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.vendor import FACTS
-from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import pod_names
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import prepared_claims, wake_driver
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import (
+    KEYS,
+    DevicePlan,
+    SettingsRule,
+    parse_settings,
+    words,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_plan import (
+    KNOBS as KNOBS_BY_KEY,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
+    prepared_claims,
+    wake_driver,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.backend import NvidiaBackend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.vendor import FACTS
 
 RECORD = "/var/lib/dra-accelerators/settings-nvidia.json"
 PENDING = "_pending"
 
 
 def argument_spec() -> dict[str, dict[str, Any]]:
-    """Return the module's options. What a rule may hold is checked by the core, which names the rule."""
+    """Return the module's options. The core validates the keys of a rule, and names the rule in errors."""
     return {
         **INTERPRETER_OPTION,
         "settings": {"type": "list", "elements": "dict"},
@@ -446,7 +454,7 @@ CONSTRAINTS: dict[str, Any] = {"required_if": [("state", "present", ["settings"]
 
 
 def what_is_asked(params: Mapping[str, Any]) -> Asked:
-    """Read the options. Raises InvalidSettings."""
+    """Return the requested settings. Raises InvalidSettings."""
     absent = params["state"] == "absent"
     given = params["settings"]
     rules = (SettingsRule(Match(), {}),) if absent and given is None else parse_settings(given)
@@ -461,7 +469,7 @@ def what_is_asked(params: Mapping[str, Any]) -> Asked:
 
 
 def lines(settings: Mapping[str, Any]) -> str:
-    """Return settings as text for a diff; pure."""
+    """Return settings as text for a diff. No side effects."""
     shown = []
     for key, value in settings.items():
         name = KNOBS_BY_KEY[key.removesuffix(PENDING)]
@@ -474,7 +482,7 @@ def lines(settings: Mapping[str, Any]) -> str:
 
 
 def entry(plan: DevicePlan, pods: Mapping[str, Sequence[str]], *, is_reset: bool) -> dict[str, Any]:
-    """Return what happens to one GPU; pure."""
+    """Return the result for one GPU. No side effects."""
     device = plan.seen.device
     return {
         "index": device.index,
@@ -493,14 +501,14 @@ def entry(plan: DevicePlan, pods: Mapping[str, Sequence[str]], *, is_reset: bool
 
 
 def pods_by_claim(system: System, state_path: str, decision: Decision) -> Mapping[str, Sequence[str]]:
-    """Return the pods of the claims that have GPUs which a plan concerns; nobody is asked where none has."""
+    """Return the pods of the claims on the GPUs of the plan. Queries nothing if there are no such claims."""
     if not any(each.seen.claims for each in decision.plan.devices):
         return {}
     return pods_of(system, state_path, prepared_claims(state_path), pod_names(system))
 
 
 def report(decision: Decision, pods: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return what is done, or would be; pure."""
+    """Return the planned or completed changes. No side effects."""
     plan = decision.plan
     reset = {uuid for group in plan.resets for uuid in group}
     numbers = {seen.device.uuid: seen.device.index for seen in decision.looks}
@@ -517,7 +525,7 @@ def report(decision: Decision, pods: Mapping[str, Sequence[str]]) -> dict[str, A
 
 
 def with_diff(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer with one entry of a diff for each GPU that differs; pure."""
+    """Return the answer with a diff entry for each GPU that differs. No side effects."""
     entries = []
     for each in answer["devices"]:
         before, after = lines(each["before"]), lines(each["after"])
@@ -528,7 +536,7 @@ def with_diff(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def warn(module: AnsibleModule, decision: Decision) -> None:
-    """Say what is left as it is."""
+    """Warn about GPUs and settings that stay unchanged."""
     for finding in decision.faulty:
         module.warn(f"One GPU keeps what it has: {finding.describe()}")
     for seen in decision.away:
@@ -539,8 +547,17 @@ def warn(module: AnsibleModule, decision: Decision) -> None:
             module.warn(f"{KEYS[name]} of {plan.seen.device.describe()} is left as it is: {reason}")
 
 
+def warn_of_holders(module: AnsibleModule, backend: NvidiaBackend, asked: Asked, decision: Decision) -> None:
+    """Warn about processes that would prevent a planned reset. A run without check mode fails with the same processes."""
+    for group in decision.plan.resets:
+        devices = [seen.device for seen in decision.looks if seen.device.uuid in group]
+        text = held_reset(devices, backend.reset_holders(group, asked.state))
+        if text:
+            module.warn(text)
+
+
 def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[str, Any]:
-    """Bring the GPUs of a backend that is open to the settings, or say in check mode what would be done; returns the result."""
+    """Apply the settings with an open backend, or only plan them in check mode, and return the result."""
     system = System()
 
     def decided() -> Decision:
@@ -553,27 +570,28 @@ def set_up(module: AnsibleModule, backend: NvidiaBackend, asked: Asked) -> dict[
     pods = pods_by_claim(system, asked.state, decision)
     answer = report(decision, pods)
     answer["settled"] = not answer["changed"] and notes_to_keep(system, asked.record, decision) is None
-    if not module.check_mode:
-        if answer["changed"]:
-            try:
-                with undisturbed(asked, decision, "the module nvidia_gpu") as check:
-                    decision = decided()
-                    check(decision)
-                    answer = {**report(decision, pods), "settled": False}
-                    execute(backend, system, asked.record, decision.record, decision.plan)
-            finally:
-                if decision.plan.resets:
-                    wake_driver(str(Path(asked.state).parent))
-            for each in answer["devices"]:
-                each["after"] = told(backend.knobs(each["uuid"], tuple(KEYS)))
-        else:
-            keep_notes(system, asked.record, decision)
+    if module.check_mode:
+        warn_of_holders(module, backend, asked, decision)
+    elif answer["changed"]:
+        try:
+            with undisturbed(asked, decision, "the module nvidia_gpu") as check:
+                decision = decided()
+                check(decision)
+                answer = {**report(decision, pods), "settled": False}
+                execute(backend, system, asked.record, decision.record, decision.plan)
+        finally:
+            if decision.plan.resets:
+                wake_driver(str(Path(asked.state).parent))
+        for each in answer["devices"]:
+            each["after"] = told(backend.knobs(each["uuid"], tuple(KEYS)))
+    else:
+        keep_notes(system, asked.record, decision)
     warn(module, decision)
     return with_diff(answer)
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Set GPUs; returns the module's result. Raises AcceleratorError."""
+    """Apply GPU settings, and return the module's result. Raises AcceleratorError."""
     try:
         asked = what_is_asked(module.params)
     except InvalidSettings as error:

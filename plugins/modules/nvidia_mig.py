@@ -11,21 +11,20 @@ module: nvidia_mig
 version_added: 0.1.0
 short_description: Partition the NVIDIA GPUs of a node with MIG
 description:
-  - Brings the GPUs of a node to a wanted layout of MIG partitions, with the fewest existing partitions disturbed.
-  - The layout is a list of rules, or a configuration of C(nvidia-mig-parted), unchanged.
-  - All GPUs are looked at and all steps are planned before the first one is taken. If a process or a prepared
-    resource claim holds anything that would have to go, nothing is touched on any GPU, and the error names the process
-    IDs and the claims.
-  - If a step fails, the steps before it are undone, on all GPUs.
-  - GPUs that change are locked against the node driver from the look to the last step. Claims on them wait, claims on
-    others go on. If a claim is being worked on for longer than a minute, the module fails and says who has the lock.
-  - For a reset the node driver lets go of the NVIDIA library and takes it up again afterwards.
-  - With other values of O(state) it compares, describes, keeps and brings back layouts, as C(nvidia-mig-parted) does with its commands
-    C(assert), C(export), C(checkpoint) and C(restore). Its hooks are tasks before and after, and handlers.
+  - Changes the GPUs of a node to a requested layout of MIG partitions, and changes as few existing partitions as possible.
+  - The layout is a list of rules, or an unmodified configuration of C(nvidia-mig-parted).
+  - Scans all GPUs and plans all steps before the first one. If a process or a prepared resource claim uses a partition or a GPU that must be deleted
+    or reset, the module changes no GPU. The error names the process IDs and the claims.
+  - If a step fails, the previous steps are rolled back on all GPUs.
+  - Locks the GPUs that change against the node driver from the scan to the last step. Claims on these GPUs wait, and claims on other GPUs continue.
+    If the node driver works on a claim for longer than a minute, the module fails and names the holder of the lock.
+  - For a reset, the node driver closes the NVIDIA library and opens it again afterwards.
+  - With other values of O(state), the module compares, exports, saves, and restores layouts, like the commands C(assert), C(export), C(checkpoint),
+    and C(restore) of C(nvidia-mig-parted). Use tasks before and after the module, and handlers, instead of the hooks of C(nvidia-mig-parted).
 notes:
-  - No partition survives a reboot, and from the Hopper generation on neither does the MIG mode. The role
-    P(dra.accelerators.nvidia_mig#role) has the layout applied again at every boot.
-  - Needs root on the node.
+  - Partitions are lost at a reboot. From the Hopper generation, the MIG mode is lost too. The role P(dra.accelerators.nvidia_mig#role) applies the
+    layout again at every boot.
+  - Requires root on the node.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -37,11 +36,13 @@ attributes:
   check_mode:
     support: full
     details:
-      - RV(steps) and RV(after) show what would be done. Refusals are the same as without check mode.
+      - RV(steps) and RV(after) show the planned changes. The module rejects the same changes as without check mode.
+      - A run without check mode fails if a program such as a monitoring agent has a GPU open that must be reset. Check mode lists these processes in
+        a warning.
   diff_mode:
     support: full
     details:
-      - One entry for each GPU that changes.
+      - The diff has one entry for each GPU that changes.
   idempotent:
     support: full
   platform:
@@ -59,7 +60,7 @@ options:
     suboptions:
       match:
         description:
-          - Which GPUs the rule is for. All given keys must match; an empty dictionary matches every GPU.
+          - The GPUs to which the rule applies. All given keys must match. An empty dictionary matches every GPU.
         type: dict
         required: true
         suboptions:
@@ -67,7 +68,7 @@ options:
             description: The vendor. This module supports only V(nvidia).
             type: str
           index:
-            description: The number that the driver gives the GPU, or a list of such numbers.
+            description: The driver's index of the GPU, or a list of indexes.
             type: raw
           uuid:
             description: The GPU's UUID, or a list of UUIDs.
@@ -92,8 +93,8 @@ options:
           - whole
       partitions:
         description:
-          - For O(layout[].mode=static), a dictionary of profile names and counts, or a list of dictionaries with
-            C(profile) and C(count), or C(profile) and C(placement), the first memory slice, for a fixed placement.
+          - For O(layout[].mode=static), a dictionary of profile names and counts, or a list of dictionaries. The keys in the list are C(profile) and
+            C(count), or for a fixed placement C(profile) and C(placement), the first memory slice.
         type: raw
       shares:
         description:
@@ -102,8 +103,7 @@ options:
         type: int
       prepared_before_binding:
         description:
-          - For O(layout[].mode=dynamic), or with O(layout[].passthrough), whether pods are bound to the node only when the GPU is
-            prepared for them.
+          - For O(layout[].mode=dynamic), or with O(layout[].passthrough), whether pods are bound to the node only when the GPU is prepared for them.
           - This module does not use it. The node driver reads the same rules and publishes the GPU accordingly.
         type: bool
       passthrough:
@@ -118,22 +118,22 @@ options:
         type: bool
   config:
     description:
-      - The content of a C(nvidia-mig-parted) configuration file, as data, from which O(config_name) is applied. A ConfigMap with the file in
-        its data is accepted as well, as with O(config_file).
+      - The content of a C(nvidia-mig-parted) configuration file, as data. The module applies the configuration O(config_name) in it. A ConfigMap that
+        contains the file is also accepted, as with O(config_file).
     type: dict
   config_file:
     description:
-      - Path of a C(nvidia-mig-parted) configuration file on the node, from which O(config_name) is applied.
-      - Needs the Python package C(PyYAML) on the node.
+      - Path of a C(nvidia-mig-parted) configuration file on the node. The module applies the configuration O(config_name) in it.
+      - Requires the Python package C(PyYAML) on the node.
     type: path
   config_name:
     description:
-      - The name of the configuration in O(config) or O(config_file), or for O(state=exported) of the one in RV(exported.config).
+      - The name of the configuration in O(config) or O(config_file). For O(state=exported), the name of the configuration in RV(exported.config).
     type: str
   mode_only:
     description:
-      - Whether to change, or with O(state=asserted) to compare, only the MIG mode. No partition is created. Partitions are deleted only
-        where MIG is turned off.
+      - Whether to change only the MIG mode, or with O(state=asserted) to compare only the MIG mode. The module creates no partitions. It deletes
+        partitions only if it disables MIG.
     type: bool
     default: false
   reset:
@@ -157,12 +157,12 @@ options:
 seealso:
   - module: dra.accelerators.accelerator_info
   - name: NVIDIA Multi-Instance GPU User Guide
-    description: The profiles of each board and how they can be placed.
+    description: The profiles of each board and their possible placements.
     link: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
 """
 
 EXAMPLES = r"""
-- name: Cut the first GPU, leave the others to the node driver
+- name: Partition the first GPU and let the node driver partition the others
   dra.accelerators.nvidia_mig:
     layout:
       - match:
@@ -174,7 +174,7 @@ EXAMPLES = r"""
       - match: {}
         mode: dynamic
 
-- name: Put a partition in a certain place
+- name: Create a partition at a fixed placement
   dra.accelerators.nvidia_mig:
     layout:
       - match:
@@ -186,7 +186,7 @@ EXAMPLES = r"""
             placement: 4
           - profile: 2g.20gb
 
-- name: Cut boards of the Ampere generation, which takes a reset
+- name: Partition GPUs of the Ampere generation, which requires a reset
   dra.accelerators.nvidia_mig:
     layout:
       - match:
@@ -196,7 +196,7 @@ EXAMPLES = r"""
           1g.5gb: 7
     reset: when_needed
 
-- name: Apply a configuration of nvidia-mig-parted that is on the node
+- name: Apply a configuration of nvidia-mig-parted from a file on the node
   dra.accelerators.nvidia_mig:
     config_file: /etc/nvidia-mig-manager/config.yaml
     config_name: all-balanced
@@ -215,7 +215,7 @@ EXAMPLES = r"""
             mig-enabled: false
     config_name: half
 
-- name: Turn MIG on where the layout has partitions, and make none yet
+- name: Enable MIG for a layout without creating partitions
   dra.accelerators.nvidia_mig:
     layout:
       - match: {}
@@ -224,7 +224,7 @@ EXAMPLES = r"""
           1g.10gb: 7
     mode_only: true
 
-- name: Fail where the GPUs are not as the layout wants
+- name: Fail if the GPUs differ from the layout
   dra.accelerators.nvidia_mig:
     state: asserted
     layout:
@@ -233,7 +233,7 @@ EXAMPLES = r"""
         partitions:
           1g.10gb: 7
 
-- name: Look what differs from a configuration of nvidia-mig-parted
+- name: Compare the GPUs with a configuration of nvidia-mig-parted
   dra.accelerators.nvidia_mig:
     state: asserted
     config_file: /etc/nvidia-mig-manager/config.yaml
@@ -241,24 +241,24 @@ EXAMPLES = r"""
     on_difference: report
   register: compared
 
-- name: Describe the GPUs as they are
+- name: Export the current layout
   dra.accelerators.nvidia_mig:
     state: exported
     config_name: of-today
   register: present
 
-- name: Write that down as a file of nvidia-mig-parted
+- name: Write the exported layout to a file of nvidia-mig-parted
   ansible.builtin.copy:
     content: "{{ present.exported.config | to_nice_yaml }}"
     dest: /etc/nvidia-mig-manager/of-today.yaml
     mode: "0644"
 
-- name: Keep what the GPUs are, before the driver is changed
+- name: Save the layout before a driver upgrade
   dra.accelerators.nvidia_mig:
     state: checkpointed
     checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
 
-- name: Bring it back afterwards
+- name: Restore the layout after the upgrade
   dra.accelerators.nvidia_mig:
     state: restored
     checkpoint_file: /var/lib/dra-accelerators/before-upgrade.json
@@ -267,20 +267,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: What was done, or would be done in check mode, in order.
+  description: The completed steps in order. In check mode, the planned steps.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     step:
       description:
-        - The kind of the step, one of V(set_partitioning), V(reset_device), V(destroy_partition) and
-          V(create_partition).
+        - The kind of the step, one of V(set_partitioning), V(reset_device), V(destroy_partition), and V(create_partition).
       type: str
       returned: success
       sample: create_partition
     indices:
-      description: The numbers that the driver gives the GPUs that the step concerns.
+      description: The driver's indexes of the GPUs in this step.
       type: list
       elements: int
       returned: success
@@ -301,17 +300,17 @@ steps:
       returned: for partitions
       sample: 4
     size:
-      description: How many memory slices the partition covers.
+      description: The number of memory slices of the partition.
       type: int
       returned: for partitions
       sample: 4
     uuid:
-      description: The UUID of the partition that is destroyed.
+      description: The UUID of the deleted partition.
       type: str
       returned: for V(destroy_partition)
       sample: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
     enabled:
-      description: Whether MIG is switched on.
+      description: Whether the step enables MIG.
       type: bool
       returned: for V(set_partitioning)
       sample: true
@@ -322,18 +321,18 @@ steps:
       returned: for V(reset_device)
       sample: ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"]
     description:
-      description: The step in words.
+      description: The step as text.
       type: str
       returned: success
       sample: create 3g.40gb at 4:4 on GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
 before:
-  description: The mode and the partitions of each GPU of RV(devices), before.
+  description: The mode and the partitions of each GPU in RV(devices) before the run.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the GPU.
+      description: The driver's index of the GPU.
       type: int
       returned: success
       sample: 0
@@ -353,17 +352,17 @@ before:
       returned: success
       sample: "0000:18:00.0"
     enabled:
-      description: Whether MIG is on.
+      description: Whether MIG is enabled.
       type: bool
       returned: success
       sample: true
     pending:
-      description: Whether MIG will be on after the next reset of the GPU.
+      description: Whether MIG will be enabled after the next reset of the GPU.
       type: bool
       returned: success
       sample: true
     partitions:
-      description: The partitions, in the order of their places.
+      description: The partitions, sorted by placement.
       type: list
       elements: dict
       returned: success
@@ -373,8 +372,7 @@ before:
           uuid: MIG-0c1d0c5e-6b1b-5d6f-9f50-1c5d8f2f7a10
 after:
   description:
-    - The same GPUs in the form of RV(before), afterwards. In check mode as it would be; partitions yet to be made have
-      an empty UUID.
+    - The GPUs after the run, in the form of RV(before). In check mode, the expected state, in which new partitions have an empty UUID.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
@@ -387,13 +385,13 @@ after:
       pending: true
       partitions: []
 devices:
-  description: What happens to each GPU that a rule matches, or that has to be reset along with one of them.
+  description: The change of each GPU that a rule matches, or that must be reset together with such a GPU.
   returned: O(state=present) and O(state=restored)
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the GPU.
+      description: The driver's index of the GPU.
       type: int
       returned: success
       sample: 0
@@ -403,7 +401,7 @@ devices:
       returned: success
       sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
     mode:
-      description: The mode that the rule wants; null for a GPU that no rule matches.
+      description: The mode of the matching rule. Null if no rule matches the GPU.
       type: str
       returned: success
       sample: static
@@ -413,33 +411,33 @@ devices:
       returned: success
       sample: true
     kept:
-      description: How many existing partitions were left alone.
+      description: The number of existing partitions that did not change.
       type: int
       returned: success
       sample: 2
     reset_required:
-      description: Whether the GPU reaches the wanted layout only after a reset that was not allowed.
+      description: Whether the GPU needs a reset to reach the requested layout, and the reset was not allowed.
       type: bool
       returned: success
       sample: false
 reset_required:
-  description: Whether any GPU reaches the wanted layout only after a reset that was not allowed.
+  description: Whether any GPU needs a reset to reach the requested layout, and the reset was not allowed.
   returned: O(state=present) and O(state=restored)
   type: bool
   sample: false
 matches:
-  description: Whether every GPU that a rule matches is as it wants.
+  description: Whether every GPU with a matching rule has the layout of the rule.
   returned: O(state=asserted), success or failure for a difference
   type: bool
   sample: false
 differences:
-  description: The GPUs that are not as the layout wants, and how they differ.
+  description: The GPUs that differ from the layout, with the differences.
   returned: O(state=asserted), success or failure for a difference
   type: list
   elements: dict
   contains:
     index:
-      description: The number that the driver gives the GPU.
+      description: The driver's index of the GPU.
       type: int
       returned: success
       sample: 0
@@ -449,27 +447,27 @@ differences:
       returned: success
       sample: GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071
     product:
-      description: The product name; empty for a GPU that could not be read.
+      description: The product name. Empty if the GPU cannot be read.
       type: str
       returned: success
       sample: NVIDIA H100 80GB HBM3
     pci_address:
-      description: The PCI address; empty for a GPU that could not be read.
+      description: The PCI address. Empty if the GPU cannot be read.
       type: str
       returned: success
       sample: "0000:18:00.0"
     wanted:
-      description: What the rule wants, in words.
+      description: The layout of the rule, as text.
       type: str
       returned: success
       sample: "static: 1 × 3g.40gb"
     mode:
-      description: Whether MIG is on (C(found)), and is to be (C(wanted)); null for a GPU that could not be read.
+      description: Whether MIG is enabled (C(found)), and whether the rule enables it (C(wanted)). Null if the GPU cannot be read.
       type: dict
       returned: success
       sample: {"found": false, "wanted": true}
     missing:
-      description: The partitions that would be made, with C(profile) and C(placement).
+      description: The partitions to create, with C(profile) and C(placement).
       type: list
       elements: dict
       returned: success
@@ -478,37 +476,36 @@ differences:
           placement: {"start": 4, "size": 4}
     surplus:
       description:
-        - The partitions that would go, with C(profile), C(placement), C(uuid), the C(claims) that hold them, and the C(owner), as in
-          RV(checkpoint).
+        - The partitions to delete, with C(profile), C(placement), C(uuid), the C(claims) that use them, and the C(owner), as in RV(checkpoint).
       type: list
       elements: dict
       returned: success
       sample: []
     held_by:
-      description: Processes and claims that hold what would have to go.
+      description: Processes and claims that use partitions to be deleted.
       type: list
       elements: str
       returned: success
       sample: []
     error:
-      description: Why the GPU cannot become what is wanted, or could not be read, with C(code), C(message) and C(hint). Otherwise null.
+      description: Why the GPU cannot reach the requested layout, or why it cannot be read, with C(code), C(message), and C(hint). Otherwise null.
       type: dict
       returned: success
       sample: {"code": "does-not-fit", "message": "it does not fit", "hint": ""}
     message:
-      description: The difference in words.
+      description: The difference as text.
       type: str
       returned: success
       sample: "NVIDIA H100 80GB HBM3 0 is not as wanted (static: 1 × 3g.40gb): missing: 3g.40gb at 4"
 exported:
-  description: The present layout.
+  description: The current layout.
   returned: O(state=exported)
   type: dict
   contains:
     layout:
       description:
-        - Rules for O(layout), with every place, that bring about what is there. GPUs that are alike share a rule. A GPU with partitions
-          that the node driver has made for claims is C(dynamic).
+        - Rules for O(layout) that create the current state, with all placements. Identical GPUs share a rule. A GPU with partitions that the node
+          driver created for claims is C(dynamic).
       type: list
       elements: dict
       returned: success
@@ -518,8 +515,8 @@ exported:
           partitions: [{"profile": "3g.40gb", "placement": 4}]
     config:
       description:
-        - The same as the content of a file of C(nvidia-mig-parted), with one configuration that is called as O(config_name) says,
-          V(current) without it. Such files have no places.
+        - The same layout as the content of a C(nvidia-mig-parted) file with one configuration. Its name is O(config_name), or V(current) if the
+          option is not set. Such files contain no placements.
       type: dict
       returned: success
       sample:
@@ -530,8 +527,8 @@ exported:
               mig-enabled: false
     possible:
       description:
-        - What the GPUs could be, as the content of another such file. It has the configurations that C(nvidia-mig-parted generate-config) writes,
-          V(all-disabled), V(all-enabled), V(all-balanced) and for each profile V(all-1g.10gb) and the like.
+        - The possible layouts of the GPUs, as the content of a second such file. It contains the configurations that C(nvidia-mig-parted
+          generate-config) writes, V(all-disabled), V(all-enabled), V(all-balanced), and one for each profile, such as V(all-1g.10gb).
       type: dict
       returned: success
       sample:
@@ -542,15 +539,16 @@ exported:
               mig-enabled: true
               mig-devices: {"1g.10gb": 7}
 checkpoint:
-  description: What the checkpoint says, in the form of RV(before).
+  description: The content of the checkpoint, in the form of RV(before).
   returned: O(state=checkpointed)
   type: list
   elements: dict
   contains:
     partitions:
       description:
-        - The partitions, each with the C(claims) that hold it and its C(owner), which is V(claim) where the node driver has made it for one,
-          V(administrator) where somebody else has made it, and V(foreign) where it was made by hand in a form that no profile has.
+        - The partitions, each with the C(claims) that use it and its C(owner). The owner is V(claim) if the node driver created the partition for a
+          claim, and V(administrator) if another program created it. It is V(foreign) if the partition was created manually in a form that no profile
+          has.
       type: list
       elements: dict
       returned: success
@@ -561,18 +559,18 @@ checkpoint:
           owner: administrator
           claims: []
 left_out:
-  description: What an export cannot say, a checkpoint could not bring back, or was not brought back. Each is a warning as well.
+  description: Parts that an export cannot contain, that a checkpoint could not restore, or that were not restored. Each is also a warning.
   returned: O(state=exported), O(state=checkpointed) and O(state=restored)
   type: list
   elements: str
   sample: []
 error_code:
-  description: A stable word for the kind of the error, or V(several).
+  description: A stable code for the type of the error, or V(several).
   returned: failure
   type: str
   sample: in-use
 errors:
-  description: All errors, each with its code and what it names.
+  description: All errors, each with its code and its details.
   returned: when the layout is refused
   type: list
   elements: dict
@@ -583,25 +581,25 @@ errors:
       pids: [4711]
       claims: []
 pids:
-  description: The processes that are in the way.
+  description: The processes that block the change.
   returned: when processes are in the way
   type: list
   elements: int
   sample: [4711]
 claims:
-  description: The prepared resource claims that are in the way, as namespace and name.
+  description: The prepared resource claims that block the change, as namespace and name.
   returned: when claims are in the way
   type: list
   elements: str
   sample: ["team-a/training"]
 undone:
-  description: What was undone after a step had failed.
+  description: The steps that were rolled back after a step failed.
   returned: when a step failed
   type: list
   elements: str
   sample: ["create 3g.40gb at 4:4"]
 not_undone:
-  description: What could not be undone.
+  description: The steps that could not be rolled back.
   returned: when a step failed
   type: list
   elements: str
@@ -614,8 +612,9 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look, consent
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_module import (
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look, consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.describe import assign_modes
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import (
     ASSERTED,
     CHECKPOINTED,
     EXPORTED,
@@ -633,24 +632,22 @@ from ansible_collections.dra.accelerators.plugins.module_utils._layout_module im
     partition_devices,
     restore_devices,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._layout_states import assign_modes
 from ansible_collections.dra.accelerators.plugins.module_utils._module import (
     INTERPRETER_OPTION,
     end,
     find_binding,
     run,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.backend_protocol import Backend
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import BackendUnavailable, InvalidLayout
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import Rule, parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.backend import NvidiaBackend
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.mig_parted import (
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import Rule, parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.backend import NvidiaBackend
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.mig_parted import (
     configuration_of,
     file_in_config_map,
     possible_configurations,
     rules_from_mig_parted,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
 
 try:
     import yaml
@@ -665,7 +662,7 @@ STATE_PATH = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
 
 
 def argument_spec() -> dict[str, Any]:
-    # What a rule may hold is checked by the core, which names the rule, and which the node driver shares.
+    # The core validates the keys of a rule, and names the rule in errors. The node driver uses the same code.
     return {
         **INTERPRETER_OPTION,
         "layout": {"type": "list", "elements": "dict"},
@@ -688,7 +685,7 @@ CONSTRAINTS: dict[str, Any] = {
 
 
 def read_config(module: AnsibleModule) -> dict[str, Any]:
-    """Return the nvidia-mig-parted document that the parameters name."""
+    """Return the nvidia-mig-parted document of the options."""
     path = module.params["config_file"]
     if path is None:
         document: dict[str, Any] = module.params["config"]
@@ -704,7 +701,7 @@ def read_config(module: AnsibleModule) -> dict[str, Any]:
 
 
 def parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, Any]:
-    """Parse the text of a file; ``source`` names it in errors. Raises InvalidLayout."""
+    """Parse a YAML text. ``source`` names it in errors. Raises InvalidLayout."""
     if not HAS_YAML:
         module.fail_json(msg=missing_required_lib("PyYAML", reason=f"to read {source}"), exception=YAML_IMPORT_ERROR)
     try:
@@ -720,14 +717,14 @@ def parse_config(module: AnsibleModule, source: str, text: str) -> dict[str, Any
 
 
 def read_rules(module: AnsibleModule, look: Look) -> tuple[Rule, ...]:
-    """Return the rules that the parameters stand for on the devices of a look."""
+    """Return the rules of the options for the scanned devices."""
     if module.params["layout"] is not None:
         return parse_rules(module.params["layout"])
     return rules_from_mig_parted(read_config(module), module.params["config_name"], look.devices, look.unread)
 
 
 def check_parameters(module: AnsibleModule) -> None:
-    """End the module for parameters that do not go together with its state, and for rules that are none."""
+    """End the module for options that do not match its state, and for invalid rules."""
     params = module.params
     given = [name for name in LAYOUT_OPTIONS if params[name] is not None]
     if params["state"] in WITH_LAYOUT and not given:
@@ -741,24 +738,25 @@ def check_parameters(module: AnsibleModule) -> None:
 
 
 def modes(look: Look, rules: tuple[Rule, ...]) -> Assigned:
-    """Plan the modes alone."""
+    """Plan only the MIG modes."""
     return assign_modes(look.devices, rules, look.prepared)
 
 
 def exported_config(look: Look, name: str) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the devices as a document of nvidia-mig-parted, another with what they could be, and what the first cannot say."""
+    """Return a document of nvidia-mig-parted with the current devices, one with possible layouts, and the parts that cannot be exported."""
     document, left_out = configuration_of(look.devices, name, look.unread)
     return {"config": document, "possible": possible_configurations(look.devices)}, left_out
 
 
-def bring_about(module: AnsibleModule, backend: Backend) -> dict[str, Any]:
-    """Do what the state asks for, with a backend that is open; returns the result."""
+def bring_about(module: AnsibleModule, backend: NvidiaBackend) -> dict[str, Any]:
+    """Apply the state with an open backend, and return the result."""
     params, state = module.params, module.params["state"]
     layouts = Layouts(
         "nvidia_mig",
         "GPU",
         lambda look: read_rules(module, look),
         agree=lambda assignments: consent(assignments, params["reset"]),
+        holders=lambda uuids: backend.reset_holders(uuids, params["state_path"]),
     )
     if state == ASSERTED:
         return assert_devices(module, backend, layouts, mode_only=params["mode_only"])

@@ -9,14 +9,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: repartition_plan
 version_added: 0.1.0
-short_description: Say what a new layout of a fleet's devices means for pods, and what is in the way
+short_description: Plan a new device layout of a fleet, and list the affected pods and the blockers
 description:
-  - Joins what nodes have said with M(dra.accelerators.device_repartition) with what the cluster knows, and says for each operation which published
-    devices nobody may be given meanwhile, which claims and pods have them, and who has to go. All other pods stay as they are.
-  - Says what is in the way before anything is touched, and how many nodes can be worked on at a time so that not too much is unavailable.
+  - Combines the plans of the nodes from M(dra.accelerators.device_repartition) with the state of the cluster. For each operation, it returns the
+    published devices that must not be allocated, the claims and pods that use them, and the pods to evict. All other pods continue.
+  - Reports all blockers before any change. Also returns how many nodes can be processed at the same time within O(max_unavailable).
   - Changes nothing.
 notes:
-  - Needs the permissions to list C(resourceslices), C(resourceclaims) and C(devicetaintrules) in the API group C(resource.k8s.io), and C(pods).
+  - Requires the permissions to list C(resourceslices), C(resourceclaims) and C(devicetaintrules) in the API group C(resource.k8s.io), and C(pods).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -31,7 +31,7 @@ attributes:
   diff_mode:
     support: N/A
     details:
-      - This module never changes anything. The diff is that of M(dra.accelerators.device_repartition).
+      - This module never changes anything. M(dra.accelerators.device_repartition) returns the diff.
   idempotent:
     support: full
   platform:
@@ -40,7 +40,7 @@ attributes:
 options:
   nodes:
     description:
-      - By the name of each Node, what M(dra.accelerators.device_repartition) has returned there with its state V(planned).
+      - The result of M(dra.accelerators.device_repartition) with the state V(planned), by the name of each Node.
     type: dict
     required: true
   evict:
@@ -53,11 +53,9 @@ options:
     default: false
   max_unavailable:
     description:
-      - How many physical devices of a kind may be unavailable at a time over the whole cluster, as a number or a percentage of those that are
-        published, rounded up. A kind is a driver and a type of device, which is what the DeviceClasses of this collection tell apart. A GPU of which
-        some partitions are closed is one.
-      - Devices that are already unavailable are included, because their driver reports a fault, or a DeviceTaintRule of any owner keeps claims off
-        them.
+      - The maximum number of unavailable physical devices of each kind in the whole cluster, as a number or a percentage of the published devices,
+        rounded up. A kind is a driver and a device type, as in the DeviceClasses of this collection. A GPU with unavailable partitions counts once.
+      - Devices that are already unavailable are included. Their driver reports a fault, or a DeviceTaintRule of any owner prevents their allocation.
     type: str
     default: 25%
   most_nodes:
@@ -66,8 +64,8 @@ options:
     default: 1
   left_after:
     description:
-      - After this number of seconds without a change, taint rules of this play on nodes that are not in O(nodes) count as left over. No operation holds
-        a device for longer than the default.
+      - The number of seconds after which unchanged taint rules of this play on nodes that are not in O(nodes) count as left by an interrupted run. No
+        operation holds a device for longer than the default.
     type: int
     default: 21600
 seealso:
@@ -76,12 +74,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask each node
+- name: Plan the operations of each node
   dra.accelerators.device_repartition:
     layout: "{{ accelerator_node_layout }}"
   register: planned
 
-- name: Say what it means
+- name: Plan the operations of the fleet
   dra.accelerators.repartition_plan:
     nodes:
       gpu-node-1: "{{ planned }}"
@@ -90,94 +88,95 @@ EXAMPLES = r"""
   register: fleet
   delegate_to: localhost
 
-- name: Show it
+- name: Show the plan
   ansible.builtin.debug:
     msg: "{{ fleet.plan.table }}"
 """
 
 RETURN = r"""
 plan:
-  description: The plan of all nodes.
+  description: The plan for all nodes.
   returned: success
   type: dict
   contains:
     nodes:
       description:
-        - By node what was given, each operation with C(published) (names of devices), C(claims), C(pods) and C(closes) (which physical devices, by kind),
-          and C(leftover_rules), the rules that an earlier run has left.
-        - What of it is not touched is its C(stays), the number of C(devices), of C(partitions) on these and on others, and the names of the C(claims).
+        - The plans in O(nodes), by node. Each operation also has C(published) (names of devices), C(claims), C(pods), and C(closes) (the physical
+          devices, by kind). C(leftover_rules) are the taint rules that an earlier run left.
+        - C(stays) describes the unchanged part of the node, with the number of unchanged C(devices), the number of unchanged C(partitions) on all
+          devices, and the names of the C(claims).
       type: dict
       returned: success
       sample: {}
     evicted:
-      description: The pods that have to go, each with C(namespace), C(name), C(uid), C(claims), C(owner) and C(node).
+      description: The pods to evict, each with C(namespace), C(name), C(uid), C(claims), C(owner), and C(node).
       type: list
       elements: dict
       returned: success
       sample: []
     staying:
-      description: All other pods that have devices, as namespace and name.
+      description: All other pods that use devices, as namespace and name.
       type: list
       elements: str
       returned: success
       sample: [team-a/training-0]
     problems:
-      description: What a person should know, each with C(code), C(text), C(remedy) and C(blocks).
+      description: The problems of the plan, each with C(code), C(text), C(remedy), and C(blocks).
       type: list
       elements: dict
       returned: success
       sample: []
     blocked:
-      description: Those problems that stand in the way, each with what to do about it.
+      description: The problems that block the plan, each with its remedy.
       type: list
       elements: str
       returned: success
       sample: []
     strays:
-      description: The rules on other nodes that an earlier run has left, as M(dra.accelerators.device_drain) returns rules.
+      description: The taint rules on other nodes that an earlier run left, in the form of M(dra.accelerators.device_drain).
       type: list
       elements: dict
       returned: success
       sample: []
     at_a_time:
-      description: How many nodes can be worked on at a time.
+      description: The number of nodes that can be processed at the same time.
       type: int
       returned: success
       sample: 1
     idle:
-      description: The nodes on which there is nothing to do.
+      description: The nodes without any operation.
       type: list
       elements: str
       returned: success
       sample: [node-2]
     partitions_destroyed:
-      description: How many partitions go.
+      description: The number of partitions to delete.
       type: int
       returned: success
       sample: 2
     devices_touched:
-      description: How many devices have anything done to them.
+      description: The number of devices that change.
       type: int
       returned: success
       sample: 1
     table:
-      description: All of it in lines for people.
+      description: The plan as lines of text.
       type: list
       elements: str
       returned: success
       sample: ["All devices have the layout that is wanted: nothing to do."]
 error_code:
-  description: A stable word for the kind of the error, such as C(api-version) or C(invalid-limit).
+  description: A stable code for the type of the error, such as C(api-version) or C(invalid-limit).
   returned: failure
   type: str
   sample: api-version
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of a request that the API server rejected. 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason that the API server reports for the rejection.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -187,33 +186,34 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import list_claims
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import (
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import (
     MANAGER,
     OPERATION_LABEL,
     Consent,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import list_claims
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
     connect,
+    without_managed_fields,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint_rules import (
+    Rules,
+    is_ours,
+    served_rules,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import (
     Cluster,
     check_answers,
     is_limit,
     join,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._taint_rules import (
-    Rules,
-    is_ours,
-    served_rules,
-)
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import LONGEST_SECONDS
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import LONGEST_SECONDS
 from ansible_collections.dra.accelerators.plugins.module_utils.core.times import now_text
 
 CONSTRAINTS: dict[str, Any] = {"required_together": API_REQUIRED_TOGETHER}
@@ -232,18 +232,22 @@ def argument_spec() -> dict[str, Any]:
 
 
 def ask(api: Api, drivers: set[str]) -> Cluster:
-    """Ask the cluster for all that a plan needs, each kind of object once. Raises ApiError."""
+    """Read all objects that a plan needs from the cluster, each kind once. Raises ApiError."""
     claims, slices = list_claims(api, drivers)
     namespaces = sorted(
         {claim["metadata"]["namespace"] for claim in claims if (claim.get("status") or {}).get("reservedFor")}
     )
-    pods = [pod for each in namespaces for pod in api.list_all(f"/api/v1/namespaces/{quote(each)}/pods", {})]
+    pods = [
+        pod
+        for each in namespaces
+        for pod in api.list_all(f"/api/v1/namespaces/{quote(each)}/pods", {}, without_managed_fields)
+    ]
     rules = Rules(api, served_rules(api), MANAGER).labelled("")
     return Cluster(devices(slices), claims, pods, [each for each in rules if is_drain(each)], rules)
 
 
 def is_drain(rule: dict[str, Any]) -> bool:
-    """Whether a rule is one of a drain of ours, by its field manager and label; pure."""
+    """Return whether a rule belongs to a drain of this collection, by its field manager and label. No side effects."""
     return is_ours(rule, MANAGER) and OPERATION_LABEL in rule["metadata"].get("labels", {})
 
 

@@ -11,16 +11,15 @@ module: resource_slices
 version_added: 0.1.0
 short_description: Publish a pool of devices to Kubernetes as ResourceSlices
 description:
-  - Publishes, updates and removes whole pools of devices in the C(resource.k8s.io) API, for devices that no node driver
-    publishes, such as devices that are reached over a network.
-  - A pool is cut into as few ResourceSlices as the API's limits allow. Only what differs is written. The pool's
-    generation is raised whenever the change would otherwise let the scheduler see a mixture of old and new.
-  - A pool that another publisher owns is refused.
+  - Publishes, updates, and removes whole pools of devices in the C(resource.k8s.io) API. It is for devices that no node driver publishes, such as
+    devices that are connected through a network.
+  - Divides a pool into as few ResourceSlices as the limits of the API allow, and writes only ResourceSlices that differ. The module increases the
+    generation of the pool if the scheduler could otherwise read a mixture of the previous and the new devices.
+  - Rejects a pool that another publisher owns, unless O(force=true).
 notes:
-  - The kubelet removes the slices of a driver that has not registered with it from the node. Give O(node_name) only if
-    a driver of that name runs there.
-  - Needs the permissions to get, list, create, update and delete C(resourceslices) in the API group
-    C(resource.k8s.io).
+  - The kubelet removes the ResourceSlices of a driver that is not registered with it from the node. Set O(node_name) only if a driver with this name
+    runs on the node.
+  - Requires the permissions to get, list, create, update and delete C(resourceslices) in the API group C(resource.k8s.io).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -42,7 +41,7 @@ attributes:
 options:
   state:
     description:
-      - V(present) publishes the pool exactly as given. V(absent) removes all its slices.
+      - V(present) publishes exactly the devices in the options. V(absent) removes all ResourceSlices of the pool.
     type: str
     default: present
     choices:
@@ -50,56 +49,55 @@ options:
       - absent
   driver:
     description:
-      - The name of the driver whose devices these are, a DNS subdomain in lower case.
+      - The name of the driver of these devices, a DNS subdomain in lower case.
     type: str
     required: true
   pool:
     description:
-      - The name of the pool. The default is the name of the node in O(node_name).
+      - The name of the pool. The default is O(node_name).
     type: str
   node_name:
     description:
-      - The node that the devices belong to. For O(state=present), exactly one of O(node_name), O(node_selector) and
-        O(all_nodes) is needed.
+      - The node to which the devices belong. O(state=present) requires exactly one of O(node_name), O(node_selector), and O(all_nodes).
     type: str
   node_selector:
     description:
-      - The nodes that can reach the devices, as a Kubernetes node selector with exactly one term.
+      - The nodes that can access the devices, as a Kubernetes node selector with exactly one term.
     type: dict
   all_nodes:
     description:
-      - Whether all nodes can reach the devices.
+      - Whether all nodes can access the devices.
     type: bool
     default: false
   devices:
     description:
-      - The devices, in the order in which the scheduler is to try them. An empty list publishes one empty slice, which
-        says that the driver is there and has nothing.
-      - The keys are those of the API's C(Device), or the same in snake case. An attribute can be a plain text, whole
-        number, or truth value, a capacity or counter a plain quantity. Keys that are not listed here are passed on.
-      - Keys that say which nodes can use a device (C(nodeName), C(nodeSelector), C(allNodes)) are rejected, because the options of the
-        module say that for the whole pool.
+      - The devices, in the order in which the scheduler allocates them. An empty list publishes one empty ResourceSlice, which shows that the driver
+        runs and has no devices.
+      - The keys are those of the API's C(Device), in the spelling of the API or in snake case. An attribute can be a string, an integer, or a
+        boolean. A capacity or a counter can be a quantity. Keys that are not listed here are passed to the API.
+      - Keys that select the nodes of a device (C(nodeName), C(nodeSelector), C(allNodes)) are rejected, because the options of the module select the
+        nodes for the whole pool.
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: The name, a DNS label, unique in the pool.
+        description: The name of the device, a DNS label. It is unique in the pool.
         type: str
         required: true
       attributes:
-        description: The attributes. A version is written as a dictionary with the key C(version).
+        description: The attributes of the device. A version is a dictionary with the key C(version).
         type: dict
       capacity:
-        description: The capacities, as quantities or as in the API.
+        description: The capacities of the device, as quantities or in the form of the API.
         type: dict
       consumes_counters:
         description:
-          - What the device takes of counter sets, a list of dictionaries with C(counter_set) and C(counters).
+          - The counters that the device consumes, as a list of dictionaries with C(counter_set) and C(counters).
         type: list
         elements: dict
       taints:
-        description: The taints, as in the API.
+        description: The taints of the device, in the form of the API.
         type: list
         elements: dict
       allow_multiple_allocations:
@@ -107,34 +105,32 @@ options:
         type: bool
   shared_counters:
     description:
-      - The counter sets that devices take from, each with C(name) and C(counters).
+      - The counter sets from which devices consume, each with C(name) and C(counters).
     type: list
     elements: dict
     default: []
     suboptions:
       name:
-        description: The name, a DNS label, unique in the pool.
+        description: The name of the counter set, a DNS label. It is unique in the pool.
         type: str
         required: true
       counters:
-        description: The counters, as quantities or as in the API.
+        description: The counters, as quantities or in the form of the API.
         type: dict
         required: true
   force:
     description:
-      - Whether to take over or remove a pool that another publisher owns. If that publisher still runs, the two will
-        overwrite each other's slices.
+      - Whether to replace or remove a pool that another publisher owns. If that publisher still runs, both overwrite the ResourceSlices of the other.
     type: bool
     default: false
   validate:
     description:
-      - Whether the API server checks all changes by a dry run before the first one is made, so that nothing is touched
-        if it refuses one of them.
+      - Whether the API server validates all changes in a dry run before the first change. If it rejects one of them, the module changes nothing.
     type: bool
     default: true
 seealso:
   - name: Dynamic Resource Allocation
-    description: What pools, slices and devices are.
+    description: Explains pools, ResourceSlices, and devices.
     link: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -201,7 +197,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 steps:
-  description: The writes that were done, or would be done in check mode, in order.
+  description: The completed writes in order. In check mode, the planned writes.
   returned: success, and on failure after the first write
   type: list
   elements: dict
@@ -212,22 +208,22 @@ steps:
       returned: success
       sample: update
     name:
-      description: The name of the ResourceSlice, or the beginning of it for one yet to be created.
+      description: The name of the ResourceSlice. For a ResourceSlice that does not exist yet, the beginning of the name.
       type: str
       returned: success
       sample: 00000-fpga.example.com-x7k2p
     devices:
-      description: How many devices the slice holds after the write.
+      description: The number of devices in the ResourceSlice after the write.
       type: int
       returned: success
       sample: 2
     counter_sets:
-      description: How many counter sets the slice holds after the write.
+      description: The number of counter sets in the ResourceSlice after the write.
       type: int
       returned: success
       sample: 0
 pool:
-  description: The pool after the run, or in check mode as it would be.
+  description: The pool after the run. In check mode, the expected pool.
   returned: success
   type: dict
   contains:
@@ -242,22 +238,22 @@ pool:
       returned: success
       sample: shelf-1
     generation:
-      description: The generation of the pool; 0 if it is absent.
+      description: The generation of the pool. 0 if the pool is absent.
       type: int
       returned: success
       sample: 2
     slices:
-      description: How many ResourceSlices the pool has.
+      description: The number of ResourceSlices in the pool.
       type: int
       returned: success
       sample: 1
     devices:
-      description: How many devices the pool has.
+      description: The number of devices in the pool.
       type: int
       returned: success
       sample: 2
 resource_slices:
-  description: The ResourceSlices of the pool as the API server keeps them.
+  description: The ResourceSlices of the pool in the API server.
   returned: success, outside check mode
   type: list
   elements: dict
@@ -268,24 +264,23 @@ resource_slices:
       spec: {"driver": "fpga.example.com", "allNodes": true}
 dropped_fields:
   description:
-    - Fields that the API server took without keeping them, because a feature gate is off, with the gates that are
-      likely. A warning says the same.
+    - Fields that the API server accepted but did not store because a feature gate is disabled, with the probable feature gates. A warning also lists them.
   returned: success
   type: list
   elements: str
   sample: []
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: foreign-pool
 status:
-  description: The HTTP status with which the API server refused a request; 0 if it was not reached.
+  description: The HTTP status of a request that the API server rejected. 0 if the API server was not reached.
   returned: failure of a request
   type: int
   sample: 403
 reason:
-  description: The API server's own word for the refusal.
+  description: The reason that the API server reports for the rejection.
   returned: failure of a request
   type: str
   sample: Forbidden
@@ -294,28 +289,28 @@ reason:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
     connect,
     served_version,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._module import run
-from ansible_collections.dra.accelerators.plugins.module_utils._pool import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.resource_pool import (
     GROUP,
     VERSIONS,
     Pools,
     Published,
     counter_layout,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._slices import pool_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.resource_slice_spec import pool_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._module import run
+from ansible_collections.dra.accelerators.plugins.module_utils.core.dra.resource_slices import SEPARATE
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.slices import SEPARATE
 
 
 def argument_spec() -> dict[str, Any]:
-    # What a device may hold is checked with the device's name in the error, and then by the API server.
+    # The keys of a device are validated later, with the device's name in the error, and then by the API server.
     return {
         **API_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent"]},
@@ -338,7 +333,7 @@ CONSTRAINTS: dict[str, Any] = {
 
 
 def result(params: dict[str, Any], pool: str, published: Published) -> dict[str, Any]:
-    """Return what the module says of the pool; pure."""
+    """Return the module's result. No side effects."""
     slices = published.after["slices"]
     return {
         "changed": bool(published.steps),
@@ -376,7 +371,7 @@ def work(module: AnsibleModule) -> dict[str, Any]:
             "Neither pool nor node_name is given", hint="Name the pool.", code="invalid-node-selection"
         )
     if module.params["state"] == "present":
-        # Wrong input is refused before anything is asked of the API server.
+        # Validate the options before the first request to the API server.
         pool_spec(module.params, pool, SEPARATE)
     answer = bring_about(connect(module), module.params, pool, check_mode=module.check_mode)
     for field in answer["dropped_fields"]:

@@ -9,27 +9,27 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: runtime_cdi
 version_added: 0.1.0
-short_description: Have the container runtime of a node hand CDI devices to containers
+short_description: Enable CDI in the container runtime of a node
 description:
-  - Sets up the runtime that the kubelet uses, containerd, CRI-O, Docker Engine, or the containerd of k3s, RKE2, and MicroK8s. Where it has
-    CDI on and reads the right directories, nothing is changed.
-  - The change is the least one that does it. It is tried before it is made where the runtime has a command for that, and nothing else than
-    CDI may change by it.
-  - The runtime is restarted only where that is needed, and has to say itself that it reads the folders. If it does not, the files are
-    put back and it is restarted once more.
-  - For containerd it does what M(dra.accelerators.containerd_config) does. The main file is the one that the process was started with by
-    C(--config), and the socket the one of C(--address). For the containerd of k3s, RKE2, and MicroK8s a drop-in file is written in
-    the folder that their generated settings import, and their unit is restarted; one that imports none is refused, with what to do.
-  - For CRI-O a drop-in file names the folders, C(crio config) of copies proves that nothing else changes, and what the running
-    process answers to C(GET /config) on its socket proves the rest. CRI-O is restarted and not reloaded, because that answer does not show
-    what a reload has changed.
-  - For Docker Engine the keys C(features.cdi) and C(cdi-spec-dirs) are set in its configuration file, all others stay in their order.
-    C(dockerd --validate) tries the file and C(docker info) is the proof. Docker reads both keys at its start alone. Where a
-    restart would stop containers that run, it is refused unless O(docker.stop_containers) is true.
+  - Configures the runtime that the kubelet uses. It can be containerd, CRI-O, Docker Engine, or the containerd of k3s, RKE2, or MicroK8s. If CDI is
+    enabled and the runtime reads the CDI directories, the module changes nothing.
+  - Makes the smallest possible change. If the runtime has a command for it, the module validates the change first. It rejects a change that affects
+    any setting other than CDI.
+  - Restarts the runtime only if needed. The runtime must then report that it reads the directories. Otherwise the module restores the files and
+    restarts the runtime again.
+  - For containerd, the module works like M(dra.accelerators.containerd_config). It uses the main file of the running process (C(--config)) and its
+    socket (C(--address)). For the containerd of k3s, RKE2, and MicroK8s, it writes a drop-in file to the directory that their generated settings
+    import, and restarts their unit. If the settings import no directory, the module fails and reports the settings to make.
+  - For CRI-O, a drop-in file contains the directories. The output of C(crio config) with copies of the files shows that no other setting changes. The
+    response of the running process to C(GET /config) on its socket verifies the directories. The module restarts CRI-O instead of reloading it,
+    because this response does not include the changes of a reload.
+  - For Docker Engine, the module sets the keys C(features.cdi) and C(cdi-spec-dirs) in the configuration file. All other keys keep their order.
+    C(dockerd --validate) validates the file, and C(docker info) verifies the result. Docker reads both keys only at its start. If a restart would
+    stop running containers, the module fails unless O(docker.stop_containers) is true.
 notes:
-  - Needs root on the node.
-  - Containers go on while containerd, CRI-O, k3s and RKE2 restart; those of Docker Engine do where its C(live-restore) is on.
-  - Records of what was changed are kept in O(records), for O(state=absent).
+  - Requires root on the node.
+  - Containers continue while containerd, CRI-O, k3s and RKE2 restart. Containers of Docker Engine continue if its setting C(live-restore) is on.
+  - The module keeps records of its changes in O(records), for O(state=absent).
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -39,12 +39,13 @@ attributes:
   check_mode:
     support: full
     details:
-      - The trial is made in check mode as well, so that refusals are the same. On a node that has no library that reads TOML yet,
-        check mode says so in a warning and predicts nothing.
+      - Check mode validates the changes in the same way and rejects the same changes. If the node has no library that reads TOML yet, check mode
+        reports this in a warning and predicts no changes.
   diff_mode:
     support: full
     details:
-      - The lines that change and those around them; of Docker's file what it says of CDI, because it may hold passwords.
+      - The diff contains the changed lines and the lines around them. For Docker's file it contains only the CDI settings, because the file can
+        contain passwords.
   idempotent:
     support: full
   platform:
@@ -53,36 +54,37 @@ attributes:
 options:
   state:
     description:
-      - V(present) has the runtime hand CDI devices to containers.
-      - V(absent) takes back what V(present) has changed, and nothing else. A file that was changed since keeps all but the keys of this
-        module. With O(runtime=auto) it is taken back for each runtime that was set up.
+      - V(present) enables CDI in the runtime.
+      - V(absent) reverts only the changes of this module. From a file that was changed afterwards, it removes only the keys of this module. With
+        O(runtime=auto), it reverts the changes of each runtime that the module configured.
     type: str
     choices: [present, absent]
     default: present
   runtime:
     description:
-      - The runtime that is to be set up.
-      - V(auto) looks at which service is running; where several are, the kubelet's endpoint decides, by its command line or its
-        configuration file. Where none is running, one that has failed is the one, containerd before others.
-      - V(auto) refuses Docker Engine behind cri-dockerd, of which most releases hand no CDI devices to pods.
+      - The runtime to configure.
+      - V(auto) selects the running service. If several services run, the kubelet's endpoint in its command line or its configuration file decides. If
+        no service runs, V(auto) selects a failed service, containerd first.
+      - V(auto) rejects Docker Engine with cri-dockerd, because most releases of cri-dockerd do not pass CDI devices to pods.
     type: str
     choices: [auto, containerd, cri-o, docker, k3s, microk8s, rke2]
     default: auto
   cdi_folders:
     description:
-      - Folders that the runtime has to read CDI files from. Folders that it reads already stay. They are made if missing.
+      - Directories from which the runtime must read CDI files. The runtime also continues to read its other directories. The module creates missing
+        directories.
     type: list
     elements: path
     default:
       - /etc/cdi
       - /var/run/cdi
   containerd:
-    description: Where containerd is.
+    description: Paths and commands of containerd.
     type: dict
     default: {}
     suboptions:
       command:
-        description: containerd's command.
+        description: The containerd command.
         type: str
         default: containerd
       config:
@@ -91,7 +93,7 @@ options:
         default: /etc/containerd/config.toml
       drop_ins:
         description:
-          - Folder of drop-in files. It is used if containerd imports its files; if it imports those of another folder, that one is used.
+          - Directory of drop-in files, used if containerd imports it. If containerd imports another directory, the module uses that one.
         type: path
         default: /etc/containerd/conf.d
       service:
@@ -99,16 +101,16 @@ options:
         type: str
         default: containerd.service
       timeout:
-        description: How many seconds containerd may take to restart.
+        description: Timeout in seconds for a restart of containerd.
         type: int
         default: 60
   crio:
-    description: Where CRI-O is.
+    description: Paths and commands of CRI-O.
     type: dict
     default: {}
     suboptions:
       command:
-        description: CRI-O's program, of release 1.28 or newer.
+        description: The CRI-O program, 1.28 or newer.
         type: str
         default: crio
       config:
@@ -116,7 +118,7 @@ options:
         type: path
         default: /etc/crio/crio.conf
       drop_ins:
-        description: Folder of drop-in files.
+        description: Directory of drop-in files.
         type: path
         default: /etc/crio/crio.conf.d
       service:
@@ -124,20 +126,20 @@ options:
         type: str
         default: crio.service
       timeout:
-        description: How many seconds CRI-O may take to restart.
+        description: Timeout in seconds for a restart of CRI-O.
         type: int
         default: 60
   docker:
-    description: Where Docker Engine is.
+    description: Paths and commands of Docker Engine.
     type: dict
     default: {}
     suboptions:
       command:
-        description: Docker's command line, of release 25 or newer.
+        description: The Docker command, 25 or newer.
         type: str
         default: docker
       daemon:
-        description: Docker's daemon, which tries the file.
+        description: The Docker daemon program, which validates the file.
         type: str
         default: dockerd
       config:
@@ -149,40 +151,40 @@ options:
         type: str
         default: docker.service
       timeout:
-        description: How many seconds Docker Engine may take to restart.
+        description: Timeout in seconds for a restart of Docker Engine.
         type: int
         default: 120
       stop_containers:
-        description: Whether a restart may stop the containers that run, which it does where C(live-restore) is off.
+        description: Whether a restart can stop running containers. A restart stops them if C(live-restore) is off.
         type: bool
         default: false
   distribution:
-    description: Where k3s or RKE2 is.
+    description: Paths of k3s or RKE2.
     type: dict
     default: {}
     suboptions:
       data:
         description:
-          - The folder that k3s or RKE2 was told by C(--data-dir).
+          - The data directory of k3s or RKE2, its option C(--data-dir).
           - The default is V(/var/lib/rancher/k3s) or V(/var/lib/rancher/rke2).
         type: path
       timeout:
-        description: How many seconds k3s or RKE2 may take to restart.
+        description: Timeout in seconds for a restart of k3s or RKE2.
         type: int
         default: 300
   records:
-    description: Folder on the node in which is written what was changed.
+    description: Directory on the node with the records of changes.
     type: path
     default: /var/lib/dra-accelerators
   interpreter:
     description:
-      - A Python interpreter on the node that has the library C(tomli). It is used only if the interpreter that Ansible uses on the node has no
-        library that reads TOML, which is part of Python from 3.11 on.
-      - The default is the virtual environment that the role P(dra.accelerators.python_environment#role) makes.
+      - A Python interpreter on the node with the library C(tomli). It is used only if the interpreter of Ansible on the node has no library that
+        reads TOML, which Python includes from 3.11.
+      - The default is the virtual environment of the role P(dra.accelerators.python_environment#role).
     type: path
     default: /opt/dra-accelerators/venv/bin/python
 requirements:
-  - Python 3.11 or newer on the node, or the Python package C(tomli) in the interpreter that Ansible uses there or in O(interpreter); not for
+  - Python 3.11 or newer on the node, or the Python package C(tomli) in the interpreter that Ansible uses there or in O(interpreter). Not required for
     O(runtime=docker).
   - containerd 1.7.2, CRI-O 1.28, Docker Engine 25, or a k3s or RKE2 with containerd 2.x, each or newer, run by systemd.
 seealso:
@@ -191,28 +193,28 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Have the runtime of the node hand CDI devices to containers
+- name: Enable CDI in the runtime of the node
   dra.accelerators.runtime_cdi:
 
-- name: Have CRI-O read one more folder
+- name: Add a CDI directory to CRI-O
   dra.accelerators.runtime_cdi:
     runtime: cri-o
     cdi_folders: [/etc/cdi, /var/run/cdi, /srv/cdi]
 
-- name: Have Docker Engine hand them out, even where its containers stop for that
+- name: Enable CDI in Docker Engine and allow a restart that stops its containers
   dra.accelerators.runtime_cdi:
     runtime: docker
     docker:
       stop_containers: true
 
-- name: Take back what was changed
+- name: Revert the changes
   dra.accelerators.runtime_cdi:
     state: absent
 """
 
 RETURN = r"""
 runtime:
-  description: The runtime that was set up; for V(absent) the last one of which something was taken back, or empty.
+  description: The configured runtime. With V(absent), the last runtime with a reverted change, or empty.
   returned: success
   type: str
   sample: cri-o
@@ -223,7 +225,7 @@ files:
   elements: str
   sample: ["/etc/crio/crio.conf.d/60-dra-accelerators.conf"]
 folders:
-  description: Folders of CDI files that were made or removed, or would be in check mode.
+  description: CDI directories that were created or removed, or would be in check mode.
   returned: success
   type: list
   elements: str
@@ -234,42 +236,43 @@ restarted:
   type: bool
   sample: true
 reason:
-  description: Why the runtime was restarted; empty if it was not.
+  description: Why the runtime was restarted. Empty if it was not restarted.
   returned: success
   type: str
   sample: its settings were changed
 stops:
-  description: How many containers that run the restart ended, or would end in check mode. Only Docker Engine without its live-restore ends any.
+  description: The number of running containers that the restart stopped, or would stop in check mode. Only Docker Engine without live-restore stops
+    containers.
   returned: success
   type: int
   sample: 0
 pods:
-  description: With RV(restarted=true), the pods that have processes on the node, as far as the node knows their names. They go on, but for RV(stops).
+  description: With RV(restarted=true), the pods with processes on the node, if the node knows their names. They continue, except the containers in RV(stops).
   returned: success
   type: list
   elements: str
   sample: ["team-a/training-0"]
 settled:
   description:
-    - Whether there is nothing to do for this module, so that after a look in check mode no real run is needed.
-    - False also where the look could not tell, and where only the record of what was changed is behind.
+    - Whether the module has nothing to change. If V(true) in check mode, a run without check mode is not needed.
+    - Also V(false) if check mode could not predict the changes, or if only the record of changes is outdated.
   returned: success
   type: bool
   sample: false
 enabled:
-  description: Whether CDI is on afterwards, by the runtime's files; in check mode, whether it would be.
+  description: Whether CDI is enabled in the runtime's files after the run. In check mode, the expected value.
   returned: if the runtime could be asked
   type: bool
   sample: true
 verified:
   description:
-    - Whether the running runtime reported its CDI settings itself. False only for containerd, where C(crictl) is missing or got no answer. A
-      warning says so.
+    - Whether the running runtime reported its CDI settings. V(false) only for containerd, if C(crictl) is missing or received no response. A warning
+      reports this.
   returned: with O(state=present), and in check mode if no restart is needed
   type: bool
   sample: true
 error_code:
-  description: A stable word for the kind of the error.
+  description: A stable code for the type of the error.
   returned: failure
   type: str
   sample: containers-run
@@ -279,24 +282,26 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils import (
-    _changed_texts,
-    _containerd_plan,
-    _containerd_switch,
-    _runtime_switch,
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import (
+    apply as container_runtime_apply,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles, Wish
-from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
-from ansible_collections.dra.accelerators.plugins.module_utils._distribution import (
-    Place,
-    daemon_of,
-    place_of,
-    ready_daemon,
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import (
+    restore_record,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._docker_daemon import Docker
-from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding, run
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import Files
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
+    apply as containerd_apply,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
+    plan as containerd_plan,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import (
+    CopiedFiles,
+    Wish,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import Daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.detect import (
     AUTO,
     CONTAINERD,
     CRIO,
@@ -305,13 +310,24 @@ from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice i
     RUNTIMES,
     Choice,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_find import find, unit_states
-from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader
-from ansible_collections.dra.accelerators.plugins.module_utils.core.pods import running_pods
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.daemon import Docker
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.k3s_rke2 import (
+    Place,
+    daemon_of,
+    place_of,
+    ready_daemon,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.kubelet_runtime import (
+    find,
+    unit_states,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import reader
+from ansible_collections.dra.accelerators.plugins.module_utils._host.single_run import run_alone
+from ansible_collections.dra.accelerators.plugins.module_utils._module import INTERPRETER_OPTION, end, find_binding
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.kubelet_pods import running_pods
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
-#: The names of the records. docker_runtime has docker-NAME.json.
+#: The names of the records. docker-NAME.json is the record of docker_runtime.
 RECORDS = {name: f"{name}.json" for name in RUNTIMES} | {CRIO: "crio.json", DOCKER: "docker_cdi.json"}
 
 
@@ -378,37 +394,37 @@ class Node:
         return f"{self.params['records']}/{RECORDS[runtime]}"
 
     def bring(self, choice: Choice) -> dict[str, Any]:
-        """Set up a runtime. Raises AcceleratorError."""
+        """Configure a runtime. Raises AcceleratorError."""
         check = self.module.check_mode
         if choice.runtime in (CRIO, DOCKER):
             engine, files = self._engine(choice.runtime)
-            return _runtime_switch.present(files, engine, self.wanted, check=check)
+            return container_runtime_apply.present(files, engine, self.wanted, check=check)
         files_of_containerd = CopiedFiles(
-            self.module, self.system, self.record(choice.runtime), _containerd_plan.read_record
+            self.module, self.system, self.record(choice.runtime), containerd_plan.read_record
         )
         daemon, drop_ins = self._daemon(choice)
-        return _containerd_switch.present(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
+        return containerd_apply.present(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
 
     def take_back(self, choice: Choice) -> dict[str, Any]:
-        """Take back what was changed for a runtime. Raises AcceleratorError."""
+        """Undo the changes to a runtime. Raises AcceleratorError."""
         check = self.module.check_mode
         if choice.runtime in (CRIO, DOCKER):
             engine, files = self._engine(choice.runtime)
-            return _runtime_switch.absent(files, engine, check=check)
+            return container_runtime_apply.absent(files, engine, check=check)
         files_of_containerd = CopiedFiles(
-            self.module, self.system, self.record(choice.runtime), _containerd_plan.read_record
+            self.module, self.system, self.record(choice.runtime), containerd_plan.read_record
         )
         if choice.runtime == CONTAINERD:
             daemon, drop_ins = self._containerd()
         else:
             place, timeout = self._place(choice.runtime)
             daemon, drop_ins = daemon_of(self.system, place, choice.unit, self.wanted, timeout), place.drop_ins
-        return _containerd_switch.absent(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
+        return containerd_apply.absent(files_of_containerd, daemon, Wish(self.wanted, drop_ins), check=check)
 
     def set_up(self) -> list[Choice]:
-        """Return the runtimes of which something may have to be taken back: those that have a record, else containerd."""
+        """Return the runtimes whose changes may have to be undone: those with a record, or containerd without any record."""
         asked = self.params["runtime"]
-        # A drop-in file of containerd is known as ours without a record, too.
+        # A drop-in file of containerd is recognized as this collection's file without a record, too.
         known = [name for name in RUNTIMES if self.system.exists(self.record(name))] or [CONTAINERD]
         if asked != AUTO:
             known = [asked]
@@ -420,16 +436,16 @@ class Node:
             found.append(Choice(name, (active or units or [""])[0]))
         return found
 
-    def _engine(self, runtime: str) -> tuple[Crio | Docker, Files[_changed_texts.Record]]:
+    def _engine(self, runtime: str) -> tuple[Crio | Docker, Files[restore_record.Record]]:
         engine: Crio | Docker
         scratch = ""
         if runtime == CRIO:
             engine = Crio(self.system, **self.params["crio"])
-            # CRI-O reads whatever lies in its folder, so that files are made beside that.
+            # CRI-O reads every file in its drop-in directory, so temporary files are created in the parent directory.
             scratch = str(Path(engine.drop_ins).parent)
         else:
             engine = Docker(self.system, **self.params["docker"])
-        return engine, Files(self.module, self.system, self.record(runtime), _changed_texts.read_record, scratch)
+        return engine, Files(self.module, self.system, self.record(runtime), restore_record.read_record, scratch)
 
     def _containerd(self) -> tuple[Daemon, str]:
         place = dict(self.params["containerd"])
@@ -449,7 +465,7 @@ class Node:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Bring the node's runtime to the wanted state; returns the module's result. Raises AcceleratorError."""
+    """Configure the node's runtime or undo the changes, and return the module's result. Raises AcceleratorError."""
     node = Node(module)
     if module.params["state"] == "present":
         choice = find(node.system, module.params["runtime"])
@@ -465,12 +481,12 @@ def work(module: AnsibleModule) -> dict[str, Any]:
 
 
 def disturbing(system: System, done: dict[str, Any]) -> dict[str, Any]:
-    """Add to a result whom the restart concerns. containerd and CRI-O stop no container by one."""
+    """Add the pods that a restart affects to a result. A restart of containerd or CRI-O stops no container."""
     return {**done, "stops": done.get("stops", 0), "pods": list(running_pods(system)) if done["restarted"] else []}
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Return the results for two runtimes as one."""
+    """Return the merged results of two runtimes."""
     lists = {key: [*first.get(key, []), *second[key]] for key in ("files", "folders")}
     return {
         **second,
@@ -507,7 +523,7 @@ def main() -> None:
             msg=f"{missing}. Expected Python 3.11 or newer, or the package tomli, which the role python_environment installs.",
             error_code="binding-missing",
         )
-    run(module, work)
+    run_alone(module, work, System())
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: service_account_token
 version_added: 0.1.0
-short_description: A service account's token that is bound to a node
+short_description: Request a service account token that is bound to a Node
 description:
-  - Requests a token for a service account through the API's TokenRequest, bound to a Node object. Such a token says which
-    node it belongs to, and is no longer accepted once that Node object, or the service account, is deleted.
-  - A token that is there already is kept as long as the API server accepts it, it is bound to the same node, and enough
-    of its life is left.
+  - Requests a token for a service account with the TokenRequest API, bound to a Node object. The token contains the name of its node. The API server
+    no longer accepts it after the Node object or the service account is deleted.
+  - Keeps an existing token while the API server accepts it, it is bound to the same Node object, and enough of its lifetime remains.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -25,7 +24,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - No token is requested; RV(token) is then empty.
+      - The module requests no token, and RV(token) is empty.
   diff_mode:
     support: none
     details:
@@ -33,7 +32,7 @@ attributes:
   idempotent:
     support: full
     details:
-      - With O(token).
+      - Requires O(token).
   platform:
     support: full
     platforms: posix
@@ -47,38 +46,38 @@ options:
     type: str
     required: true
   node:
-    description: Name of the Node object that the token is bound to.
+    description: Name of the Node object to which the token is bound.
     type: str
     required: true
   token:
-    description: The token that is there already. Empty means none.
+    description: The existing token. Empty if no token exists.
     type: str
     default: ""
   lifetime:
     description:
-      - How long the token is to be valid, in seconds.
-      - The API server may shorten it, see its option C(--service-account-max-token-expiration). The module then warns, and
-        RV(lifetime) is what was granted.
+      - The requested lifetime of the token in seconds.
+      - The API server can reduce it, see its option C(--service-account-max-token-expiration). The module then reports a warning, and RV(lifetime) is
+        the actual lifetime.
     type: int
     default: 2592000
   renew_below:
-    description: A token is replaced when less than this part of its life is left.
+    description: The module replaces a token when less than this fraction of its lifetime remains.
     type: float
     default: 0.33
 seealso:
   - name: Bound service account tokens
-    description: What a token can be bound to.
+    description: The objects to which a token can be bound.
     link: https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/
 """
 
 EXAMPLES = r"""
-- name: Read the token that is there
+- name: Read the existing token
   ansible.builtin.slurp:
     src: /etc/example/token
   register: present
   no_log: true
 
-- name: Have a good one
+- name: Request a new token if needed
   dra.accelerators.service_account_token:
     name: driver-node-1
     namespace: dra-accelerators
@@ -88,7 +87,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   no_log: true
 
-- name: Write it if it is new
+- name: Write the token if it is new
   ansible.builtin.copy:
     content: "{{ wanted.token }}"
     dest: /etc/example/token
@@ -101,22 +100,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 token:
-  description: The new token; empty if the one that was given is good, and in check mode.
+  description: The new token. Empty if the existing token is valid, and in check mode.
   returned: success
   type: str
   sample: eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.e30.c2lnbmF0dXJl
 reason:
-  description: Why a new one was requested; empty if the one that was given is good.
+  description: Why a new token was requested. Empty if the existing token is valid.
   returned: success
   type: str
   sample: less than a third of its life is left
 expires:
-  description: When the token ends, in seconds since 1970. 0 in check mode if a new one would be requested.
+  description: When the token expires, in seconds since 1970. 0 in check mode if a new token would be requested.
   returned: success
   type: int
   sample: 1798761600
 lifetime:
-  description: For how many seconds the API server has granted the token, from its beginning. 0 as with RV(expires).
+  description: The total lifetime of the token in seconds that the API server granted. 0 in the same case as RV(expires).
   returned: success
   type: int
   sample: 2592000
@@ -127,17 +126,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._identity import claims_of
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
     ApiError,
     connect,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.service_account import claims_of
 from ansible_collections.dra.accelerators.plugins.module_utils._module import run
 
-# A server rounds; less than this part of what was asked for is a shorter life.
+# The server rounds the lifetime. A lifetime below this fraction of the request counts as shortened.
 NEARLY = 0.99
 
 
@@ -155,7 +154,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def dates_of(claims: Mapping[str, Any]) -> dict[str, int]:
-    """Return when a token ends and how long it lasts in all, for the result."""
+    """Return the expiry time and the total lifetime of a token, for the result."""
     expires = int(claims.get("exp", 0))
     return {"expires": expires, "lifetime": max(expires - int(claims.get("iat", expires)), 0)}
 
@@ -163,7 +162,7 @@ def dates_of(claims: Mapping[str, Any]) -> dict[str, int]:
 def reason_to_renew(
     claims: Mapping[str, Any] | None, *, account: str, node: str, node_uid: str, now: float, renew_below: float
 ) -> str:
-    """Decide, from what a token claims, why a new one is needed ("" if it is not). ``account`` is the full user name."""
+    """Return why the token's claims require a new token, or "". ``account`` is the full user name."""
     if claims is None:
         return "what is there is not a token"
     if claims.get("sub") != account:
@@ -181,7 +180,7 @@ def reason_to_renew(
 
 
 def review(api: Api, token: str) -> str:
-    """Ask the API server whether it accepts a token; returns why not, or "". Raises ApiError."""
+    """Return why the API server does not accept a token, or "". Raises ApiError."""
     answer = api.request(
         "POST",
         "/apis/authentication.k8s.io/v1/tokenreviews",
@@ -211,7 +210,7 @@ def request_token(api: Api, *, name: str, namespace: str, node: str, node_uid: s
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Keep the given token or request a new one; returns the module's result. Raises ApiError."""
+    """Keep the given token or request a new one, and return the module's result. Raises ApiError."""
     params = module.params
     api = connect(module)
     node = api.request("GET", f"/api/v1/nodes/{params['node']}")

@@ -11,8 +11,8 @@ module: token_audiences_info
 version_added: 0.1.0
 short_description: Read the default audiences of service account tokens
 description:
-  - Returns the audiences that the API server gives to a token whose request names none (its option C(--api-audiences)).
-  - The module requests a token for O(name) as a server-side dry run. It reads the audiences from the answer and discards the token.
+  - Returns the audiences that the API server adds to a token if its request contains no audiences (its option C(--api-audiences)).
+  - Requests a token for O(name) in a server-side dry run, reads the audiences from the response, and discards the token.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -56,7 +56,7 @@ audiences:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     ApiError,
@@ -78,7 +78,7 @@ def argument_spec() -> dict[str, dict[str, Any]]:
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Read the default audiences; returns the module's result. Raises ApiError."""
+    """Read the default audiences, and return the module's result. Raises ApiError."""
     name, namespace = module.params["name"], module.params["namespace"]
     answer = connect(module).request(
         "POST",

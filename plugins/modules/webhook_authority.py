@@ -11,14 +11,13 @@ module: webhook_authority
 version_added: 0.1.0
 short_description: Create and rotate the CA of the controller's admission webhook
 description:
-  - Keeps a certificate authority (CA) in a Secret. The controllers sign their serving certificates with this CA. The controllers need
-    the right to read this Secret, and no right on webhook configurations.
-  - Creates the CA if it does not exist or has expired. Rotates it when less than a third of its lifetime or of O(lifetime)
-    remains, or with O(rotate).
-  - During a rotation the API server trusts both CAs. The module writes the next CA to the Secret and its certificate to the webhook
-    configuration, waits O(settle) seconds, and then activates the next CA. The certificate of the previous CA stays trusted until it
-    expires. An interrupted rotation is resumed by the next run.
-  - The keys are in the Secret only. They are neither returned nor shown in the diff.
+  - Manages a certificate authority (CA) in a Secret. The controllers sign their serving certificates with this CA. The controllers need the
+    permission to read this Secret, and no permission for webhook configurations.
+  - Creates the CA if it does not exist or has expired. Rotates it if less than a third of its lifetime or of O(lifetime) remains, or with O(rotate).
+  - During a rotation, the API server trusts both CAs. The module writes the next CA to the Secret and its certificate to the webhook configuration,
+    waits O(settle) seconds, and then activates the next CA. The certificate of the previous CA stays trusted until it expires. The next run resumes
+    an interrupted rotation.
+  - Stores the keys only in the Secret. The result and the diff do not contain them.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 extends_documentation_fragment:
@@ -59,7 +58,7 @@ options:
     type: bool
     default: false
   settle:
-    description: How long the API servers have trusted the next CA before it is activated, in seconds.
+    description: The number of seconds for which the API servers trust the next CA before it is activated.
     type: int
     default: 30
 requirements:
@@ -111,7 +110,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import (
     API_OPTIONS,
     API_REQUIRED_TOGETHER,
     Api,
@@ -189,7 +188,7 @@ class Cluster:
         return str(written["metadata"]["resourceVersion"])
 
     def untrusting(self, bundle: bytes) -> list[dict[str, Any]]:
-        """Return the JSON patch that makes the webhook configuration trust a bundle; empty if there is nothing to change."""
+        """Return the JSON patch that sets the CA bundle of the webhook configuration, or an empty list if it is current."""
         found = self._get(self._configuration)
         if found is None:
             return []
@@ -204,7 +203,7 @@ class Cluster:
         return [version, *changes] if changes else []
 
     def trust(self, bundle: bytes) -> bool:
-        """Make the webhook configuration trust a bundle; return whether it was changed. Raises ApiError, AcceleratorError."""
+        """Set the CA bundle of the webhook configuration, and return whether it was changed. Raises ApiError, AcceleratorError."""
         patch = self.untrusting(bundle)
         if patch:
             self._api.request("PATCH", self._configuration, body=patch, content_type="application/json-patch+json")
@@ -221,12 +220,12 @@ class Cluster:
 
 
 def now() -> datetime.datetime:
-    """Return the time for certificates."""
+    """Return the current time for certificates, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc)
 
 
 def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple[Authorities, Authorities, list[str]]:
-    """Take all steps that are due; return the CAs before and after, and the steps. Raises ApiError, AcceleratorError."""
+    """Run all due steps. Return the CAs before and after, and the steps. Raises ApiError, AcceleratorError."""
     before, version = cluster.read()
     present, trusted_for, rotate = before, 0.0, params["rotate"]
     steps: list[str] = []
@@ -237,7 +236,7 @@ def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple
         if what == certificates.NOTHING and present.next is None:
             return before, present, steps
         if what == certificates.NOTHING:
-            # The next CA is stored: the API servers have to trust it before it signs anything.
+            # The next CA is stored. The API servers must trust it before it signs a certificate.
             if not check_mode:
                 cluster.trust(present.bundle)
                 time.sleep(params["settle"])
@@ -253,13 +252,13 @@ def keep(cluster: Cluster, params: dict[str, Any], *, check_mode: bool) -> tuple
 
 
 def work(module: AnsibleModule) -> dict[str, Any]:
-    """Keep the CA; returns the module's result. Raises ApiError, AcceleratorError."""
+    """Create or renew the CA, and return the module's result. Raises ApiError, AcceleratorError."""
     params = module.params
     for name, least in (("lifetime", SHORTEST_LIFETIME), ("settle", 0)):
         if params[name] < least:
             raise AcceleratorError(f"{name} is {params[name]}; expected at least {least} seconds", code="bad-option")
     before, after, steps = keep(Cluster(connect(module), params), params, check_mode=module.check_mode)
-    # In check mode the new CA does not exist, so that the previous bundle is returned.
+    # In check mode the new CA does not exist, so the previous bundle is returned.
     shown = before if module.check_mode else after
     return {
         "changed": bool(steps),

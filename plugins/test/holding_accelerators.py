@@ -7,9 +7,9 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: holding_accelerators
 version_added: 0.1.0
-short_description: Whether there are so many devices of a kind
+short_description: Check whether enough matching devices exist
 description:
-  - Is true where at least so many of the devices meet every criterion that is given.
+  - Is true if at least O(count) of the devices match all criteria.
 author:
   - The dra.accelerators authors (@dra-accelerators)
 positional: _input
@@ -26,12 +26,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Run the benchmark where two GPUs are free
+- name: Run the benchmark on hosts with two free GPUs
   ansible.builtin.command:
     cmd: /opt/benchmark/run
   when: accelerators is dra.accelerators.holding_accelerators(2, type='gpu', free='40Gi')
 
-- name: Stop where a device has a taint
+- name: Fail if a device has a taint
   ansible.builtin.fail:
     msg: "{{ inventory_hostname }} has devices that are not well."
   when: accelerators is dra.accelerators.holding_accelerators(tainted=true)
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Whether there are.
+  description: Whether enough matching devices exist.
   type: bool
   sample: true
 """
@@ -52,18 +52,18 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inve
 
 
 def holding_accelerators(devices: Any, count: Any = 1, **criteria: Any) -> bool:
-    """Return whether there are so many. Raises AnsibleFilterError."""
+    """Return whether there are at least this many matching devices. Raises AnsibleFilterError."""
     if not isinstance(devices, (list, tuple)):
         raise AnsibleFilterError(f"holding_accelerators: found {devices!r}, expected a list of devices")
     try:
-        # A template may have made a text of the number.
+        # A template can have converted the integer to a string.
         return are_there(devices, int(count), **criteria)
     except (AttributeError, TypeError, ValueError) as error:
         raise AnsibleFilterError(f"holding_accelerators: {error}") from error
 
 
 class TestModule:
-    """The test, as Ansible asks for it."""
+    """The test plugin."""
 
     def tests(self) -> dict[str, Callable[..., Any]]:
         """Return the test by its name."""

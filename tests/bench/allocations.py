@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured, row by row: which claims, on which layout, and what each of them is allocated. Pure.
+"""The benchmark's rows: which claims, on which layout, and which allocation each of them gets. No side effects.
 
-No two claims of a row have the same place, but for administrator's access, and the last number of each row is all that fit. A node has 32 GPUs
-at most, which is as many as NVIDIA's driver numbers: so many claims of a whole GPU, and no more, can be at one time.
+All claims of a row have different devices, except with administrator access. The last number of each row is the
+maximum. A node has at most 32 GPUs, the limit of NVIDIA's driver, and thus at most 32 claims of whole GPUs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ TIME_SLICING = {
 
 @dataclass(frozen=True)
 class Kind:
-    """Claims of one kind. ``type`` and ``made`` choose devices, ``says`` is for the table; ``admin``: all have the same devices.
+    """Claims of one kind.
 
-    ``of_device`` is how many partitions of one device can be at once, 0 for as many as it has places; ``profile`` is the attribute that
-    says what a partition is.
+    ``type`` and ``made`` select devices, ``says`` is the text in the table, and with ``admin`` claims share devices.
+    ``of_device`` is the maximum of simultaneous partitions per device, 0 for no limit. ``profile`` is the name of the
+    attribute with the partition's profile.
     """
 
     name: str
@@ -58,11 +59,11 @@ class Kind:
 
     @property
     def is_partition(self) -> bool:
-        """Whether its devices are partitions."""
+        """Return whether the devices are partitions."""
         return self.type in ("mig", "vnpu")
 
     def fits(self, device: Mapping[str, Any]) -> bool:
-        """Whether a published device is of this kind."""
+        """Return whether a published device is of this kind."""
         attributes = device["attributes"]
         if attributes["type"]["string"] != self.type:
             return False
@@ -99,7 +100,7 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }
-#: How many claims at once, by kind, on sixteen H100; the last is all that fit.
+#: Numbers of parallel claims by kind, on sixteen H100. The last is the maximum.
 PARALLEL: dict[str, tuple[int, ...]] = {
     "whole": (1, 8, 16),
     "admin": (1, 8, 64, 128),
@@ -114,7 +115,7 @@ PARALLEL: dict[str, tuple[int, ...]] = {
 }
 ROWS = [(kind.layout, kind.name, number) for kind in KINDS.values() for number in PARALLEL[kind.name]]
 
-#: Claims of NPUs and those of GPUs that they are compared with, by a layout of both on one node; so many at once.
+#: Layouts for NPU claims and the GPU claims compared with them on one node, with the numbers of parallel claims.
 BESIDE: dict[str, tuple[Layout, tuple[int, ...]]] = {
     "whole": (LAYOUTS["whole"], (1, 2)),
     "static": (
@@ -142,7 +143,7 @@ NPU_KINDS: dict[str, Kind] = {
     )
 }
 
-#: The curve: boards, how many devices they publish, and by which layout.
+#: The curve: boards, number of published devices, and layout.
 PUBLISHED: tuple[tuple[str, int, Layout], ...] = (
     ("8xH100", 8, LAYOUTS["whole"]),
     ("8xH100", 64, ({"match": {"index": [0, 1]}, "mode": "dynamic"}, *LAYOUTS["passthrough"])),
@@ -156,7 +157,10 @@ PUBLISHED: tuple[tuple[str, int, Layout], ...] = (
 
 
 def places(kind: Kind, devices: Mapping[str, Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The allocation results of so many claims, each its own. Raises ValueError where not so many fit, saying how many do."""
+    """Return the allocation results of ``number`` claims with different devices.
+
+    Raises ValueError with the maximum if fewer fit.
+    """
     fitting = [name for name in sorted(devices) if kind.fits(devices[name])]
     if kind.of_device:
         parents = [devices[name]["attributes"]["parentUUID"]["string"] for name in fitting]
@@ -170,10 +174,10 @@ def places(kind: Kind, devices: Mapping[str, Mapping[str, Any]], number: int) ->
 
 
 def _of(name: str, device: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    """What claims can have of one device: the device, or each of its shares."""
+    """Return the allocations that one device can provide: itself, or each of its shares."""
     if not device.get("allowMultipleAllocations"):
         return ({"device": name},)
-    # What a claim consumes that asks for nothing in particular: so many of these fit as there are shares.
+    # Consumption of a claim without capacity requests: as many of these fit as there are shares.
     consumed = {key: capacity["requestPolicy"]["default"] for key, capacity in device["capacity"].items()}
     return [
         {

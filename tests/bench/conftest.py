@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The world that the figures are taken on: one node with sixteen H100, installed by the site playbook."""
+"""The world of the benchmarks: one node with sixteen H100, installed by the site playbook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.cluster.cluster import Cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    # A simulated board takes no time of its own here: what is measured is the driver, not the second that silicon takes for a partition.
+    # Simulated boards have no delay here: the benchmarks measure the driver, not the second that a real GPU needs for
+    # a partition.
     os.environ.setdefault("DRA_ACCELERATORS_OPERATION_DELAY", "0")
     made = Cluster(os.environ.get("DRA_ACCELERATORS_BENCH_WORLD", "bench"))
     kept = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
@@ -30,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[Figures]:
-    """Collects what the tests measure, and prints one table at the end."""
+    """Collect the measurements of the tests, and print one table at the end."""
     collected = Figures()
     yield collected
     collected.print()

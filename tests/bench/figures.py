@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of one run, printed as ratios to the cost of their parts, which were measured in the same run."""
+"""Results of one run, printed as ratios to the measured durations of their parts in the same run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from statistics import median
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which ``share`` (0–1) of the values lie: nearest rank."""
+    """Return the nearest-rank percentile of the values; ``share`` is from 0 to 1."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))]
 
 
 def between(ours: Sequence[list[float]], theirs: Sequence[list[float]], draws: int = 1000) -> tuple[float, float]:
-    """Between what the ratio of two medians lies, 95 of 100 times, if turns that come in pairs were taken again.
+    """Return the 95 % confidence interval of the ratio of two medians, by bootstrap over paired turns.
 
-    The turns are drawn with replacement, always the same way for the same figures: what a machine does from turn to turn is the most of what
-    makes such ratios differ, and within a turn values are alike.
+    Turns are drawn with replacement, with a fixed seed per number of turns. Host performance differs mostly between
+    turns, and values within a turn are similar.
     """
     chance, positions = random.Random(len(ours)), range(len(ours))
     ratios = []
@@ -34,14 +34,15 @@ def between(ours: Sequence[list[float]], theirs: Sequence[list[float]], draws: i
 
 @dataclass
 class Figures:
-    """Lines of the table, in the order in which they were measured."""
+    """Lines of the table in the order of measurement."""
 
     lines: list[str] = field(default_factory=list)
 
     def prepared(self, what: str, parallel: int, seconds: dict[str, list[float]]) -> None:
-        """Add one measurement of ``node_side.py``: p50 and p99 as multiples of the parts of one prepare of a GPU.
+        """Add a measurement of ``node_side.py``: p50 and p99 as multiples of the parts of one GPU prepare.
 
-        One sync is among them: what is written before a GPU is changed waits for none, since what is changed goes with the power.
+        The parts include one sync. A record written before a GPU changes is not synced, because the change is lost at
+        a power loss too.
         """
         parts = {name: median(seconds[name]) for name in ("get", "fsync", "cdi", "edits")}
         cost = parts["get"] + parts["fsync"] + parts["cdi"]
@@ -57,7 +58,9 @@ class Figures:
         )
 
     def staged(self, before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> None:
-        """Add what the stages of the last measurement took on average, as the driver itself timed them (seconds and number)."""
+        """Add the average duration of each stage in the last measurement, from the driver's own metrics (seconds and
+        count).
+        """
         told = []
         for stage, (seconds, number) in after.items():
             former = before.get(stage, (0.0, 0.0))
@@ -66,7 +69,7 @@ class Figures:
         self.lines.append(f"{'':8}     stages of preparing, ms each time: {', '.join(told)}")
 
     def compared(self, what: str, parallel: int, ours: list[float], theirs: list[float]) -> float:
-        """Add how long one prepare takes against another of the same run, at p50 and p90; returns the first ratio."""
+        """Add the ratio of two prepare durations of the same run at p50 and p90; return the first ratio."""
         (middle, late) = (percentile(ours, share) / percentile(theirs, share) for share in (0.5, 0.9))
         self.lines.append(f"{what}, {parallel} in parallel: {middle:.2f} at p50, {late:.2f} at p90")
         return middle
@@ -77,9 +80,9 @@ class Figures:
         our_turns: Sequence[Mapping[str, list[float]]],
         their_turns: Sequence[Mapping[str, list[float]]],
     ) -> None:
-        """Add our times as multiples of another driver's: a call at p50 and p90, and all calls that came together.
+        """Add our times as multiples of another driver's: one call at p50 and p90, and all parallel calls together.
 
-        The turns come in pairs, one of ours and one of the other's that followed on each other.
+        The turns are pairs of one of ours and one of the other driver's in sequence.
         """
         ours, theirs = (
             {name: [value for turn in turns for value in turn[name]] for name in turns[0]}
@@ -97,13 +100,13 @@ class Figures:
         self.lines.append(f"{what}: {', '.join(told)}")
 
     def explained(self, what: str, says: str) -> None:
-        """Say once what the rows of a name are."""
+        """Add the description of a row's name once."""
         line = f"{what}: {says}"
         if line not in self.lines:
             self.lines.append(line)
 
     def said(self, line: str) -> None:
-        """Add a line that is no ratio."""
+        """Add a line without a ratio."""
         self.lines.append(line)
 
     def print(self) -> None:

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A fleet of nodes as an API server holds it: Nodes as kubelets write them, and the slices that the core makes of eight H100 each."""
+"""A fleet as an API server stores it: Nodes as kubelets write them, and the ResourceSlices that the core builds for
+eight H100 each.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
+from dra_driver.core.dra.resource_slices import build_pool, plan_pool
 from dra_driver.core.model import Partitioning
-from dra_driver.core.nvidia import offers
-from dra_driver.core.slices import build_pool, plan_pool
+from dra_driver.core.vendors.nvidia import offers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "core"))
 
@@ -24,13 +26,13 @@ import board_model
 DRIVER = "gpu.nvidia.com"
 NODES, SLICES = "/api/v1/nodes", "/apis/resource.k8s.io/v1/resourceslices"
 GPUS = 8
-#: One node in so many offers every partition of its GPUs; the others offer whole GPUs.
+#: One node in ten offers every partition of its GPUs. The others offer whole GPUs.
 PARTITIONED = 10
 TOGETHER = 8
-#: A server whose processors others have is asked again.
+#: Number of tries of a request, for a server under CPU load.
 TRIES = 10
 ANY_NAME = "any-name-of-a-node"
-#: A kubelet tells of so many images, and writes its Node's status at least that often.
+#: Number of images in a Node's status, and the maximum interval in which a kubelet writes it.
 IMAGES, HEARTBEAT_SECONDS = 50, 300
 
 
@@ -39,7 +41,7 @@ def stamp() -> str:
 
 
 def node(name: str, *, ready: bool = True) -> dict[str, Any]:
-    """A Node with its status."""
+    """Return a Node with its status."""
     words = {"MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False", "Ready": str(ready)}
     times = {"lastHeartbeatTime": stamp(), "lastTransitionTime": stamp()}
     conditions = [
@@ -56,7 +58,7 @@ def node(name: str, *, ready: bool = True) -> dict[str, Any]:
 
 
 def slices(*, partitioned: bool) -> str:
-    """The slices of one node as JSON text, in which ANY_NAME stands for its name."""
+    """Return the slices of one node as JSON text, with ANY_NAME as its name."""
     wanted = Partitioning(True, partitioned, partitioned)
     devices = [board_model.device("h100-80", index, partitioning=wanted) for index in range(GPUS)]
     pool = build_pool(
@@ -70,7 +72,7 @@ def slices(*, partitioned: bool) -> str:
 
 
 async def in_turn(calls: Iterable[Any]) -> None:
-    """Await many coroutines, so many at a time."""
+    """Await all coroutines, at most TOGETHER at a time."""
     gate = asyncio.Semaphore(TOGETHER)
 
     async def one(call: Any) -> None:
@@ -85,7 +87,7 @@ def names(number: int) -> list[str]:
 
 
 async def ask(client: ApiClient, method: str, path: str, **options: Any) -> dict[str, Any]:
-    """Send a request, and again where no answer came. What has been made or deleted by then is as it is to be."""
+    """Send a request and retry it without an answer. An object that an earlier try created or deleted is no error."""
     for last in range(1, TRIES + 1):
         try:
             return await client.request(method, path, **options)
@@ -102,7 +104,7 @@ async def ask(client: ApiClient, method: str, path: str, **options: Any) -> dict
 
 
 async def make(client: ApiClient, number: int) -> int:
-    """Make the fleet; returns how many slices it has. The slices are written as the node driver writes them."""
+    """Create the fleet and return its number of slices, which are written like the node driver's."""
     texts = {partitioned: slices(partitioned=partitioned) for partitioned in (False, True)}
     made = 0
 
@@ -112,7 +114,7 @@ async def make(client: ApiClient, number: int) -> int:
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": answer["metadata"]["uid"], "controller": True}
         bodies = json.loads(texts[position % PARTITIONED == 0].replace(ANY_NAME, name))
         for body in bodies:
-            # A name instead of the beginning of one: what was made is not made again.
+            # A fixed name instead of generateName, so that a retry does not create a second object.
             body["metadata"] = {"name": f"{body['metadata']['generateName']}bench", "ownerReferences": [owner]}
             await ask(client, "POST", SLICES, body=body)
         made += len(bodies)
@@ -122,14 +124,14 @@ async def make(client: ApiClient, number: int) -> int:
 
 
 async def tell(client: ApiClient, name: str, *, ready: bool) -> None:
-    """Write a Node's status, as its kubelet or the node controller does."""
+    """Write a Node's status, like its kubelet or the node controller."""
     body = {"status": {"conditions": node(name, ready=ready)["status"]["conditions"]}}
     kind = "application/strategic-merge-patch+json"
     await ask(client, "PATCH", f"{NODES}/{name}/status", body=body, content_type=kind)
 
 
 async def heartbeats(client: ApiClient, number: int) -> None:
-    """What the kubelets of so many nodes write of them, until cancelled."""
+    """Write the status of all Nodes like their kubelets, until cancelled."""
     async for name in _for_ever(names(number)):
         await tell(client, name, ready=True)
         await asyncio.sleep(HEARTBEAT_SECONDS / number)

@@ -1,12 +1,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one and the same new layout disturbs on a node: by this collection's plan, and by the steps of nvidia-mig-parted.
+"""Compare the disturbances of the same layout change on a node: with this collection's plan, and with the steps of
+nvidia-mig-parted.
 
-What nvidia-mig-parted does was read in its sources (NVIDIA/mig-parted, cmd/nvidia-mig-parted/apply/mode.go and config.go,
-pkg/mig/config/config.go), and is told here in words of our own. Where the mode of any GPU differs, each GPU that the layout is about is
-cleared and has its mode set; where one of them needs a reset for that, all GPUs of the node are reset at once. Afterwards each GPU
-whose profiles, counted, are others than wanted is cleared and made anew, without a word on places. It evicts nobody: who has what is
-cleared has to have gone before, or the GPU refuses. So each pod on that counts as disturbed.
+The steps of nvidia-mig-parted were read in its sources (NVIDIA/mig-parted, cmd/nvidia-mig-parted/apply/mode.go and
+config.go, pkg/mig/config/config.go). The implementation here is our own. If the mode of any GPU differs, each GPU of
+the layout is cleared and its mode is set. If one of them needs a reset for that, all GPUs of the node are reset at
+once. Then each GPU whose profile counts differ from the desired ones is cleared and partitioned again, without control
+of the placements. It evicts no pod: pods must leave the cleared GPUs first, or the GPU refuses. So each pod on them
+counts as disturbed.
 """
 
 from __future__ import annotations
@@ -16,21 +18,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.model import Device
-from dra_driver.core.nvidia import offers
-from dra_driver.core.prepared import PreparedPartition
-from dra_driver.core.repartition import plan_operations
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.core.repartition.operations import plan_operations
+from dra_driver.core.store.prepared_claims import PreparedPartition
+from dra_driver.core.vendors.nvidia import offers
 
 from tests.unit.core.board_model import device
 
-#: Of one GPU: how many partitions of each profile, or None for a whole GPU with MIG off.
+#: Layout of one GPU: number of partitions by profile, or None for a whole GPU with MIG off.
 Layout = Mapping[str, int] | None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a change disturbs. ``touched`` are GPUs to which anything is done."""
+    """The disturbances of a change. ``touched`` counts GPUs that are changed in any way."""
 
     destroyed: int = 0
     touched: int = 0
@@ -41,16 +43,17 @@ class Outcome:
 
 
 class _Backend:
-    """What a plan asks of a backend: its pure functions."""
+    """The pure functions of a backend that a plan uses."""
 
     vendor, driver_name, grouping = "nvidia", "gpu.nvidia.com", None
     offers = staticmethod(offers.offers)
 
 
 def node(board: str, layouts: Sequence[tuple[tuple[int, int], ...] | None], pairs: bool = False) -> tuple[Device, ...]:
-    """Return the GPUs of a node: of each the places (profile id and start) of its partitions, or None for MIG off.
+    """Return the GPUs of a node, from the placements (profile ID and start) of each GPU's partitions, or None for MIG
+    off.
 
-    With ``pairs``, neighbours are linked directly, so that they are reset together.
+    With ``pairs``, neighbors are linked directly, so that they are reset together.
     """
     gpus = [
         device(board, index, enabled=places is not None, places=places or ()) for index, places in enumerate(layouts)
@@ -61,7 +64,7 @@ def node(board: str, layouts: Sequence[tuple[tuple[int, int], ...] | None], pair
 
 
 def users(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
-    """A pod on each partition, and on each GPU that has MIG off."""
+    """Return one pod on each partition and on each GPU with MIG off."""
     found = []
     for each in gpus:
         if not each.partitioning.enabled:
@@ -76,7 +79,10 @@ def users(gpus: Sequence[Device]) -> tuple[PreparedPartition, ...]:
 
 
 def ours(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods") -> Outcome:
-    """Return what this collection's plan disturbs. Raises AssertionError for a layout that does not fit."""
+    """Return the disturbances of this collection's plan.
+
+    Raises AssertionError for a layout that does not fit.
+    """
     rules: list[dict[str, Any]] = [
         {"match": {"index": each.index}, "mode": "whole"}
         if layout is None
@@ -94,7 +100,7 @@ def ours(gpus: Sequence[Device], wanted: Sequence[Layout], prefer: str = "pods")
 
 
 def parted(gpus: Sequence[Device], wanted: Sequence[Layout]) -> Outcome:
-    """Return what nvidia-mig-parted's steps disturb."""
+    """Return the disturbances of nvidia-mig-parted's steps."""
     modes = [(each.partitioning.enabled, layout is not None) for each, layout in zip(gpus, wanted)]
     switched = {number for number, (now, then) in enumerate(modes) if now != then}
     cleared = set(range(len(gpus))) if switched else set()

@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the same new layouts disturb with this collection and by the steps of nvidia-mig-parted; no cluster, no GPU.
+"""Compare the disturbances of layout changes by this collection and by the steps of nvidia-mig-parted. Needs no
+cluster and no GPU.
 
     make layouts LAYOUTS='[--changes 200] [--seed 1]'
 
-Each partition has a pod before, and each GPU with MIG off. The last rows are random layouts of a node with eight H100, of which so many
-GPUs get another one, all GPUs keeping their mode.
+Initially a pod uses each partition and each GPU with MIG off. The last rows are random changes of 1, 2, or 8 GPUs of a
+node with eight H100. All GPUs keep their mode.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from tests.bench.layout_model import Layout, Outcome, node, ours, parted
 from tests.unit.core.board_model import all_states, profiles
 
 BOARD, SMALL = "h100-80", "a30"
-#: 3g.40gb and four 1g.10gb, by profile id and start.
+#: 3g.40gb and four 1g.10gb, by profile ID and start.
 MIXED = ((9, 4), (19, 0), (19, 1), (19, 2), (19, 3))
 OF_MIXED = {"3g.40gb": 1, "1g.10gb": 4}
 SEVENS = tuple((19, start) for start in range(7))
-#: A node's GPUs, and the layout of each that is wanted.
+#: A node's GPUs, and the desired layout of each.
 Change = tuple[tuple[Device, ...], Sequence[Layout]]
 Scene = tuple[str, Outcome, Outcome]
 
 
 def cases() -> dict[str, Change]:
-    """Changes that sites make, by what they are called."""
+    """Return typical changes by name."""
     eight = node(BOARD, [MIXED] * 8)
     same: list[Layout] = [OF_MIXED] * 7
     return {
@@ -46,20 +47,20 @@ def cases() -> dict[str, Change]:
             node(BOARD, [SEVENS] * 8),
             [{"4g.40gb": 1, "1g.10gb": 3}] * 8,
         ),
-        "4 x A30 in linked pairs: one whole GPU is partitioned": (
-            node(SMALL, [None, ((14, 0), (14, 1)), None, ((14, 0), (14, 1))], pairs=True),
+        "4 x A30: one whole GPU is partitioned": (
+            node(SMALL, [None, ((14, 0), (14, 1)), None, ((14, 0), (14, 1))]),
             [{"1g.6gb": 4}, {"1g.6gb": 2}, None, {"1g.6gb": 2}],
         ),
     }
 
 
 def scenes() -> list[Scene]:
-    """What each of these disturbs."""
+    """Return the disturbances of each of these changes."""
     return [(name, ours(*change), parted(*change)) for name, change in cases().items()]
 
 
 def drawn(changing: int, changes: int, seed: int) -> Iterator[Change]:
-    """So many random changes, of so many GPUs of a node each."""
+    """Yield random changes of ``changing`` GPUs of a node each."""
     draw = random.Random(seed)
     states, names = all_states(BOARD), {each.profile_id: each.name for each in profiles(BOARD)}
     for _change in range(changes):
@@ -69,7 +70,7 @@ def drawn(changing: int, changes: int, seed: int) -> Iterator[Change]:
 
 
 def at_random(changing: int, changes: int, seed: int) -> Scene:
-    """What random changes disturb, taken together."""
+    """Return the sum of the disturbances of random changes."""
     mine = theirs = Outcome()
     for gpus, wanted in drawn(changing, changes, seed):
         mine, theirs = mine + ours(gpus, wanted), theirs + parted(gpus, wanted)

@@ -1,12 +1,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a node, in the driver's own Python environment: calls the driver's socket as the kubelet would, and times it.
+"""Runs on a node in the driver's Python environment: calls the driver's socket like the kubelet, and measures the
+durations.
 
-Standard input: a JSON object ``{"driver": name, "rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel": n}``. Standard
-output: a JSON object of lists of seconds: ``prepare`` and ``unprepare`` (one for each call), ``prepare_all`` (one for each round: until
-the last of its parallel calls has answered), and the cost of the parts, measured in the same process on the same disk and API:
-``fsync`` (4 KiB written and synced), ``get`` (one claim over a connection that is open), ``cdi`` (one CDI file written), ``edits`` (the
-shared container edits held against the disk). Without claims it is ``empty`` alone: calls to prepare none.
+Standard input: a JSON object ``{"driver": name, "rounds": n, "claims": [{"namespace", "name", "uid"}, …], "parallel":
+n}``.
+
+Standard output: a JSON object with lists of seconds. ``prepare`` and ``unprepare`` have one value per call,
+``prepare_all`` one per round (until its last parallel call has answered). The others are the costs of the parts in the
+same process, with the same disk and API: ``fsync`` (write and sync 4 KiB), ``get`` (one claim over an open
+connection), ``cdi`` (write one CDI file), ``edits`` (compare the shared container edits with the disk). Without claims
+the only list is ``empty``: calls that prepare nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from typing import Any
 
 import grpc
 from dra_driver.api.client import ApiClient
-from dra_driver.core.ascend.driver_files import CommonEdits as EditsOfNpus
-from dra_driver.core.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
-from dra_driver.core.nvidia.common_edits import CommonEdits
-from dra_driver.core.system import System
+from dra_driver.core.host.cdi import ContainerEdits, DeviceNode, build_spec, write_spec
+from dra_driver.core.host.system import System
+from dra_driver.core.vendors.ascend.driver_files import CommonEdits as EditsOfNpus
+from dra_driver.core.vendors.nvidia.common_edits import CommonEdits
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc
 
 PLUGINS = "/var/lib/kubelet/plugins"
@@ -35,14 +39,14 @@ PARTS = 50
 
 
 async def timed(call: Callable[[], Awaitable[Any]]) -> tuple[float, Any]:
-    """Seconds that a call took, and its answer."""
+    """Return the duration of a call in seconds, and its answer."""
     start = time.perf_counter()
     answer = await call()
     return time.perf_counter() - start, answer
 
 
 def cost_of_fsync(directory: str) -> list[float]:
-    """Seconds of writing 4 KiB and syncing them, on the store's file system."""
+    """Return the seconds of writing and syncing 4 KiB on the store's file system."""
     seconds = []
     path = os.path.join(directory, "bench-fsync")
     with open(path, "wb", buffering=0) as file:
@@ -56,7 +60,7 @@ def cost_of_fsync(directory: str) -> list[float]:
 
 
 def cost_of_cdi() -> list[float]:
-    """Seconds of writing one small CDI file as the driver does."""
+    """Return the seconds of writing one small CDI file like the driver."""
     system = System()
     edits = ContainerEdits(env=("A=B",), device_nodes=(DeviceNode(path="/dev/nvidia0"),))
     seconds = []
@@ -71,7 +75,7 @@ def cost_of_cdi() -> list[float]:
 
 
 def shared_edits(driver: str) -> Callable[[], object]:
-    """What each prepare calls to know that the shared container edits still fit the disk."""
+    """Return the function with which each prepare checks that the shared container edits still match the disk."""
     if driver == NPUS:
         return EditsOfNpus(System()).current
     version = Path("/sys/module/nvidia/version").read_text(encoding="utf-8").strip()
@@ -82,7 +86,7 @@ def shared_edits(driver: str) -> Callable[[], object]:
 
 
 def cost_of_edits(driver: str) -> list[float]:
-    """Seconds of that."""
+    """Return the seconds of that check."""
     look = shared_edits(driver)
     look()
     seconds = []
@@ -94,7 +98,7 @@ def cost_of_edits(driver: str) -> list[float]:
 
 
 async def cost_of_get(claim: dict[str, str]) -> list[float]:
-    """Seconds of reading one claim over an open connection."""
+    """Return the seconds of reading one claim over an open connection."""
     client = ApiClient(KUBECONFIG)
     path = f"/apis/resource.k8s.io/v1/namespaces/{claim['namespace']}/resourceclaims/{claim['name']}"
     try:
@@ -105,7 +109,7 @@ async def cost_of_get(claim: dict[str, str]) -> list[float]:
 
 
 async def cost_of_an_empty_call(directory: str, rounds: int) -> list[float]:
-    """Seconds of asking a driver to prepare nothing."""
+    """Return the seconds of calls that prepare no claim."""
     async with grpc.aio.insecure_channel(f"unix:{directory}/dra.sock") as channel:
         plugin = dra_v1_pb2_grpc.DRAPluginStub(channel)
         return [
@@ -119,7 +123,7 @@ def messages(claims: list[dict[str, str]]) -> list[dra_v1_pb2.Claim]:
 
 
 def refuse(answer: Any) -> None:
-    """Stop at the first error: a figure of failed calls is none."""
+    """Exit at the first error, because durations of failed calls are meaningless."""
     for uid, response in answer.claims.items():
         if response.error:
             raise SystemExit(f"claim {uid}: {response.error}")

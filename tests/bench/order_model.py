@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler's first fit over one node's dynamic GPUs, with claims that come and go at random.
+"""Model the scheduler's first fit for one node's dynamic GPUs, with claims at random times.
 
-A claim asks for a profile, takes the first device of it that the counters still allow, GPU after GPU in the order in which
-they are published, and gives it back after a while. A claim that finds none is turned away. Nothing else of a scheduler
-matters for how much room an order of the devices leaves.
+A claim requests a profile and gets the first of its devices that the counters still allow, GPU after GPU in the
+published order. It releases the device later. A claim that does not fit is rejected. No other property of a scheduler
+affects how much room an order of the devices leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dra_driver.core.model import Offer
 
-#: How likely a profile is asked for, by the memory slices that it takes.
+#: Exponent of the probability of a profile, by the memory slices that it takes.
 MIXES: Mapping[str, Mapping[str, float]] = {
     "every profile alike": {"exponent": 0.0},
     "small ones more often": {"exponent": 1.0},
@@ -27,7 +27,7 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class Event:
-    """A claim that comes and wants a profile, or, without one, goes."""
+    """A claim that requests a profile or, without a profile, is released."""
 
     claim: int
     profile: str = ""
@@ -36,7 +36,7 @@ class Event:
 def trace(
     sizes: Mapping[str, int], slices: int, mix: str, *, seed: int, claims: int, gpus: int = GPUS, load: float = 0.9
 ) -> tuple[Event, ...]:
-    """Claims at random moments, for random times, such that they would fill nine tenths (``load``) of the node if all got in.
+    """Return claims at random times with random durations, which would fill ``load`` of the node if all were served.
 
     ``sizes`` are the memory slices of each profile, ``slices`` those of one GPU. The same seed gives the same trace.
     """
@@ -57,7 +57,7 @@ def trace(
 
 
 def served(published: Sequence[Offer], counters: Mapping[str, int], events: Sequence[Event]) -> int:
-    """Return how many claims of a trace get a device, with the devices of each GPU published in this order."""
+    """Return how many claims of a trace get a device with the devices of each GPU published in this order."""
     by_profile: dict[str, list[Offer]] = {}
     for offer in published:
         by_profile.setdefault(offer.profile or "", []).append(offer)

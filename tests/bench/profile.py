@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the processor time of a claim goes: the driver on a simulated node of its own, many claims, its functions by their own time.
+"""Profile the processor time of claims: run the driver on a simulated node, prepare many claims, and list functions by
+their own time.
 
-``python -m tests.bench.profile --kind dynamic --claims 300`` from the checkout (``make profile``). Needs root, gcc and unshare, as the chaos does,
-whose node it is; the kinds of claims are the chaos' as well.
+``python -m tests.bench.profile --kind dynamic --claims 300`` from the checkout (``make profile``). It needs root, gcc,
+and unshare, like the chaos test, whose node and kinds of claims it uses.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(claims: int, seconds: float, threads: dict[str, float], looks: dict[str, int], top: int) -> str:
-    """The threads by their processor time, and the functions by their share of the looks that found one at work."""
+    """Return the threads by processor time, and the functions by their share of the samples that found one running."""
     total = max(sum(looks.values()), 1)
     found = sorted(looks.items(), key=lambda entry: -entry[1])
     shown = [f"{number / total:6.1%}  {name}" for name, number in found[:top] if number]
@@ -55,7 +56,7 @@ def table(claims: int, seconds: float, threads: dict[str, float], looks: dict[st
 
 
 def main() -> int:
-    """Drive a driver that watches itself, and print the table."""
+    """Run a driver that samples itself, and print the table."""
     find_parts()
     options = parser().parse_args()
     vendor = enter(options.vendor)
@@ -94,7 +95,9 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Used:
-    """What a process has used since it began: seconds of a processor in its own code and in the kernel, and how often its threads waited."""
+    """Resources that a process has used so far: processor seconds in user and kernel mode, and voluntary context
+    switches.
+    """
 
     user: float
     kernel: float
@@ -102,7 +105,7 @@ class Used:
 
 
 def used(pid: int) -> Used:
-    """Ask the kernel what a process has used."""
+    """Return the resources that a process has used, from the kernel."""
     tick = os.sysconf("SC_CLK_TCK")
     numbers = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     waits = 0
@@ -113,7 +116,7 @@ def used(pid: int) -> Used:
 
 
 def unwatched(kind: str, taken: list[float], before: Used, after: Used) -> str:
-    """What a claim costs a driver that is not watched; ``taken`` is how long each was prepared, in seconds."""
+    """Return the cost of a claim for a driver without sampling. ``taken`` is the duration of each prepare in seconds."""
     claims = len(taken)
     user, kernel = (
         (end - begin) / claims * 1e3 for begin, end in ((before.user, after.user), (before.kernel, after.kernel))
@@ -132,7 +135,7 @@ def _warm(caller: Kubelet, claims: int) -> None:
 
 
 def _drive(node: Node, caller: Kubelet, claims: int) -> list[float]:
-    """Have so many claims prepared and given back, and return how long each preparation took."""
+    """Prepare and unprepare the claims; return the duration of each prepare."""
     taken = []
     for _claim in range(claims):
         start = time.perf_counter()
@@ -144,7 +147,7 @@ def _drive(node: Node, caller: Kubelet, claims: int) -> list[float]:
 
 
 def _seen(path: Path) -> dict[str, Any]:
-    """What was seen until now: the next that is written, for what was asked of the driver is in it then."""
+    """Return the next sample file that the driver writes, which covers all its work so far."""
     former = path.stat().st_mtime_ns if path.exists() else 0
     while not path.exists() or path.stat().st_mtime_ns == former:
         time.sleep(0.05)

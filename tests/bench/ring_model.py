@@ -1,14 +1,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Claims for several chips on nodes with cards and rings, at random moments for random times: how much stays whole.
+"""Model claims for several chips on nodes with cards and rings, at random times for random durations: how many groups
+stay whole.
 
-Three ways to choose are compared: what the scheduler makes of a claim's alternatives, selectors and constraints; how Volcano's
-plugin for such nodes chooses node and chips; and the first chips by their index. Time is counted in arrivals.
+Three ways to choose chips are compared: the scheduler with a claim's alternatives, selectors, and constraints;
+Volcano's plugin for such nodes; and the first chips by index. Time is counted in arrivals.
 
-What Volcano's plugin does was read in its sources (Ascend/mind-cluster, component/ascend-for-volcano/internal/npu, 2026-08):
-ascend910/ascend910old/module910x8 (frame.go, node.go), ascend910/ascend910b (base.go, module910bx16/frame.go),
-ascend910/ascend910a3 (base.go, module910a3x16/frame.go), ascend310p/card310px2 (frame.go, task.go), and base/frame.go, which
-serves nodes whose chips are all joined alike. It is told here in words of our own.
+The behavior of Volcano's plugin was read in its sources (Ascend/mind-cluster,
+component/ascend-for-volcano/internal/npu, 2026-08): ascend910/ascend910old/module910x8 (frame.go, node.go),
+ascend910/ascend910b (base.go, module910bx16/frame.go), ascend910/ascend910a3 (base.go, module910a3x16/frame.go),
+ascend310p/card310px2 (frame.go, task.go), and base/frame.go for nodes with uniformly linked chips. The implementation
+here is our own.
 """
 
 from __future__ import annotations
@@ -22,22 +24,25 @@ from itertools import combinations
 from operator import eq, le, lt
 from typing import Any
 
-from dra_driver.core.ascend import occupancy, preference, topology
-from dra_driver.core.ascend.families import FAMILIES
 from dra_driver.core.model import DEVICE, Device, Offer, Partitioning
+from dra_driver.core.vendors.ascend import occupancy, preference, topology
+from dra_driver.core.vendors.ascend.families import FAMILIES
 
 Chips = tuple[int, ...]
-#: How good a node is for a claim, the lowest the best; and the chips that the claim would have there.
+#: Rank of a node for a claim, the lowest is best, and the chips that the claim would get there.
 Chosen = tuple[tuple[int, ...], Chips]
-#: Chooses for a claim of so many chips, of the free ones of a node.
+#: Choose chips for a claim of a size from the free chips of a node.
 Choice = Callable[[int, Collection[int]], "Chosen | None"]
-#: Among nodes that are equally good the scheduler takes any; where its profile packs by other resources, the fullest; by its default it spreads.
+#: Choice between nodes of equal rank: any; the fullest if the scheduler's profile packs by other resources; the
+#: emptiest by default (spread).
 TIES = ("any", "fullest", "emptiest")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of node. ``whole`` is how many chips make what is to stay whole; ``sizes`` are asked for alike often."""
+    """A kind of node. ``whole`` is the number of chips of a group to keep whole. Each of ``sizes`` is requested
+    equally often.
+    """
 
     name: str
     device_id: int
@@ -49,17 +54,19 @@ class Machine:
     volcano: Choice
 
     def groups(self, size: int) -> tuple[Chips, ...]:
-        """All groups of so many chips that lie together."""
+        """Return all aligned groups of ``size`` chips."""
         return tuple(tuple(range(start, start + size)) for start in range(0, self.chips, size))
 
     def together(self, count: int) -> int:
-        """How many chips at most lie as near as a claim of this size can have them."""
+        """Return the size of the smallest unit (card, ring, node) that can hold a claim of this size."""
         return next((size for size in (self.per_card, self.ring) if count <= size), self.chips)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of traces: what is whole and free on average over time, claims served, their chips, and claims that lie apart."""
+    """Result of traces: the average of free whole groups, claims served, their chips, and claims spread over several
+    units.
+    """
 
     whole: float = 0.0
     served: int = 0
@@ -76,7 +83,7 @@ class Outcome:
 
 
 def node_of(machine: Machine) -> tuple[dict[str, Device], tuple[Offer, ...]]:
-    """The chips of one node as the backend has them, and as they are published."""
+    """Return the chips of one node as the backend's devices and as published offers."""
     at = [
         topology.Chip(number, number // machine.per_card, number % machine.per_card) for number in range(machine.chips)
     ]
@@ -107,9 +114,9 @@ def node_of(machine: Machine) -> tuple[dict[str, Device], tuple[Offer, ...]]:
 
 
 def by_claim(machine: Machine, *, prefer: Sequence[str] = preference.NEAREST_FIRST, whole: bool = True) -> Choice:
-    """Choose as the scheduler does with these claims; a node where an earlier alternative fits is better."""
+    """Return the scheduler's choice for our claims. A node where an earlier alternative fits ranks higher."""
     devices, offers = node_of(machine)
-    # More than a ring has lies apart in any case: of two rings all eight, for example.
+    # A claim larger than a ring spans rings in any case: all eight of two rings, for example.
     far = {count: prefer if count <= machine.ring else (*prefer, preference.ANY) for count in set(machine.sizes)}
     specs = {
         count: preference.claim_spec(count, "npu.huawei.com", prefer=tuple(dict.fromkeys(order)), whole=whole)
@@ -131,10 +138,10 @@ def by_claim(machine: Machine, *, prefer: Sequence[str] = preference.NEAREST_FIR
 
 
 def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[int, Chips] | None:
-    """What the scheduler does on one node: the first alternative for which there are devices, the first that satisfy it.
+    """Return the rank of the first alternative that fits on one node, and its first matching chips, like the
+    scheduler.
 
-    ``free`` are the attributes of the devices by their numbers, which is the order in which they are published. Returned is
-    which alternative it is.
+    ``free`` maps the indexes of the devices to their attributes. They are published in the order of the indexes.
     """
     for rank, (wish, shared) in enumerate(_wishes(spec)):
         fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
@@ -147,7 +154,7 @@ def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> 
             value = free[number].get(shared)
             if value is not None:
                 groups.setdefault(value, []).append(number)
-        # Groups come in the order of their first devices, as a search that goes back finds them.
+        # Groups are in the order of their first devices, as a backtracking search finds them.
         enough = next((group for group in groups.values() if len(group) >= wish["count"]), None)
         if enough is not None:
             return rank, tuple(enough[: wish["count"]])
@@ -155,7 +162,7 @@ def allocate(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> 
 
 
 def search(spec: Mapping[str, Any], free: Mapping[int, Mapping[str, Any]]) -> tuple[int, Chips] | None:
-    """The same, by trying all combinations in their order: what ``allocate`` is held against."""
+    """Return the same by trying all combinations in order: the reference for ``allocate``."""
     for rank, (wish, shared) in enumerate(_wishes(spec)):
         fit = [number for number in sorted(free) if all(holds(each, free[number]) for each in _expressions(wish))]
         for chosen in combinations(fit, wish["count"]):
@@ -183,7 +190,7 @@ COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {"==": eq, "<": lt, "<=": le
 
 
 def holds(expression: str, attributes: Mapping[str, Any]) -> bool:
-    """Evaluate such CEL as our claims have: attributes that are there, and that are compared to numbers or to each other."""
+    """Evaluate the CEL that our claims use: presence of attributes, and comparisons with numbers or other attributes."""
     of = r"device\.attributes\['npu\.huawei\.com'\]"
     for term in expression.split(" && "):
         there = re.fullmatch(rf"'(\w+)' in {of}", term)
@@ -205,7 +212,9 @@ def holds(expression: str, attributes: Mapping[str, Any]) -> bool:
 
 
 def volcano_two_rings(count: int, free: Collection[int]) -> Chosen | None:
-    """910A: the ring by a table of how many are free in it; up to four chips in one ring, or all eight. Nodes: ring, then fullest."""
+    """910A: choose the ring by a table of its free chips; up to four chips in one ring, or all eight. Nodes: ring,
+    then fullest.
+    """
     if count == 8:
         return ((0, 0), tuple(sorted(free))) if len(free) == 8 else None
     rings = [[chip for chip in sorted(free) if chip // 4 == ring] for ring in (0, 1)]
@@ -217,7 +226,9 @@ def volcano_two_rings(count: int, free: Collection[int]) -> Chosen | None:
 
 
 def volcano_two_groups(count: int, free: Collection[int]) -> Chosen | None:
-    """16 × 910B: the group of eight that has the fewest free ones, and enough. Nodes: as little left of the group, then fullest."""
+    """16 × 910B: choose the group of eight with the fewest free chips that suffice. Nodes: smallest rest of the group,
+    then fullest.
+    """
     groups = [[chip for chip in sorted(free) if chip // 8 == group] for group in (0, 1)]
     for wanted in range(count, 9):
         for group in groups:
@@ -227,12 +238,14 @@ def volcano_two_groups(count: int, free: Collection[int]) -> Chosen | None:
 
 
 def volcano_mesh(count: int, free: Collection[int]) -> Chosen | None:
-    """8 × 910B: the first chips, for all are joined alike. Nodes: the fullest."""
+    """8 × 910B: choose the first chips, because all links are equal. Nodes: the fullest."""
     return ((len(free),), tuple(sorted(free)[:count])) if len(free) >= count else None
 
 
 def volcano_modules(count: int, free: Collection[int]) -> Chosen | None:
-    """A3: one die of a module that is broken, or whole modules. Nodes: the fewest left; for one die those with a broken module."""
+    """A3: choose one die of a partly used module, or whole modules. Nodes: the fewest free chips; for one die, those
+    with a partly used module.
+    """
     if len(free) < count:
         return None
     modules = [[die for die in sorted(free) if die // 2 == module] for module in range(8)]
@@ -245,7 +258,9 @@ def volcano_modules(count: int, free: Collection[int]) -> Chosen | None:
 
 
 def volcano_cards(count: int, free: Collection[int]) -> Chosen | None:
-    """300I Duo: one chip of a broken card, else of a whole one, or two of one card. Nodes: by the same table."""
+    """300I Duo: choose one chip of a partly used card, else of a whole one, or both chips of a card. Nodes: by the
+    same table.
+    """
     cards = [[chip for chip in sorted(free) if chip // 2 == card] for card in range(4)]
     for rank, wanted in enumerate({1: (1, 2), 2: (2,)}[count]):
         for card in cards:
@@ -255,7 +270,7 @@ def volcano_cards(count: int, free: Collection[int]) -> Chosen | None:
 
 
 def by_index(count: int, free: Collection[int]) -> Chosen | None:
-    """Choose the first chips, wherever they are."""
+    """Choose the first chips by index."""
     return ((0,), tuple(sorted(free)[:count])) if len(free) >= count else None
 
 
@@ -263,7 +278,7 @@ _MIXED = (1, 1, 1, 2, 2, 4, 8)
 MACHINES = {
     machine.name: machine
     for machine in (
-        # What is asked for of 910A are parts of a ring, half of the time the smallest; and now and then a whole node.
+        # Claims on 910A request parts of a ring, half of them a single chip, and sometimes a whole node.
         Machine("8x910A", 0xD801, 8, 1, 4, 4, (1, 1, 1, 2, 2, 4), volcano_two_rings),
         Machine("8x910A and whole nodes", 0xD801, 8, 1, 4, 4, _MIXED, volcano_two_rings),
         Machine("8x910B", 0xD802, 8, 1, 8, 8, _MIXED, volcano_mesh),
@@ -280,7 +295,9 @@ MACHINES = {
 def play(
     machine: Machine, choose: Choice, *, nodes: int, load: float, seed: int, claims: int, ties: str = "any"
 ) -> Outcome:
-    """Play a trace; the same seed gives the same claims. ``load`` is the part of all chips that would be used if all got in."""
+    """Run a trace; the same seed gives the same claims. ``load`` is the share of all chips in use if every claim were
+    served.
+    """
     chance, toss = random.Random(seed), random.Random(~seed)
     staying = load * machine.chips * nodes / (sum(machine.sizes) / len(machine.sizes))
     free = [set(range(machine.chips)) for _node in range(nodes)]
@@ -317,7 +334,7 @@ def play(
 def total(
     machine: Machine, choose: Choice, seeds: Collection[int], *, nodes: int, claims: int, ties: str = "any"
 ) -> Outcome:
-    """Add up the outcomes of traces of light, middling and heavy load."""
+    """Return the sum of the outcomes of traces with light, medium, and heavy load."""
     outcomes = [
         play(machine, choose, nodes=nodes, load=load, seed=seed, claims=claims, ties=ties)
         for load in (0.5, 0.7, 0.9)
@@ -327,7 +344,7 @@ def total(
 
 
 def ways(machine: Machine) -> dict[str, Choice]:
-    """The ways to choose that are compared, by their names."""
+    """Return the compared ways to choose, by name."""
     waiting = (preference.CARD, preference.RING)
     return {
         "ours": by_claim(machine),

@@ -1,12 +1,13 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""How much of cards and rings stays whole, with our claims, with Volcano's plugin and by index; over random traces, no cluster.
+"""Compare how many cards and rings stay whole with our claims, with Volcano's plugin, and by index. Random traces, no
+cluster.
 
     make rings RINGS='[--claims 2000] [--seeds 8] [--nodes 1 4] [--ties any]'
 
-Each line is a way to choose: what is whole and free on average over time, claims served, and claims whose chips lie farther apart
-than they had to; the first two also as parts of what Volcano's plugin has. ``--ties`` is how the scheduler chooses among nodes that
-are equally good for a claim: any, or by other resources of pods the fullest or the emptiest.
+Each line is one way to choose: free whole groups (average over time), claims served, and claims whose chips are
+farther apart than necessary. The first two are also shown relative to Volcano's plugin. ``--ties`` is the scheduler's
+choice among equally good nodes: any, or by other resources of pods the fullest or the emptiest.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where a process of Python spends its processor time: a look at all its threads, thousands of times a second, from inside.
+"""Sample where a Python process uses processor time: read the stacks of all its threads about 2,000 times a second,
+from inside.
 
-A look finds each thread in a function; one counts whose thread's own processor clock has gone on since the last look, and that does not wait. What a
-library does outside Python counts for the function that has called it, and for nobody where it has threads of its own. The interpreter
-is told to let go of a computing thread within microseconds: a look that came when a thread pauses by itself would find waiting alone.
-A function of many short calls is seen more often than its time is worth; what the threads have used is exact.
+A sample finds each thread in a function. It counts if the thread's processor clock has advanced since the last sample
+and the thread does not wait. Time in a C library counts for the calling function, or is not attributed if the library
+has its own threads. The interpreter's switch interval is reduced to microseconds: otherwise samples would occur only
+when a thread pauses itself, and find only waiting threads. Functions of many short calls are over-represented. The
+total time of the threads is exact.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-#: Between two looks, and as long as a thread may keep the interpreter from one, in seconds.
+#: Seconds between two samples, and the interpreter's switch interval in seconds.
 INTERVAL, SWITCH = 0.0005, 0.00001
-#: Functions in which a thread waits for work; the last two wait in C, for a message to gRPC and for a change to the store.
+#: Functions in which a thread waits for work. The last two wait in C, for a gRPC message and for a change to the
+#: store.
 WAITING = (
     "selectors.py: EpollSelector.select",
     "thread.py: _worker",
@@ -32,7 +35,7 @@ WAITING = (
 
 
 class Sampler(threading.Thread):
-    """Looks until the process ends, and writes what it has seen so far into a file every second."""
+    """Take samples until the process ends, and write the result so far into a file every second."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(name="sampler", daemon=True)
@@ -59,7 +62,7 @@ class Sampler(threading.Thread):
             try:
                 clock = time.clock_gettime(time.pthread_getcpuclockid(number))
             except OSError:
-                continue  # it has ended
+                continue  # the thread has ended
             taken = clock - self._clocks.get(number, clock)
             self._clocks[number] = clock
             self._threads[names.get(number, "unknown")] += taken
@@ -75,6 +78,6 @@ class Sampler(threading.Thread):
 
 
 def _name(frame: FrameType) -> str:
-    """The function, with the last two parts of its file's path."""
+    """Return the function with the last two parts of its file's path."""
     parts = Path(frame.f_code.co_filename).parts[-2:]
     return f"{'/'.join(parts)}: {frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name}"

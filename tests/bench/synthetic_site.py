@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the site playbook for nodes that do not exist, and measures the processor time of the Ansible controller.
+"""Run the site playbook for nodes that do not exist, and measure the processor time of the Ansible controller.
 
-Each node answers like one on which the playbook has run before: nothing changes. ``connection/synthetic.py`` sends the answers.
+Each node answers like one on which the playbook has run before: nothing changes. ``connection/synthetic.py`` sends the
+answers.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ INTERPRETER = "/usr/bin/python3"
 #: What the module node_info reports of the interpreter.
 IDENTITY = "3.11.2 (main)"
 GPUS = 8
-#: Placements of each GPU that are published for dynamic partitions.
-PARTITIONS = 25
 CLUSTER = {"server": "https://192.0.2.1:6443", "certificate-authority-data": "QUJD" * 350}
 LAYOUT = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "dynamic"}]}]
 RECAP = re.compile(r"^(?P<host>\S+)\s+: ok=(?P<ok>\d+)\s+changed=(?P<changed>\d+)", re.MULTILINE)
@@ -52,31 +51,6 @@ def names(number: int) -> list[str]:
     return [f"node-{position:04}" for position in range(number)]
 
 
-def _devices(node: str) -> list[dict[str, str]]:
-    whole = [
-        {
-            "name": f"gpu-{gpu}",
-            "type": "gpu",
-            "product": "NVIDIA H100 80GB HBM3",
-            "profile": "",
-            "uuid": f"GPU-{node}-{gpu}",
-        }
-        for gpu in range(GPUS)
-    ]
-    partitions = [
-        {
-            "name": f"gpu-{gpu}-mig-1g10gb-{place}",
-            "type": "mig",
-            "product": "NVIDIA H100 80GB HBM3",
-            "profile": "1g.10gb",
-            "uuid": "",
-        }
-        for gpu in range(GPUS)
-        for place in range(PARTITIONS)
-    ]
-    return whole + partitions
-
-
 def _node(name: str, release: str) -> dict[str, Any]:
     reference = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"{name}-gpu"}}
     return {
@@ -90,6 +64,7 @@ def _node(name: str, release: str) -> dict[str, Any]:
         "labels": {f"example.com/label-{number}": "value" for number in range(30)}
         | {"dra.accelerators/release": release},
         "allocatable": {"cpu": "192", "memory": "2Ti", "pods": "110"},
+        "published": {"devices": GPUS, "products": ["NVIDIA H100 80GB HBM3"], "partitions": {}},
         "slices": [
             {
                 "name": f"{name}-gpu",
@@ -98,7 +73,7 @@ def _node(name: str, release: str) -> dict[str, Any]:
                 "generation": 1,
                 "expected": 1,
                 "ours": True,
-                "devices": _devices(name),
+                "devices": [],
                 "object": reference,
             }
         ],
@@ -106,7 +81,6 @@ def _node(name: str, release: str) -> dict[str, Any]:
 
 
 def _cluster(nodes: list[str], release: str) -> dict[str, Any]:
-    accounts = [f"driver-{name}" for name in nodes]
     return {
         "changed": False,
         "reached": True,
@@ -114,13 +88,11 @@ def _cluster(nodes: list[str], release: str) -> dict[str, Any]:
         "versions": ["v1", "v1beta2"],
         "counters": {"kept": True, "problem": ""},
         "namespace": {"exists": True},
-        "accounts": accounts,
+        # The playbook queries without its own objects and accounts.
+        "accounts": [],
         "classes": {"gpu.nvidia.com": True, "mig.nvidia.com": True},
         "duplicates": [],
-        "own": [
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": "dra-accelerators"}}
-            for name in accounts
-        ],
+        "own": [],
         "nodes": {name: _node(name, release) for name in nodes},
         "claims": [],
         "needs": {},
@@ -190,6 +162,7 @@ def _node_info(release: str) -> dict[str, Any]:
             "answers": True,
             "version": "580.95.05",
             "problem": "",
+            "uvm": "loaded",
             "toolkit": ["/usr/bin/nvidia-ctk"],
             "toolkit_version": "1.17.8",
         },
@@ -203,6 +176,10 @@ def _node_info(release: str) -> dict[str, Any]:
             "releases": [release],
             "environments": [environment],
             "names": [f"releases/{release}", f"venvs/{environment}"],
+            "proven": {
+                service: {"release": release, "environment": environment, "files": ""}
+                for service in ("driver", "controller")
+            },
             "usable": True,
         },
         "driver": {
@@ -232,13 +209,29 @@ def _file_set(release: str, environment: str) -> dict[str, Any]:
     return {"changed": False, "changed_paths": [], "files": links, "former": []}
 
 
+#: The kinds of the objects of each node.
+KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+
+
+def _written_object(name: str, kind: str) -> dict[str, Any]:
+    """Return what ``kubernetes.core.k8s`` returns about one of several objects."""
+    rules = [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["get", "list", "watch"]}]
+    metadata = {
+        "name": f"dra-accelerators-{name}",
+        "namespace": "dra-accelerators",
+        "uid": f"uid-of-{name}",
+        "resourceVersion": "1",
+    }
+    result = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": rules}
+    return {"changed": False, "result": result, "duration": 0, "method": "update", "warnings": []}
+
+
 def answers(number: int) -> dict[str, Any]:
     """Return the answer of each module for a fleet of this size."""
     pack = [sys.executable, str(FILES / "pack_release.py"), "--collection", str(ROOT)]
     named = subprocess.run(pack, check=True, capture_output=True, text=True).stdout
     release = json.loads(named)["name"]
     node_info = _node_info(release)
-    devices = [{"name": device["name"]} for device in _devices("node")]
     return {
         "cluster_info": _cluster(names(number), release),
         "node_info": node_info,
@@ -262,16 +255,20 @@ def answers(number: int) -> dict[str, Any]:
             "changed": False,
             "steps": [],
             "waiting": [],
-            "drivers": [{"name": "gpu.nvidia.com", "devices": devices}],
+            "drivers": [{"driver": "gpu.nvidia.com", "ready": True, "published": True, "problems": []}],
+            "device_count": GPUS,
         },
         "service_account_token": {"changed": False, "token": "token"},
         "token_audiences_info": {"changed": False, "audiences": ["https://kubernetes.default.svc"]},
-        "k8s": {"changed": False, "result": {}},
+        "k8s": {
+            "changed": False,
+            "result": {"results": [_written_object(name, kind) for name in names(number) for kind in KINDS]},
+        },
     }
 
 
 def run(folder: Path, number: int, programs: Path, *arguments: str, forks: int = 5) -> Cost:
-    """Run the site playbook for so many nodes with the Ansible in ``programs``; return the cost.
+    """Run the site playbook for a number of nodes with the Ansible in ``programs``; return the cost.
 
     Raises RuntimeError if the run fails or changes a node.
     """

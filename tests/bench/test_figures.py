@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the node driver: what one prepare costs beside its parts, alone and in parallel, and what it costs at rest.
+"""Measure the node driver: the duration of one prepare and its parts, alone and in parallel, and the cost at rest.
 
-The claims are allocated by hand, as the scheduler would write it, and the calls go straight to the driver's socket, so that
-nothing but the driver is measured. No figure is asserted; what is asserted is that every call did its work.
+The test allocates the claims as the scheduler would, and calls the driver's socket directly, so that only the driver
+is measured. Durations are printed without assertions. The test asserts that every call succeeded.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ def allocated_claims(
     driver: str = "",
     published: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, str]]:
-    """Make ``number`` claims and write their allocation as the scheduler would: the places of their kind, from the ``first`` on.
+    """Create ``number`` claims and write their allocations like the scheduler: devices of their kind, from the index
+    ``first`` on.
 
-    ``driver`` is whose the devices are, another one than the cluster's; ``published`` are those of the node, if they are known.
+    ``driver`` is the devices' driver if it is not the cluster's. ``published`` are the node's devices if they are
+    known.
     """
     given = places(kind, published or cluster.devices(node), first + number)[first:]
     claims = [claim(f"bench-{kind.name}-{position:03}", device_class=kind.device_class) for position in range(number)]
@@ -66,7 +68,7 @@ def allocated_claims(
 
 
 def as_list(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several objects as the one document that kubectl takes."""
+    """Return several objects as one List for kubectl."""
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
@@ -74,7 +76,7 @@ def as_list(items: list[dict[str, Any]]) -> dict[str, Any]:
 def laid_out(
     request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Cluster]:
-    """The node with one of the layouts on all its GPUs."""
+    """Return the node with one of the layouts on all its GPUs."""
     layout: str = request.param
     lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS[layout])
     kinds = [kind for kind in KINDS.values() if kind.layout == layout]
@@ -83,14 +85,14 @@ def laid_out(
 
 
 def await_devices(cluster: Cluster, what: str, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-    """Wait until such devices are published, and have the node measure."""
+    """Wait until such devices are published, and copy the measuring program to the node."""
     node = cluster.nodes()[0]
     cluster.wait(f"{what} devices published", lambda: enough(list(cluster.devices(node).values())))
     cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
 
 
 def lay_out(cluster: Cluster, variables: Path, layout: Layout, **more: Any) -> None:
-    """Give the node a layout, and have its driver show metrics to itself; ``more`` are further variables of the playbook."""
+    """Apply a layout to the node and serve its driver's metrics locally. ``more`` are more variables of the playbook."""
     layouts = [{"hosts": "accelerator_nodes", "layout": [dict(rule) for rule in layout]}]
     document = {"accelerator_layouts": layouts, "dra_driver_metrics_address": METRICS, **more}
     variables.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -100,7 +102,7 @@ def lay_out(cluster: Cluster, variables: Path, layout: Layout, **more: Any) -> N
 
 
 def stages(cluster: Cluster, node: str) -> dict[str, tuple[float, float]]:
-    """The seconds and the number of all stages of preparing so far, by stage, as the driver's metrics count them."""
+    """Return the total seconds and the count of each stage of prepare so far, from the driver's metrics."""
     script = (
         f"import urllib.request; print(urllib.request.urlopen('http://{METRICS}/metrics', timeout=10).read().decode())"
     )
@@ -116,7 +118,9 @@ def stages(cluster: Cluster, node: str) -> dict[str, tuple[float, float]]:
 def measure(
     cluster: Cluster, figures: Figures, what: str, claims: list[dict[str, str]], *, rounds: int
 ) -> dict[str, list[float]]:
-    """Prepare and unprepare claims side by side, so many times, and take all claims away again. Returns what ``node_side.py`` told."""
+    """Prepare and unprepare claims in parallel for a number of rounds, then delete them; return the times of
+    ``node_side.py``.
+    """
     node, parallel = cluster.nodes()[0], len(claims)
     before = stages(cluster, node)
     order = {"driver": cluster.driver, "rounds": rounds, "parallel": parallel, "claims": claims}
@@ -143,14 +147,14 @@ def test_prepare(laid_out: tuple[str, Cluster], figures: Figures, name: str, par
 
 
 def rounds_of(kind: Kind, parallel: int) -> int:
-    """How often so many claims are prepared: what waits for programs or a PCI bus takes its time."""
+    """Return the number of rounds for a kind. Kinds that start programs or rebind PCI devices are slow."""
     slow = bool(kind.config) or kind.type == "vfio"
     return max(2 if slow else 5, (16 if slow else 60) // parallel)
 
 
 @pytest.fixture(scope="module")
 def full(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """The node with all that its GPUs can be published."""
+    """Return the node with every possible device of its GPUs published."""
     lay_out(cluster, tmp_path_factory.mktemp("bench") / "layout.yml", LAYOUTS["dynamic"])
     await_devices(cluster, "dynamic", lambda devices: len(devices) == 16 * 26)
     return cluster
@@ -163,14 +167,14 @@ def test_memory(full: Cluster, figures: Figures) -> None:
 
 
 def memory(cluster: Cluster, node: str, pid: int) -> tuple[int, int]:
-    """The resident memory of a process of a node, now and at most, in kB as the kernel counts them."""
+    """Return the resident memory of a node's process in kB as the kernel counts them, now and at its maximum."""
     lines = cluster.run(node, "cat", f"/proc/{pid}/status").splitlines()
     found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "VmHWM"))}
     return found["VmRSS"], found["VmHWM"]
 
 
 def published_at(cluster: Cluster, node: str, since: float) -> float | None:
-    """When the driver has logged that its pool is in the API, in seconds of the node's clock since its boot."""
+    """Return when the driver logged that it published its pool, in seconds since the node's boot."""
     lines = cluster.run(node, "journalctl", f"--unit={DRIVER_UNIT}", "--output=json", "--lines=50").splitlines()
     found = [entry for entry in map(json.loads, lines) if "published the pool" in str(entry["MESSAGE"])]
     times = [int(entry["__MONOTONIC_TIMESTAMP"]) / 1e6 for entry in found]
@@ -199,8 +203,10 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE", "DELETECOLLECTION", "APPLY")
 
 
 def api_requests(cluster: Cluster) -> dict[str, float]:
-    """How often the API server has been asked about slices, claims and classes, by verb and resource; watches that last
-    count when they end."""
+    """Return the API server's counts of requests for slices, claims, and classes, by verb and resource.
+
+    A watch is counted when it ends.
+    """
     counted: dict[str, float] = {}
     for line in cluster.kubectl("get", "--raw", "/metrics").splitlines():
         if line.startswith("apiserver_request_total{") and 'group="resource.k8s.io"' in line:
@@ -214,7 +220,7 @@ def is_write(labels: str) -> bool:
 
 
 def nvml_calls(cluster: Cluster, node: str, *arguments: str) -> dict[str, Any]:
-    """How often the processes of a node have called NVML, as the library itself counts it."""
+    """Return the counts of NVML calls of a node's processes, from the library itself."""
     counted: dict[str, Any] = json.loads(cluster.run(node, "accelerator-simulator", "calls", *arguments))
     return counted
 
@@ -223,7 +229,7 @@ def test_at_rest_nothing_is_written_and_little_is_asked(full: Cluster, figures: 
     cluster = full
     node = cluster.nodes()[0]
     pid = cluster.driver_pid(node)
-    time.sleep(65)  # the recheck after a creation is over
+    time.sleep(65)  # the recheck after the creation is over
     nvml_calls(cluster, node, "--reset")
     before = api_requests(cluster)
     assert before, "the counters of the API server were read"

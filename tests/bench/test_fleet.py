@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The controller over a fleet of 5,000 nodes on a real API server: what it needs, at rest and when nodes go.
+"""Measure the controller with 5,000 nodes on a real API server, at rest and when nodes are deleted or not ready.
 
-``DRA_ACCELERATORS_FLEET_NODES`` makes the fleet another size. No time is asserted; what is asserted is that nothing is asked or written
-that need not be, and that memory stays within what the number of objects explains.
+``DRA_ACCELERATORS_FLEET_NODES`` sets another size. Durations are not asserted. The test asserts that there are no
+unnecessary requests, and that the memory matches the number of objects.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FLEET = int(os.environ.get("DRA_ACCELERATORS_FLEET_NODES", "5000"))
 GONE, NOT_READY = max(FLEET // 50, 1), max(FLEET // 5, 1)
 REST_SECONDS = 60
 GRACE, DRIFTING = 5, 20
-#: What the controller may have at most: the interpreter with its libraries, a page of a list, and so much for each object.
+#: Maximum memory of the controller: the interpreter with its libraries, a page of a list, and a constant per object.
 BASE_KIB, OBJECT_KIB = 110 * 1024, 1
 REQUESTS = re.compile(r"^dra_accelerators_controller_api_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
 LEASE = ("leases",)
 
 
 class Controller:
-    """The controller as a process on this machine."""
+    """The controller as a process on this host. ``more`` are settings."""
 
-    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+    def __init__(self, folder: Path, kubeconfig: Path, **more: Any) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         settings = {
             "name": "here",
@@ -52,6 +52,7 @@ class Controller:
             "grace": GRACE,
             "drifting": DRIFTING,
             "drivers": [fleet.DRIVER],
+            **more,
         }
         (folder / "controller.yaml").write_text(yaml.safe_dump(settings))
         self.log = folder / "controller.log"
@@ -67,18 +68,18 @@ class Controller:
             self.process = subprocess.Popen(command, stderr=log)
 
     def metrics(self) -> str:
-        """What it tells Prometheus; nothing while it is not up."""
+        """Return its metrics; empty while it does not answer."""
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.address}/metrics", timeout=5) as told:
             return str(told.read().decode())
         return ""
 
     def value(self, series: str) -> float:
-        """The value of one series; -1 while it is not there."""
+        """Return the value of one series; -1 if it does not exist."""
         found = re.search(rf"^dra_accelerators_controller_{re.escape(series)} (\S+)$", self.metrics(), re.MULTILINE)
         return float(found.group(1)) if found else -1.0
 
     def requests(self) -> Counter[str]:
-        """How often it has asked the API server, by verb and resource."""
+        """Return the counts of its API requests, by verb and resource."""
         counted: Counter[str] = Counter()
         for labels, value in REQUESTS.findall(self.metrics()):
             named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -86,18 +87,18 @@ class Controller:
         return counted
 
     def memory(self) -> tuple[int, int]:
-        """Memory in KiB: what it has now, and what it has had at most."""
+        """Return the resident memory in KiB, current and maximum."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         known = dict(re.findall(r"^(\w+):\s+(\d+) kB$", status, re.MULTILINE))
         return int(known["VmRSS"]), int(known["VmHWM"])
 
     def processor(self) -> float:
-        """Seconds of processor time that it has used."""
+        """Return the used processor time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def until(self, what: str, probe: Callable[[], Any], seconds: float = 600) -> float:
-        """Ask until it is so; returns how long that took."""
+        """Poll until the condition is true; return the elapsed seconds."""
         began = time.monotonic()
         while not probe():
             assert self.process.poll() is None, self.log.read_text()[-3000:]
@@ -106,7 +107,7 @@ class Controller:
         return time.monotonic() - began
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop it with SIGTERM and assert a clean exit."""
         self.process.terminate()
         assert self.process.wait(30) == 0, self.log.read_text()[-3000:]
 
@@ -176,7 +177,7 @@ async def at_rest(client: ApiClient, controller: Controller, figures: Figures) -
 
 
 async def slices_of(client: ApiClient, names: list[str]) -> int:
-    """How many slices such nodes have."""
+    """Return the number of slices of these nodes."""
     found = 0
     for name in names:
         answer = await fleet.ask(client, "GET", fleet.SLICES, params={"fieldSelector": f"spec.nodeName={name}"})
@@ -185,7 +186,7 @@ async def slices_of(client: ApiClient, names: list[str]) -> int:
 
 
 async def gone(client: ApiClient, controller: Controller, names: list[str], figures: Figures) -> None:
-    """Delete Nodes, and see what it takes until nothing of ours is left of them."""
+    """Delete Nodes and measure the time and requests until all their slices are deleted."""
     slices, before = await slices_of(client, names), controller.requests()
     done = 'clean_up_actions_total{action="delete-slice",outcome="done"}'
     so_far, began = controller.value(done), time.monotonic()
@@ -195,9 +196,9 @@ async def gone(client: ApiClient, controller: Controller, names: list[str], figu
     took = time.monotonic() - began
     assert await slices_of(client, names) == 0
     calls = without_lease(controller.requests() - before)
-    # Of a node that goes while others are worked on some slices may be met by one pass and the rest by the next.
+    # If a node is deleted during a pass, that pass can delete some of its slices and the next pass the others.
     asked_of_nodes = 2 * (len(names) + len(names) // 10 + 1)
-    # Where the machine is slow, that a Node is absent has lasted until its turn comes, and is told, and that it is over.
+    # On a slow host a Node can be absent for so long that the controller reports drift, and later its end.
     told_of_drift = 2 * len(names) if took > DRIFTING else 0
     most = 2 * slices + asked_of_nodes + told_of_drift
     assert calls["DELETE resourceslices"] == slices and sum(calls.values()) <= most, (took, calls)
@@ -215,7 +216,7 @@ async def many_are_not_ready(client: ApiClient, controller: Controller, figures:
     series = 'drift{kind="node-not-ready"}'
     await controller.until("all are counted", lambda: controller.value(series) == NOT_READY)
     calls = without_lease(controller.requests() - before)
-    events = calls.pop("POST events", 0)  # none may be written yet: they come one by one
+    events = calls.pop("POST events", 0)  # not yet expected: Events are written one by one
     assert not calls and events < 100, (events, calls)
     await fleet.in_turn(fleet.tell(client, name, ready=True) for name in names)
     await controller.until("none is", lambda: controller.value(series) == 0)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Our driver beside one in Go on the same boards, by turns, each with the node to itself.
+"""Compare our driver with one in Go on the same boards, in alternating turns with the node to itself.
 
-The other one (``tests/world/go/go-driver``) is what is on the way of a claim in a driver made of Kubernetes' and NVIDIA's libraries for Go.
-It has two ways: NVIDIA's, as far as that is published, and the least that such a driver needs. What is printed is our time as a multiple
-of the other's in this run.
+The Go driver (``tests/world/go/go-driver``) implements the claim path of a driver that uses Kubernetes' and NVIDIA's
+Go libraries. It has two modes: NVIDIA's published steps, and the minimal steps of such a driver. The results are our
+times as multiples of the Go driver's in the same run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.cluster.cluster import DRIVER_UNIT, ROOT, Cluster, execute
 GO_DRIVER = "go-driver.example.com"
 UNIT = "bench-go-driver"
 PROGRAM, DEVICES = "/usr/local/bin/bench-go-driver", "/run/bench-go-driver.json"
-#: How the other one takes a claim's steps (main.go).
+#: The Go driver's modes for the steps of a claim (main.go).
 WAYS = ("nvidia", "lean")
-#: How often each has its turn, with so many rounds. A machine has its minutes, so that what is short is asked for more often, and who is first
-#: changes from turn to turn.
+#: Turns per driver, and rounds per turn. Host performance varies by the minute, so short operations have more turns,
+#: and the order alternates.
 TURNS, ROUNDS = {True: 30, False: 3}, {True: 25, False: 6}
 EMPTY_TURNS, EMPTY_ROUNDS = 4, 200
-#: What is compared: claims of a kind, so many at once.
+#: Compared rows: kind of claims and number of parallel claims.
 ROWS = (("whole", 1), ("whole", 8), ("dynamic", 1), ("dynamic", 42))
 #: The number of NVML's smallest GPU instance profile in its enumeration (nvml.h, NVML_GPU_INSTANCE_PROFILE_1_SLICE).
 ONE_SLICE = 0
@@ -39,7 +39,7 @@ ONE_SLICE = 0
 
 @pytest.fixture(scope="module")
 def with_go(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The node with sixteen H100 and the other driver's program."""
+    """Start the node with sixteen H100 and the Go driver's program; yield the cluster."""
     subprocess.run([ROOT / "tests/world/world", "build", "--only", "peers"], check=True)
     cache = Path(execute([ROOT / "tests/tools/cache"]).stdout.strip())
     built = sorted(cache.glob("world/binaries/go-driver-*/go-driver"), key=lambda path: path.stat().st_mtime)
@@ -53,7 +53,7 @@ def with_go(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def known_devices(devices: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[str, dict[str, Any]]:
-    """What the other driver is to know of the devices that ours publishes, by their names."""
+    """Return the device list for the Go driver, from the devices that our driver publishes, by name."""
     known = {}
     for name, device in devices.items():
         if not kind.fits(device):
@@ -68,7 +68,7 @@ def known_devices(devices: Mapping[str, Mapping[str, Any]], kind: Kind) -> dict[
 
 
 def served_by(cluster: Cluster, way: str = "") -> str:
-    """Have one driver alone on the node, ours or the other one in such a way; returns its name when it answers."""
+    """Run one driver alone on the node, ours or the Go driver in a mode; return its name when it answers."""
     (node,) = cluster.nodes()
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT, UNIT, check=False)
     if not way:
@@ -92,7 +92,7 @@ def served_by(cluster: Cluster, way: str = "") -> str:
 
 
 def called(cluster: Cluster, driver: str, claims: list[dict[str, str]], rounds: int) -> dict[str, list[float]]:
-    """What ``node_side.py`` tells of so many rounds, after one that nobody counts."""
+    """Return the times that ``node_side.py`` measures in ``rounds`` rounds, without a first warm-up round."""
     (node,) = cluster.nodes()
     order = {"driver": driver, "rounds": rounds + 1, "parallel": len(claims), "claims": claims}
     told: dict[str, list[float]] = json.loads(
@@ -109,10 +109,10 @@ def test_comparison_with_a_driver_in_go(
     cluster, kind = with_go, KINDS[name]
     (node,) = cluster.nodes()
     served_by(cluster)
-    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")  # of a row that has failed
+    cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default")  # claims of a failed row
     lay_out(cluster, tmp_path / "layout.yml", LAYOUTS[kind.layout])
     await_devices(cluster, kind.name, lambda devices: sum(map(kind.fits, devices)) >= parallel)
-    # The kubelet takes the slices away of a driver that has been gone for half a minute.
+    # The kubelet deletes the slices of a driver 30 s after it disappeared.
     devices = cluster.devices(node)
     cluster.run(node, "sh", "-c", f"cat > {DEVICES}", text=json.dumps(known_devices(devices, kind)))
     cluster.run(node, "sh", "-c", "cat > /tmp/node_side.py", text=NODE_SIDE.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def test_comparison_with_a_driver_in_go(
 
 
 def test_empty_call_comparison_with_a_driver_in_go(with_go: Cluster, figures: Figures) -> None:
-    """What each library for gRPC takes of a claim's time, the client's own with it."""
+    """Measure the gRPC library's part of a claim's time, including the client's."""
     cluster = with_go
     (node,) = cluster.nodes()
     cluster.run(node, "sh", "-c", f"test -e {DEVICES} || echo '{{}}' > {DEVICES}")

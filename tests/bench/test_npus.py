@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""NPUs beside GPUs: what a prepare costs of the one and of the other, by turns, in one driver process on a node that has both.
+"""Compare NPUs with GPUs: the duration of a prepare of each, in alternating turns, in one driver process on a node
+with both.
 
-Of whole devices the one is held against the other: a ratio of the same run, by turns, whatever else the machine does.
+For whole devices the ratio within the same run is asserted, which does not depend on other load on the host.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.npus import NpuCluster
 
 BOTH = "2xH100-2x310P"
-#: How often the two take turns, and how often a claim is prepared in each; what makes a partition waits for boards that take their time.
+#: Number of turns of each, and prepares per turn. Creating a partition waits for slow boards.
 TURNS, ROUNDS, ROUNDS_OF_MADE = 3, 40, 8
-#: The most that a prepare of a whole NPU takes, as a multiple of what one of a whole GPU takes, at the median.
+#: Maximum ratio of the median prepare of a whole NPU to that of a whole GPU.
 MOST = 1.5
 
 
 @pytest.fixture(scope="module")
 def both(cluster: Cluster) -> Iterator[tuple[Cluster, NpuCluster]]:
-    """The node with devices of two vendors, as each of the two is looked at; afterwards it has sixteen H100 again."""
+    """Yield the node with devices of two vendors, once for each vendor; restore sixteen H100 afterwards."""
     cluster.world("up", "--nodes", "1", "--silicon", BOTH, timeout=3000)
     yield cluster, NpuCluster(cluster.name)
     cluster.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
 
 
 def callers(npus: NpuCluster, node: str, *arguments: str) -> set[int]:
-    """The processes of a node that have called the NPUs' library, as the library itself counts them; npu-smi calls nothing else."""
+    """Return the process IDs that have called the NPU library, as the library counts them. npu-smi calls nothing else."""
     counted = json.loads(npus.run(node, "accelerator-simulator", "--vendor", "ascend", "calls", *arguments))
     return {int(process["pid"]) for process in counted["processes"]}
 

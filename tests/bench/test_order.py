@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""How many claims find no room when devices are published in our order, and in the order of their names, as NVIDIA's driver does."""
+"""Count the claims that do not fit if devices are published in our order, and in the order of their names like
+NVIDIA's driver.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dra_driver.core.model import Partitioning
-from dra_driver.core.nvidia import offers
+from dra_driver.core.vendors.nvidia import offers
 
 from tests.bench.figures import Figures
 from tests.bench.order_model import MIXES, served, trace

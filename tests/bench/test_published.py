@@ -1,9 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The curve over what a node publishes: 8, 64, 128 and 1,000 devices; and as many claims at once as no sixteen GPUs have room for.
+"""Measure the effect of the number of published devices (8, 64, 128, and 1,000), and more parallel claims than sixteen
+GPUs have room for.
 
-The boards are exchanged for it: eight and sixteen H100, and 32 RTX PRO 6000, which is as many GPUs as NVIDIA's driver numbers. Such a board has
-30 places for partitions, the GPU and the GPU for a virtual machine: 32 of them publish up to 1,024 devices.
+The boards are exchanged: eight and sixteen H100, and 32 RTX PRO 6000, the maximum number of GPUs of NVIDIA's driver.
+Such a board publishes 30 partitions, the GPU, and the GPU for a virtual machine: 32 of them publish up to 1,024
+devices.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ MOST = "32xRTX-PRO-6000"
 
 @pytest.fixture(scope="module")
 def exchanged(request: pytest.FixtureRequest, cluster: Cluster) -> Cluster:
-    """The node with other boards."""
+    """Return the node with other boards."""
     cluster.world("up", "--nodes", "1", "--silicon", request.param, timeout=3000)
     return cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
 def boards_back(cluster: Cluster) -> Iterator[None]:
-    """Whoever comes next has sixteen H100 again."""
+    """Restore sixteen H100 for the tests that follow."""
     yield
     cluster.world("up", "--nodes", "1", "--silicon", "16xH100", timeout=3000)
 
@@ -39,7 +41,9 @@ def boards_back(cluster: Cluster) -> Iterator[None]:
 def test_prepare_with_many_published_devices(
     exchanged: Cluster, figures: Figures, number: int, layout: Layout, tmp_path: Path
 ) -> None:
-    """One whole GPU at a time, one of which nothing else can be made and one of which partitions can: what else is published should not matter."""
+    """One whole GPU at a time, without and with possible partitions: the number of other published devices should not
+    matter.
+    """
     cluster = exchanged
     lay_out(cluster, tmp_path / "layout.yml", layout)
     await_devices(cluster, f"{number}", lambda devices: len(devices) == number)

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of the site playbook costs over eight nodes: the first one, one that changes nothing, and which tasks take the time.
+"""Measure runs of the site playbook for eight nodes: the first one, one without changes, and the tasks that take the
+most time.
 
-No time is asserted. What is asserted is that the second run changes nothing, and that it costs each host less than the first.
-``DRA_ACCELERATORS_SITE_NODES`` makes the site another size.
+Durations are not asserted. The test asserts that the second run changes nothing and takes less time per host than the
+first. ``DRA_ACCELERATORS_SITE_NODES`` sets another number of nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NAMED = 10
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Cluster]:
-    """Nodes of eight GPUs each, with nothing on them yet."""
+    """Yield nodes with eight GPUs each and without our software."""
     made, kept = Cluster("site"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         made.world("down")
@@ -37,7 +38,7 @@ def site() -> Iterator[Cluster]:
 
 
 def timed(site: Cluster, monkeypatch: pytest.MonkeyPatch, forks: int) -> tuple[Recap, float, list[tuple[str, float]]]:
-    """Run the site playbook; return how it ended, its seconds for each host, and its longest tasks with theirs of all hosts."""
+    """Run the site playbook; return the recap, the seconds per host, and the slowest tasks with their total seconds."""
     monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "ansible.posix.profile_tasks")
     monkeypatch.setenv("PROFILE_TASKS_TASK_OUTPUT_LIMIT", str(NAMED))
     monkeypatch.setenv("ANSIBLE_FORKS", str(forks))

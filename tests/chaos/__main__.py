@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The chaos: one driver on one simulated node, and all that can go wrong with both. A table at the end says what came of it.
+"""Chaos tests: one driver on one simulated node, with all faults of both. A table at the end has the results.
 
-``python -m tests.chaos --help`` from the checkout (``make chaos`` runs all of it). Needs root, gcc and unshare.
+``python -m tests.chaos --help`` from the checkout (``make chaos`` runs all of it). Needs root, gcc, and unshare.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIBRARY = "DRA_ACCELERATORS_CHAOS_LIBRARY"
 
 
 def find_parts() -> None:
-    """Have this process, and those that it starts, find the product and what the tests have in common."""
+    """Set the import paths of this process and its children to the product and the shared test code."""
     tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
     folders = [f"{tree}/python", str(ROOT), *(f"{ROOT}/tests/unit/{name}" for name in ("dra_driver", "core"))]
     folders.append(f"{ROOT}/roles/simulator/files")
@@ -95,12 +95,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--log", type=Path, default=Path("/run/chaos-driver.log"), help="where the driver writes")
     made.add_argument(
         "--rows", type=Path, help=argparse.SUPPRESS
-    )  # where one of several nodes writes its part of the table
+    )  # the file for a node's part of the table, with several nodes
     return made
 
 
 def make_ready(word: str) -> Vendor:
-    """Have the library of a vendor's accelerators built, for this process and those that it starts; returns the vendor."""
+    """Build the library of a vendor's accelerators for this process and its children. Return the vendor."""
     from tests.chaos.vendors import VENDORS
     from tests.simulator.nvml_builds import build
 
@@ -110,12 +110,12 @@ def make_ready(word: str) -> Vendor:
     if LIBRARY not in os.environ:
         os.environ[LIBRARY] = str(
             build("", *vendor.built, sources=vendor.sources).folder
-        )  # before the namespaces: it stays in the cache
+        )  # before the namespaces, so that it stays in the cache
     return vendor
 
 
 def enter(word: str) -> Vendor:
-    """Be in namespaces of a node's own from here on, with the library of a vendor's accelerators built; returns the vendor."""
+    """Build the library of a vendor's accelerators and enter the namespaces of a node. Return the vendor."""
     from tests.chaos import surroundings
 
     vendor = make_ready(word)
@@ -124,7 +124,7 @@ def enter(word: str) -> Vendor:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested tests."""
     find_parts()
     options = parser().parse_args()
     if options.parallel > 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ascend's NPUs for the chaos: eight 310P, or eight 910A, of which one layout gives each kind its own; all of them are served by one driver.
+"""Ascend NPUs for the chaos tests: eight 310P or eight 910A with one layout that gives each kind its own NPU. One driver serves all of them.
 
-Slices of a 310P have places in vGroups. Those of a 910A have numbers alone, which are chosen when a claim is planned; and four
-of them on one ring are a device of their own.
+vNPUs of a 310P have places in vGroups. Those of a 910A have numbers only, which are assigned when a claim is planned.
+Four 910A on one ring are also one device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerator_simulator.library import ASCEND, Library
-from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
+from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 
 from tests.chaos.errors import Broken
 from tests.chaos.kinds import SLICES, STATIC, Kind, opaque
@@ -31,7 +31,7 @@ DRIVER = "npu.huawei.com"
 
 
 def layout(static: str) -> tuple[Mapping[str, Any], ...]:
-    """One layout for all kinds. Two slices of the first NPU are made before the driver starts."""
+    """Return one layout for all kinds. Two vNPUs of the first NPU are created before the driver starts."""
     return (
         {"match": {"index": 0}, "mode": "static", "partitions": {static: 2}},
         {"match": {"index": [3, 6]}, "mode": "whole"},
@@ -41,13 +41,14 @@ def layout(static: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def template(name: str) -> dict[str, Any]:
-    """A configuration that says of which template a slice has to be."""
+    """Return a configuration with the template of a vNPU."""
     return opaque(DRIVER, apiVersion="dra.accelerators/v1alpha1", kind="VnpuConfig", template=name)
 
 
 def kinds(three: tuple[str, str, str], beside: str, rest: str, cut: tuple[str, str], awaited: str) -> tuple[Kind, ...]:
-    """The kinds, by devices: two slices of the NPU 1 and one of the NPU 2, one more beside the first two, one that takes what is left of the
-    NPU 2, one of the NPU 4 with its template, and one of the NPU 7."""
+    """Return the kinds by devices: two vNPUs of NPU 1 and one of NPU 2, one more next to the first two, one that takes
+    the rest of NPU 2, one of NPU 4 with its template, and one of NPU 7.
+    """
     bound = {
         "device": awaited,
         "bindingConditions": [PREPARED_CONDITION],
@@ -67,7 +68,7 @@ def kinds(three: tuple[str, str, str], beside: str, rest: str, cut: tuple[str, s
     )
 
 
-#: On a 310P the one beside has the other place of a vGroup.
+#: On a 310P the one next to it has the other place of a vGroup.
 PLACED = kinds(
     three=("npu-1-vir01-0", "npu-1-vir02-6", "npu-2-vir04-4"),
     beside="npu-1-vir01-1",
@@ -100,14 +101,15 @@ CALLS = (
     "dcmi_get_device_errorcode_v2",
     "dcmi_get_card_list",
 )
-#: A value is not valid, an internal error, there is no such thing, not ready, occupied, the slices do not allow it, not supported.
-CODES = (-8001, -8005, -8008, -8012, -8020, -8022, -8255)
-#: Errors of applications, of memory and of the chip's own processors, those that want a reset or another board, and one nobody knows.
+#: Invalid value, internal error, not found, not ready, occupied, impossible with the vNPUs, not supported.
+CODES = (-8001, -8005, -8006, -8008, -8011, -8012, -8013, -8017, -8020, -8022, -8255)
+#: Errors of applications, memory, and the chip's own processors, those that need a reset or another board, and an
+#: unknown one.
 ERRORS = (0x80E01801, 0x80818C06, 0x80CB8002, 0x80E18005, 0x80DF8008, 0x8C044E00, 0xA2301000, 0x80A38003, 0x8FFF0000)
 
 
 def bases(cut: tuple[str, str], other: tuple[str, str]) -> tuple[Base, ...]:
-    """Slices and a whole NPU with configurations: those that fit, and those that do not."""
+    """Return vNPUs and a whole NPU with configurations, both valid and invalid ones."""
     return (
         ((cut[0],), template(cut[1])),
         ((other[0],), template(cut[1])),
@@ -117,7 +119,7 @@ def bases(cut: tuple[str, str], other: tuple[str, str]) -> tuple[Base, ...]:
 
 
 def hardware(silicon: Library) -> dict[str, Any]:
-    """Each chip that the library lists, by PCI address: how it may be shared, and its slices."""
+    """Return each chip that the library lists, by PCI address: its share mode, and its vNPUs."""
     shown = silicon.command("show")
     return {
         npu["pci_address"]: {
@@ -129,7 +131,7 @@ def hardware(silicon: Library) -> dict[str, Any]:
 
 
 def made_again() -> dict[str, list[str]]:
-    """By physical id of its chip each slice that a start of the machine makes again, as the library has noted it."""
+    """Return the library's records of vNPUs that a reboot creates again, by physical id of the chip."""
     kept = Path("/etc/vnpu.cfg")
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     noted: dict[str, list[str]] = {}
@@ -140,7 +142,7 @@ def made_again() -> dict[str, list[str]]:
 
 
 def check(silicon: Library, files: list[Path]) -> None:
-    """See that each CDI file names nodes that exist, and slices under the names of chips. Raises Broken."""
+    """Assert that each CDI file names existing nodes, and vNPUs with the names of chips. Raises Broken."""
     slices = {f"/dev/vdavinci{each['vid']}" for npu in silicon.command("show")["npus"] for each in npu["slices"]}
     for file in files:
         for device in json.loads(file.read_text(encoding="utf-8"))["devices"]:
@@ -153,7 +155,7 @@ def check(silicon: Library, files: list[Path]) -> None:
 
 
 def forget(node: Node) -> None:
-    """Have no slice made again when the power comes back."""
+    """Delete the library's records, so that the next power-on creates no vNPU again."""
     del node
     Path("/etc/vnpu.cfg").unlink(missing_ok=True)
 

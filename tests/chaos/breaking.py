@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The hardware fails: the library's calls of a prepare or an unprepare one after the other, and devices that tell of many errors at once."""
+"""Hardware failures: one failing library call of a prepare or an unprepare after the other, and devices that report many errors at once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BURST = 400
 
 
 def count_of_steps(vendor: Vendor) -> int:
-    """How many calls can fail, in how many ways, and when, as claims come and as they go."""
+    """Return the number of combinations of call, error, and occurrence, for prepare and for unprepare."""
     return len(vendor.calls) * len(vendor.codes) * len(TIMES) * 2
 
 
 def step(node: Node, number: int, chance: random.Random) -> None:
-    """One call fails, the n-th time: a claim that is refused leaves nothing, one that is given back leaves nothing later."""
+    """Let the n-th call of a function fail: a refused claim leaves nothing behind, and an unprepared one leaves nothing in the end."""
     del chance
     calls, codes = node.vendor.calls, node.vendor.codes
     function, rest = calls[number % len(calls)], number // len(calls)
@@ -47,7 +47,7 @@ def step(node: Node, number: int, chance: random.Random) -> None:
 
 
 def taints(node: Node) -> dict[str, list[Any]]:
-    """The taints of published devices, by name."""
+    """Return the taints of published devices, by name."""
     return {name: device["taints"] for name, device in node.devices().items() if device.get("taints")}
 
 
@@ -56,7 +56,7 @@ def await_no_taints(node: Node) -> None:
 
 
 def errors(node: Node, number: int, chance: random.Random) -> None:
-    """Devices tell of hundreds of errors while claims come and go on others; when they are well again nothing is left of it."""
+    """Devices report hundreds of errors while claims use other devices. After the repair no taint or other effect is left."""
     del number
     tenants = Tenants(node, ("static", "three"))
     events = len(node.api.model.events)
@@ -68,7 +68,7 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
         node.unprepare(name, uid)
     node.until("the errors are published as taints", lambda: taints(node))
     told = len(node.api.model.events) - events
-    if told > 150:  # a burst for the node and for each claim that holds one of them, and what may follow meanwhile
+    if told > 150:  # a burst for the node and for each claim with one of the devices, and later Events in the meantime
         raise Broken(f"{BURST} errors of five devices became {told} Events")
     remembered = (node.state / "health.json").stat().st_size
     if remembered > 64 * 1024:
@@ -86,7 +86,7 @@ def errors(node: Node, number: int, chance: random.Random) -> None:
 
 
 def hang(node: Node, number: int, chance: random.Random) -> None:
-    """A device does not answer: its claims are refused or wait, the others' are served; afterwards all is as before."""
+    """A device does not answer: its claims are refused or wait, and other claims are served. Afterwards the state is as before."""
     del number
     before = snapshot(node)
     sick, well = node.claim_of(node.kinds["dynamic"]), node.claim_of(node.kinds[node.vendor.another])

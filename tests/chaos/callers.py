@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Whoever has a driver prepare a claim: the kubelet alone, or the scheduler first, which waits for it before it binds the pod."""
+"""Callers that prepare a claim: the kubelet alone, or first the scheduler, which waits for the claim before it binds the pod."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from types import MappingProxyType
 from typing import Any
 
 import grpc
-from dra_driver.core.published_form import PREPARED_CONDITION
+from dra_driver.core.dra.device_json import PREPARED_CONDITION
 
 from tests.chaos.kinds import Kind
 from tests.chaos.node import CALL_SECONDS, Node
 from tests.chaos.snapshot import stored
 
-#: As long as a driver that came back may take to see that a claim which it had prepared ahead was given up: two visits of its timer.
+#: The time limit (s) for a restarted driver to notice an abandoned claim: two runs of its timer.
 GIVE_UP_SECONDS = 40.0
 
 
 class Kubelet:
-    """Asks about one claim of a kind, allocated on the node."""
+    """A caller for one claim of a kind, allocated on the node."""
 
-    #: What a driver is started with where this is to be seen; see Node.launch.
+    #: Options of the driver for this caller; see Node.launch.
     options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, node: Node, kind: Kind, name: str = "") -> None:
@@ -36,15 +36,15 @@ class Kubelet:
         return self.name, self.uid
 
     def prepare(self) -> None:
-        """Have the claim prepared."""
+        """Prepare the claim."""
         self.node.prepare(*self.claim)
 
     def bind(self) -> None:
-        """Have a pod start with the claim that is prepared: the kubelet asks again and again, and nothing changes."""
+        """Start a pod with the prepared claim: repeated calls of the kubelet change nothing."""
         self.node.prepare(*self.claim)
 
     def await_told(self) -> None:
-        """Wait until the claim's status says that it is prepared, and remember what it says."""
+        """Wait until the claim's status reports that it is prepared, and save the status."""
         wanted = len(self._status["allocation"]["devices"]["results"])
         self.node.until(
             f"the status of {self.name} tells that it is prepared",
@@ -57,19 +57,19 @@ class Kubelet:
         return self.node.api.model.claims[self.name]["status"]  # type: ignore[no-any-return]
 
     def had_before(self, was_prepared: bool) -> None:
-        """The claim keeps its allocation since it was prepared and given back, and its status says so; or it is a new one."""
+        """Set the claim's status: with the saved devices if the claim was prepared and unprepared before, without devices for a new claim."""
         self._status["devices"] = copy.deepcopy(self._told) if was_prepared else []
 
     def leave(self) -> None:
-        """The pod has ended: the claim is given back."""
+        """End the pod: unprepare the claim."""
         self.node.unprepare(*self.claim)
 
     def give_up(self) -> None:
-        """Undo what ``prepare`` does, where no pod came."""
+        """Undo ``prepare`` without a pod."""
         self.leave()
 
     def begin(self, verb: str) -> Callable[[], bool]:
-        """Begin to prepare, or to undo it, and return at once: what tells whether it was answered as done."""
+        """Begin ``verb`` and return at once. The returned function returns whether the call has succeeded."""
         method = "NodePrepareResources" if verb == "prepare" else "NodeUnprepareResources"
         answer = self.node.begin(method, *self.claim)
 
@@ -83,9 +83,9 @@ class Kubelet:
 
 
 class Scheduler(Kubelet):
-    """Reserves the claim and waits for its devices' condition; then binds the pod, or gives the claim up."""
+    """Reserve the claim and wait for its devices' condition. Then bind the pod, or give the claim up."""
 
-    # What was prepared by a process that has ended is missed by the timer alone, which is every ten minutes otherwise.
+    # Only the timer detects claims that an ended process had prepared. Its usual interval is 10 min.
     options = MappingProxyType({"timer": 1.0})
 
     def __init__(self, node: Node, kind: Kind, name: str = "") -> None:
@@ -102,14 +102,14 @@ class Scheduler(Kubelet):
         self.node.api.put(claim)
 
     def _release(self) -> None:
-        """Take the allocation back; what the driver has said of it goes with it."""
+        """Remove the allocation, and with it the driver's status."""
         self.node.api.put({"metadata": dict(self._allocated["metadata"]), "status": {}})
 
     def await_told(self) -> None:
-        """It is told already: that is what the scheduler waits for."""
+        """Do nothing: the scheduler has already waited for the status."""
 
     def had_before(self, was_prepared: bool) -> None:
-        """What was given up has no allocation, and no status."""
+        """Do nothing: an abandoned claim has no allocation and no status."""
 
     def _is_reserved(self) -> bool:
         return bool(self.node.api.model.claims[self.name]["status"].get("allocation"))
@@ -132,7 +132,8 @@ class Scheduler(Kubelet):
         self._release()
 
     def give_up(self) -> None:
-        # A driver that has come back and reads the claim has nothing yet that could be seen to go, and prepares it for a moment.
+        # A restarted driver that reads the claim would prepare it only after this call, so its removal could be missed.
+        # Prepare it first.
         if self._is_reserved():
             self.prepare()
         self._release()
@@ -147,5 +148,5 @@ class Scheduler(Kubelet):
 
 
 def caller_of(node: Node, kind: Kind, name: str = "") -> Kubelet:
-    """Whoever asks for claims of this kind."""
+    """Return the caller for claims of this kind."""
     return (Scheduler if kind.ahead else Kubelet)(node, kind, name)

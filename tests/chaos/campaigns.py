@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""All that is tried, one after the other on one node, and how often."""
+"""All test cases, one after the other on one node, and their numbers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.chaos.vendor import Vendor
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. ``play`` is given the node, the number of the case and its own chance; ``cases`` is how many there are."""
+    """One kind of fault. ``play`` gets the node, the number of the case, and its own random source. ``cases`` is the number of cases."""
 
     name: str
     play: Callable[[Node, int, random.Random], None]
     cases: int
 
 
-#: By name: what sends requests until there were enough of them, and the part of all requests that are its own.
+#: By name: the function that sends requests, and its part of all requests.
 FUZZING = {"fuzz-requests": (fuzz.wire, 0.8), "fuzz-configurations": (fuzz.configurations, 0.2)}
 
 
 def faults(vendor: Vendor, away: float) -> tuple[Fault, ...]:
-    """All but the kills; ``away`` is how long the API server is, in seconds."""
+    """Return all faults except for kills. ``away`` is the duration of an API server outage, in seconds."""
     return (
         Fault("store", partial(storing.damaged, checkpointed=False), 100),
         Fault("store-at-rest", partial(storing.damaged, checkpointed=True), 50),
@@ -59,7 +59,7 @@ def faults(vendor: Vendor, away: float) -> tuple[Fault, ...]:
 
 
 def asked_for(options: argparse.Namespace, vendor: Vendor) -> tuple[set[str], set[str]]:
-    """The faults and the kinds of kills that the command line asks for. Ends the program where it names one that there is not."""
+    """Return the requested faults and kinds of kills. Exit on an unknown name."""
     known = ["kill", *(fault.name for fault in faults(vendor, options.away)), *FUZZING]
     wanted = set(filter(None, options.faults.split(","))) or set(known)
     kinds = set(filter(None, options.kinds.split(","))) or set(vendor.by_name)
@@ -74,7 +74,7 @@ def asked_for(options: argparse.Namespace, vendor: Vendor) -> tuple[set[str], se
 
 
 def floor(options: argparse.Namespace, fault: str) -> int:
-    """How often a fault is to be tried at least: each kind of kill, and each kind of fuzzing by its part of the requests."""
+    """Return the minimum number of runs of a fault: for each kind of kill, and for each kind of fuzzing by its part of the requests."""
     if options.case is not None:
         return 0
     if fault in FUZZING:
@@ -83,7 +83,7 @@ def floor(options: argparse.Namespace, fault: str) -> int:
 
 
 def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
-    """Try what was asked for, print the table and return the exit status: 1 where anything went wrong, or was tried too rarely."""
+    """Run the requested cases, print the table, and return the exit status: 1 after failures or too few runs."""
     wanted, kinds = asked_for(options, vendor)
     every = faults(vendor, options.away)
 
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, vendor: Vendor, library: Path) -> int:
         results.tell()
     if wanted & set(FUZZING):
         node.stop()
-        node.configure(log={"level": "error"})  # a line for each refusal would be a file of its own size
+        node.configure(log={"level": "error"})  # a log line per refusal would fill the disk
         node.start()
         node.wait_ready()
     for name, (test, part) in FUZZING.items():

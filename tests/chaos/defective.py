@@ -9,14 +9,14 @@ import random
 from collections.abc import Awaitable, Callable
 
 from dra_driver import node, serving, vendor
-from dra_driver.supervisors import shared
+from dra_driver.supervisors import driver_state
 
-#: How long a supervisor works until it gets an exception, and until it restarts, in seconds.
+#: The time until a supervisor gets an exception (minimum, maximum), and until it restarts, in seconds.
 SHORTEST, LONGEST, PAUSE = 1.0, 6.0, 0.3
 
 
 async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Keep a supervisor working as the driver does, and end it now and then with an exception."""
+    """Run a supervisor as the driver does, and end it repeatedly with an exception."""
 
     async def defective() -> None:
         task = asyncio.ensure_future(work())
@@ -29,11 +29,11 @@ async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    await shared.keep(name, defective)
+    await driver_state.keep(name, defective)
 
 
 def inject() -> None:
-    """Give every supervisor exceptions from now on."""
-    shared.RETRY_LIMIT = PAUSE
+    """Inject exceptions into each supervisor from now on."""
+    driver_state.RETRY_LIMIT = PAUSE
     for module in (node, serving, vendor):
         module.keep = keep  # type: ignore[attr-defined]

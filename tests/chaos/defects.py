@@ -17,23 +17,23 @@ from tests.chaos.snapshot import await_snapshot, snapshot
 from tests.chaos.tenants import Tenants
 
 #: The driver notices a silent API server within this time, in seconds.
-NOTICED_SECONDS = 60.0
-#: The supervisors that get an exception must have got one at least so often in one case.
+NOTICED_SECONDS = 150.0
+#: The minimum number of exceptions for each selected supervisor in one case.
 EXCEPTIONS = 10
 #: Pauses between two calls, in seconds.
 GAPS = (0.02, 0.02, 0.2)
-SILENT = "has not answered on open connections"
+SILENT = "slices cannot be watched"
 
 
 def half_open(node: Node, number: int, chance: random.Random) -> None:
-    """All connections to the API server become silent; they stay so when the server answers on new ones."""
+    """All connections to the API server become silent, and stay silent when the server answers on new ones: the driver reconnects."""
     del number
     before, published = snapshot(node), offered(node)
     tenants = Tenants(node, ("static", "three"))
     reported = node.log.read_text().count(SILENT)
     node.api.call(_set_silent(node, True))
     try:
-        node.api.model.delete_slice(chance.choice(sorted(node.api.model.slices)))  # the driver does not hear of it
+        node.api.model.delete_slice(chance.choice(sorted(node.api.model.slices)))  # the driver gets no event
         node.until(
             "the driver notices that the API server is silent",
             lambda: node.log.read_text().count(SILENT) > reported,
@@ -57,7 +57,7 @@ async def _set_silent(node: Node, is_silent: bool) -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """A call for one claim; ``earlier`` are the calls for that claim that were answered before this one was sent."""
+    """A call for one claim. ``earlier`` are the calls for that claim that were answered before this one was sent."""
 
     method: str
     future: Any
@@ -80,7 +80,7 @@ def possible_last_calls(calls: Sequence[Call], uid: str) -> list[Call]:
 
 
 def readiness(node: Node, number: int, chance: random.Random) -> None:
-    """Prepare and Unprepare are called while the driver starts; each claim is then as a call that can be the last one has left it."""
+    """Call Prepare and Unprepare while the driver starts: each claim is then in the state after a call that can be the last one."""
     del number
     before = snapshot(node)
     claims = [node.claim_of(node.kinds[kind]) for kind in ("static", "whole", node.vendor.another)]
@@ -112,7 +112,7 @@ def readiness(node: Node, number: int, chance: random.Random) -> None:
 
 
 def exceptions(node: Node, number: int, chance: random.Random) -> None:
-    """Each supervisor ends again and again with an exception that no code expects, while claims come and go."""
+    """End each supervisor repeatedly with an unexpected exception under load: claims are served, and nothing is left."""
     del number, chance
     before = snapshot(node)
     tenants = Tenants(node, ("static", "three"))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Requests on the driver's real sockets, and opaque configurations of claims, that nobody sane would send.
+"""Send invalid requests to the driver's real sockets, and prepare claims with invalid opaque configurations.
 
-The driver lives, answers each of them, and one that was refused has left nothing: not in the store, not in a file, not on the boards.
-Hypothesis makes them; what it found once is among the examples below for ever, the seed of a run is printed, and a failure that it has
-shrunk is kept in its database (``HYPOTHESIS_STORAGE_DIRECTORY``), so that the next run begins with it.
+The driver keeps running and answers each of them. A refused request leaves nothing behind: not in the store, not in a
+file, and not on the boards. Hypothesis generates them. Earlier findings are among the examples below, and the seed of a
+run is printed. A shrunk failure is kept in its database (``HYPOTHESIS_STORAGE_DIRECTORY``), so that the next run begins
+with it.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ V1, V1BETA1 = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.ap
 PREPARE, UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
 DRA = tuple(f"/{service}/{method}" for service in (V1, V1BETA1) for method in (PREPARE, UNPREPARE))
 REGISTRATION = tuple(f"/pluginregistration.Registration/{method}" for method in ("GetInfo", "NotifyRegistrationStatus"))
-#: The streams of devices' health, and what each of them says.
+#: The streams of device health, with the module of their messages.
 STREAMS: dict[str, Any] = {
     "/v1.DRAResourceHealth/NodeWatchResources": dra_health_v1_pb2,
     "/v1alpha1.DRAResourceHealth/NodeWatchResources": dra_health_v1alpha1_pb2,
 }
 UNKNOWN = (f"/{V1}/NodeDestroyEverything", "/grpc.health.v1.Health/Check", "/", "//")
-#: How grpcio says that a request cannot be read, and what else it may answer: a method that there is not, a registration that the
-#: kubelet says has failed.
+#: grpcio's error for an unreadable request, and its other possible errors: an unknown method, and a registration that
+#: the kubelet reports as failed.
 UNREADABLE = "google.protobuf.message.DecodeError"
 REFUSALS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION}
 ANSWER_SECONDS = 30.0
 EXAMPLES = 1000
-#: What somebody would write who wants to get at other files, objects and rows.
+#: Values with which an attacker would try to access other files, objects, and rows.
 PATHS = (
     "",
     ".",
@@ -84,7 +85,7 @@ told = st.builds(plugin_registration_pb2.RegistrationStatus, plugin_registered=s
 
 
 def mutate(data: bytes, changes: list[tuple[int, int, int]]) -> bytes:
-    """Change, insert and remove bytes at places of a message."""
+    """Change, insert, and remove bytes at places of a message."""
     found = bytearray(data)
     for way, place, value in changes:
         where = place % (len(found) + 1)
@@ -108,22 +109,22 @@ calls = st.one_of(
 
 
 def one(namespace: str, name: str, uid: str) -> bytes:
-    """A request about one claim."""
+    """Return a request about one claim."""
     return as_bytes(
         dra_v1_pb2.NodePrepareResourcesRequest(claims=[dra_v1_pb2.Claim(namespace=namespace, name=name, uid=uid)])
     )
 
 
-#: What was found, and is tried first for ever.
+#: Earlier findings, which are always tried first.
 FOUND: tuple[list[Call], ...] = (
-    [(DRA[1], one("default", "static", ".."))],  # removed the driver's own folder
-    [(DRA[1], one("", "", ""))],  # removed what all containers may read of their devices
-    [(DRA[0], one("..", "../../nodes/node-1", "u"))],  # asked the API server for another object
+    [(DRA[1], one("default", "static", ".."))],  # removed the driver's own directory
+    [(DRA[1], one("", "", ""))],  # removed the files with device attributes of all containers
+    [(DRA[0], one("..", "../../nodes/node-1", "u"))],  # requested another object from the API server
 )
 
 
 class Seen:
-    """All that a refused request could change, in a form that costs little to look at."""
+    """All state that a refused request could change, in a form that is fast to read."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -148,7 +149,7 @@ class Seen:
 
 
 def lives(node: Node) -> None:
-    """Raises CrashLoop where the driver has ended; there is a new one then, for the examples to come."""
+    """Raise CrashLoop if the driver has ended, after a new one was started for the next examples."""
     if node.ended():
         status, said = node.wait_ended(), node.said()
         node.start()
@@ -156,7 +157,7 @@ def lives(node: Node) -> None:
 
 
 def send(channels: dict[str, grpc.Channel], call: Call) -> tuple[Call, Any]:
-    """Begin one call; bytes go and come as they are."""
+    """Begin one call with raw bytes."""
     path, body = call
     channel = channels["registration" if path in REGISTRATION else "service"]
     if path in STREAMS:
@@ -165,7 +166,7 @@ def send(channels: dict[str, grpc.Channel], call: Call) -> tuple[Call, Any]:
 
 
 def judge(call: Call, answer: Any) -> None:
-    """See that a call was answered, and about what it asked. Raises Broken."""
+    """Assert that a call was answered for the claims in its request. Raises Broken."""
     path, body = call
     try:
         if path in STREAMS:
@@ -195,7 +196,7 @@ def database() -> DirectoryBasedExampleDatabase:
 
 
 def rounds(number: int, examples: int, test: Callable[..., None]) -> Callable[[], None]:
-    """A Hypothesis test as one round of a run: a seed of its own, and so many examples."""
+    """Return a Hypothesis test as one round of a run, with its own seed and number of examples."""
     made = settings(
         max_examples=examples,
         deadline=None,
@@ -210,10 +211,10 @@ def rounds(number: int, examples: int, test: Callable[..., None]) -> Callable[[]
 
 
 def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
-    """So many requests on the sockets, many at a time."""
+    """Send ``count`` requests to the sockets, many of them in parallel."""
     tenants = Tenants(node, ("static",))
     seen = Seen(node)
-    state = {"seen": seen()}  # the end of one example is the beginning of the next
+    state = {"seen": seen()}  # the end of one example is the start of the next
     channels = {
         "service": grpc.insecure_channel(f"unix:{node.state}/dra.sock"),
         "registration": grpc.insecure_channel(f"unix:{REGISTRY}/{node.driver}-reg.sock"),
@@ -243,7 +244,7 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
         seen.close()
         for channel in channels.values():
             channel.close()
-    node.wait_serving()  # some of it told the driver that the kubelet refuses it
+    node.wait_serving()  # some requests reported to the driver that the kubelet refuses it
     tenants.await_prepared(besides=("meta",))
     tenants.give_back()
 
@@ -251,7 +252,7 @@ def wire(node: Node, row: Row, *, number: int, count: int, seconds: float) -> No
 def repeat(
     test: Callable[[], Callable[..., None]], row: Row, *, number: int, count: int, seconds: float, each: int
 ) -> None:
-    """Rounds of a test until it has made so many requests, or the time is over; ``each`` are those of one example, on average."""
+    """Repeat rounds of a test until ``count`` requests or the time limit. ``each`` is the average number of requests per example."""
     began, target = time.monotonic(), row.runs + count
     turn = 0
     while row.runs < target and time.monotonic() - began < seconds:
@@ -261,7 +262,7 @@ def repeat(
 
 
 def junk(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
-    """Values that belong nowhere; ``words`` are some that may belong somewhere else."""
+    """Return a strategy for misplaced values. ``words`` are valid in other places."""
     return st.recursive(
         st.one_of(
             st.none(),
@@ -277,13 +278,13 @@ def junk(words: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 def edits(words: tuple[str, ...]) -> st.SearchStrategy[list[tuple[int, int, str, Any]]]:
-    """Changes of a configuration."""
+    """Return a strategy for changes of a configuration."""
     each = st.tuples(st.integers(0, 3), st.integers(0, 1000), texts, junk(words))
     return st.lists(each, min_size=1, max_size=3)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a document with each of its keys."""
+    """Yield each container of a document with each of its keys."""
     if isinstance(value, (dict, list)):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             yield value, key
@@ -291,10 +292,10 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def spoiled(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]]) -> dict[str, Any]:
-    """A configuration with values replaced, fields removed, added and renamed anywhere in its parameters."""
+    """Return a configuration with values replaced, and fields removed, added, and renamed anywhere in its parameters."""
     made = copy.deepcopy(dict(config))
     for way, place, name, value in changes:
-        found = list(places(made["opaque"]))[1:]  # the driver's name stays: it would be no configuration for it
+        found = list(places(made["opaque"]))[1:]  # without the driver's name
         container, key = found[place % len(found)]
         if way == 0:
             container[key] = value
@@ -306,8 +307,8 @@ def spoiled(config: Mapping[str, Any], changes: list[tuple[int, int, str, Any]])
 
 
 def configurations(node: Node, row: Row, *, number: int, count: int, seconds: float) -> None:
-    """So many claims with opaque configurations that are nearly right, or not at all: refused, or prepared and given back."""
-    Tenants(node, ("static",)).give_back()  # the folders that stay are there then
+    """Prepare ``count`` claims with invalid or almost valid opaque configurations: they are refused, or prepared and unprepared."""
+    Tenants(node, ("static",)).give_back()  # creates the directories that stay
     seen = Seen(node)
     state = {"seen": seen()}
     one_claim = st.tuples(st.sampled_from(node.vendor.bases), edits(node.vendor.words))

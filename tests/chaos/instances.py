@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Another instance of the driver comes up beside the one that serves, as a new pod does in an update, or goes again."""
+"""Start a second instance of the driver next to the serving one, as a new pod does in an update, or end it again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.chaos.node import Node
 from tests.chaos.outages import Load
 from tests.chaos.tenants import Tenants
 
-#: The latest moment of a take-over at which a process is killed, in seconds after the new one was started.
+#: The latest moment of a takeover at which a process is killed, in seconds after the start of the new one.
 LATEST = 1.5
-#: Parts of a snapshot in which another instance has sockets of its own, and one that was killed has left some.
+#: Parts of a snapshot in which another instance has its own sockets, and a killed one has left some.
 SOCKETS = ("state folder", "registry")
 
 
 def published(node: Node) -> str:
-    """What the API server shows, with the versions of it: nobody writes. Of what tells how claims stand, and is written with them, nothing."""
+    """Return the slices in the API server with their versions, to detect writes, without the attributes about claims."""
     slices: dict[str, Any] = node.api.model.slices
     told = node.vendor.told_of_claims
     if told:
@@ -43,7 +43,7 @@ def _without(attributes: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 def end(node: Node, pid: int, number: int, channel: grpc.Channel | None = None) -> int:
-    """End a process that is not spoken to any more; returns how it ended."""
+    """End a process that gets no more calls. Return its exit status."""
     os.kill(pid, number)
     status = node.wait_ended(pid=pid)
     if channel is not None:
@@ -52,7 +52,7 @@ def end(node: Node, pid: int, number: int, channel: grpc.Channel | None = None) 
 
 
 def succeed(node: Node, pid: int, instance: str) -> grpc.Channel | None:
-    """Have the kubelet register a process, and call it from then on; wait until it serves. Returns the former one's channel."""
+    """Register a process, send all further calls to it, and wait until it serves. Return the previous channel."""
     node.register(pid, instance)
     former = node.turn_to(pid, instance)
     node.until("the new instance serves", lambda: node.status()["role"] == "serving", 60)
@@ -61,7 +61,7 @@ def succeed(node: Node, pid: int, instance: str) -> grpc.Channel | None:
 
 
 def hand_over(node: Node, number: int, chance: random.Random) -> None:
-    """Another instance takes over, with claims held and calls all the while, and the first one takes over again: no call fails."""
+    """Another instance takes over while claims are held and calls arrive, and then the first one again: no call fails."""
     turns = node.vendor.turns
     held, comes_and_goes = turns[number % len(turns)]
     tenants = Tenants(node, held)
@@ -88,7 +88,7 @@ def hand_over(node: Node, number: int, chance: random.Random) -> None:
 
 
 def interrupted(node: Node, number: int, chance: random.Random) -> None:
-    """One of the two is killed at any instant of a take-over, or after it: the other one serves, and nothing is lost."""
+    """Kill one of the two at any instant of a takeover, or after it: the other one serves, and no claim is lost."""
     turns = node.vendor.turns
     tenants = Tenants(node, turns[number // 3 % len(turns)][0])
     before, name = published(node), str(uuid.UUID(int=chance.getrandbits(128)))
@@ -100,7 +100,7 @@ def interrupted(node: Node, number: int, chance: random.Random) -> None:
         time.sleep(chance.uniform(0, LATEST))
         if number % 3 == 1:  # the old one
             end(node, former, signal.SIGKILL)
-        else:  # the new one, wherever it is
+        else:  # the new one, at any point
             end(node, pid, signal.SIGKILL)
     node.pid, node.instance = (pid, name) if number % 3 == 1 else (former, "")
     node.wait_serving()

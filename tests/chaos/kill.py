@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver killed while it prepares, unprepares and recovers claims of every kind: at each stage, and at any instant.
+"""Kill the driver while it prepares, unprepares, and recovers claims of each kind: at each stage, and at any instant.
 
-A case kills it once, or a second time while it recovers. When it is back every claim is prepared or cleanly gone, before the kubelet
-asks: all that can be seen of the node is as it was before the claim came, or as an undisturbed driver leaves it. Then the kubelet asks
-again, or gives the claim back.
+A case kills it once, or a second time during recovery. After its restart each claim is prepared or completely removed
+before the kubelet's next call: the visible state of the node is that of before the claim, or that of an undisturbed
+driver. Then the kubelet repeats the prepare, or unprepares the claim.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from tests.chaos.results import Results
 from tests.chaos.snapshot import Snapshot, check_files, difference, snapshot
 
 FAULT = "kill"
-#: Of a snapshot, by device, what a start of the machine makes again.
+#: The key in a snapshot for the partitions that a reboot creates again, by device.
 NOTES = "made again"
 Notes = Mapping[str, Sequence[str]]
 RECOVERY = ("recovery-planned", "recovery-step-done")
-#: As long as the stages of a recovery may take until a driver that was to die at one counts as past it.
+#: The time limit (s) for the stages of a recovery. Afterwards a driver that should die at a stage counts as past it.
 SETTLE_SECONDS = 20.0
-#: One case in so many is killed a second time, while it recovers.
+#: One case in this number is killed a second time, during recovery.
 AGAIN = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case. ``stage`` "" kills at an instant, ``part`` of the usual duration after the call began.
+    """One case. With ``stage`` "" it kills at an instant: ``part`` of the usual duration after the start of the call.
 
-    ``was_prepared`` is so where the claim has its allocation since it was prepared and given back, which its status tells.
+    ``was_prepared`` is true if the claim was prepared and unprepared before with the same allocation, which its status
+    shows.
     """
 
     verb: str
@@ -59,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Usual:
-    """What a kind leaves when nothing happens: before, prepared; and how long its calls take, in seconds."""
+    """The states of a kind without a fault: before and prepared, and the duration of its calls in seconds."""
 
     caller: Kubelet
     neighbours: tuple[Kubelet, ...]
@@ -69,7 +70,7 @@ class Usual:
 
 
 def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int, Case]]:
-    """All stages, then any instants, without an end; each case is decided by its number alone."""
+    """Yield all stages, then any instants, without an end. The number alone determines each case."""
     stages = [("prepare", stage) for stage in kind.prepare_stages] + [
         ("unprepare", stage) for stage in kind.unprepare_stages
     ]
@@ -91,7 +92,7 @@ def cases(kind: Kind, seed: int, only: int | None = None) -> Iterator[tuple[int,
 
 
 def usual(node: Node, kind: Kind) -> Usual:
-    """Prepare a claim of the kind a few times without a fault; its traces are always the same."""
+    """Prepare a claim of the kind several times without a fault, and verify that its traces are always the same."""
     neighbours = tuple(caller_of(node, node.kinds[name]) for name in kind.beside)
     for neighbour in neighbours:
         neighbour.prepare()
@@ -118,7 +119,7 @@ def usual(node: Node, kind: Kind) -> Usual:
         if text := difference(snapshot(node), before):
             raise Leaked(f"after an undisturbed unprepare\n{text}")
     others = {int(process["pid"]) for process in node.silicon.command("calls")["processes"]} - {node.pid}
-    # Programs for claims ask it as well, and some settings are a program's alone.
+    # Programs for claims call the function too, and some settings belong to a program only.
     if others and not kind.does & (COMPANIONS | SETTINGS):
         raise Broken(
             f"{len(others)} programs have asked the devices' library on the way of a claim, besides the driver"
@@ -131,7 +132,7 @@ def usual(node: Node, kind: Kind) -> Usual:
 def campaign(
     node: Node, kind: Kind, results: Results, *, seed: int, runs: int, seconds: float, only: int | None
 ) -> None:
-    """So many cases, or as many as fit into the time; those of stages are tried whatever they take."""
+    """Run ``count`` cases, or as many as fit into the time. Cases with stages always run."""
     ordinary = usual(node, kind)
     stages = 2 * (len(kind.prepare_stages) + len(kind.unprepare_stages))
     deadline = time.monotonic() + seconds
@@ -146,7 +147,7 @@ def campaign(
 
 
 def play(node: Node, ordinary: Usual, case: Case) -> None:
-    """One case, on a node with a driver that runs and nothing prepared but the neighbours; it ends so as well."""
+    """Run one case on a node with a running driver, on which only the neighbors are prepared. The same holds at its end."""
     caller = ordinary.caller
     for neighbour in ordinary.neighbours:
         neighbour.prepare()
@@ -181,7 +182,7 @@ def play(node: Node, ordinary: Usual, case: Case) -> None:
 
 
 def start_to_die(node: Node, stage: str, ordinary: Usual) -> None:
-    """Start a driver that dies at a stage of the claim: as it recovers the neighbours it may go through the same one, for each of them."""
+    """Start a driver that dies at a stage of the claim. The recovery of each neighbor can pass the same stage before."""
     for passed in range(1 + len(ordinary.neighbours)):
         try:
             node.start(f"{stage}:{passed + 1}" if passed else stage, **ordinary.caller.options)
@@ -196,7 +197,7 @@ def start_to_die(node: Node, stage: str, ordinary: Usual) -> None:
 
 
 def killed(node: Node, case: Case, ordinary: Usual) -> bool:
-    """Call the driver and have it die; whether it has answered before, without an error."""
+    """Call the driver and kill it. Return whether it answered before, without an error."""
     answered = ordinary.caller.begin(case.verb)
     if case.stage:
         status = node.wait_ended()
@@ -209,7 +210,7 @@ def killed(node: Node, case: Case, ordinary: Usual) -> bool:
 
 
 def kill_the_recovery(node: Node, case: Case) -> None:
-    """Start the driver and kill it again; one that has recovered before is killed at rest."""
+    """Start the driver and kill it again. A driver that has already recovered is killed at rest."""
     node.start(case.again, serves=False)
     deadline = time.monotonic() + (2.0 if case.again else case.again_part)
     while not node.ended() and time.monotonic() < deadline:
@@ -221,7 +222,7 @@ def kill_the_recovery(node: Node, case: Case) -> None:
 
 
 def settled(node: Node, ordinary: Usual, case: Case) -> str:
-    """Wait until the node is as with the claim prepared, or as without it; which of them. Raises Leaked."""
+    """Wait until the node is in the state with or without the prepared claim. Return which one. Raises Leaked."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         found = snapshot(node)
@@ -238,11 +239,12 @@ def settled(node: Node, ordinary: Usual, case: Case) -> str:
 
 
 def departure(found: Snapshot, expected: Snapshot, ordinary: Usual, case: Case) -> str:
-    """What differs from what is expected, but for what no driver can help.
+    """Return the difference from the expected state, without differences that no driver can prevent.
 
-    A library that makes partitions again after a start of the machine notes each before it makes or destroys it. One that is killed
-    between the two leaves a note of what is not there, or none of what is, until it changes a partition the next time. At a stage the driver is
-    in no library, so that the notes have to be right; at any instant they are between those of a node with the claim and without it.
+    A library that creates partitions again after a reboot records each one before it creates or destroys it. If it is
+    killed in between, its record differs from the partitions until the next change. At a stage the driver is not in a
+    library call, so the records have to be right. At any instant they are between those of a node with and without the
+    claim.
     """
     if not case.stage and _are_between(found[NOTES], ordinary.before[NOTES], ordinary.prepared[NOTES]):
         expected = {**expected, NOTES: found[NOTES]}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a kind of prepare is: what a claim of it is allocated, and which stages it goes through. Which kinds there are is each vendor's."""
+"""Kinds of claims: their allocation, and the stages that they pass. Each vendor has its own kinds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from dra_driver.stages import PREPARE, UNPREPARE
 
 STATIC = "a partition of the layout"
-#: Stages that only those kinds go through that change a partition, settings, a program beside the claim, a device's driver.
+#: Stages that only some kinds pass: those that change a partition, settings, a companion program, or a device's driver.
 MODE = frozenset({"partitioning-changed", "partitioning-restored"})
 SLICES = frozenset({"partition-created", "partition-destroyed"})
 PARTITIONS = MODE | SLICES
 SETTINGS = frozenset({"settings-applied", "settings-restored"})
 COMPANIONS = frozenset({"companion-started", "companions-stopped"})
 PASSTHROUGH = frozenset({"handed-over", "taken-back"})
-#: No kind has GPUs that are a partition of the NVSwitch fabric: fabric_claims_test.py and test_32_fabric.py kill the driver there.
+#: No kind has GPUs of an NVSwitch fabric partition: fabric_claims_test.py and test_32_fabric.py kill the driver there.
 FABRIC = frozenset({"fabric-activated", "fabric-deactivated"})
 _OF_SOME = PARTITIONS | SETTINGS | COMPANIONS | PASSTHROUGH | FABRIC
 FIRST_SHARE, SECOND_SHARE = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -26,9 +26,9 @@ FIRST_SHARE, SECOND_SHARE = "11111111-1111-1111-1111-111111111111", "22222222-22
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind. ``results`` are devices of an allocation, or an allocation's results; ``does`` are stages beyond everybody's.
+    """One kind. ``results`` are devices of an allocation, or an allocation's results. ``does`` are its additional stages.
 
-    ``ahead``: it is prepared before its pod is bound. ``beside`` are kinds of which a claim is held all the while.
+    ``ahead``: it is prepared before its pod is bound. ``beside`` are kinds with one claim that is held all the time.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Kind:
     beside: tuple[str, ...] = ()
 
     def stages(self, of: tuple[str, ...]) -> tuple[str, ...]:
-        """The stages of preparing, or of unpreparing, that a claim of this kind goes through; the last of several partitions too."""
+        """Return the stages of prepare or unprepare that a claim of this kind passes, including those of the last of several partitions."""
         found = [stage for stage in of if stage not in _OF_SOME or stage in self.does]
         if self.partitions > 1:
             found += [
@@ -54,10 +54,10 @@ class Kind:
 
     @property
     def unprepare_stages(self) -> tuple[str, ...]:
-        # The kubelet's call begins with the first one; a claim that was given up is undone without it.
+        # The first stage is the kubelet's call. An abandoned claim is undone without it.
         return self.stages(UNPREPARE[1:] if self.ahead else UNPREPARE)
 
 
 def opaque(driver: str, **parameters: Any) -> dict[str, Any]:
-    """An opaque configuration for a driver."""
+    """Return an opaque configuration for a driver."""
     return {"opaque": {"driver": driver, "parameters": parameters}}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Several nodes side by side: each kind of kill, each fault and each fuzzing has one of its own, so many of them at a time.
+"""Run several nodes in parallel: each kind of kill, each fault, and each kind of fuzzing has its own node.
 
-Each is this program again, for one row of the table; what it says stands under its name, and the rows are put together at the end.
+Each node is this program again for one row of the table. Its output has its name as a prefix, and the rows are combined
+at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.chaos.campaigns import FUZZING, asked_for, faults
 from tests.chaos.results import Row, read_rows, table
 from tests.chaos.vendor import Vendor
 
-#: What one node is given of the command line as it is.
+#: Command line options that each node gets unchanged.
 PASSED_ON = (
     "vendor",
     "seed",
@@ -37,14 +38,14 @@ PASSED_ON = (
     "least_requests",
     "fuzz_seconds",
 )
-#: What a node says once more at its end is left out: all nodes' rows stand in one table.
+#: The start of each node's own table, which is not printed: all rows are in one table.
 TABLE = "Chaos of seed"
 END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """One row: a fault, and of kills the kind of claim."""
+    """One row: a fault, and for kills the kind of claim."""
 
     fault: str
     kind: str = ""
@@ -55,7 +56,7 @@ class Part:
 
 
 class Lane:
-    """A node that runs, and what it has said."""
+    """A running node, and its output."""
 
     def __init__(self, part: Part, options: argparse.Namespace, folder: Path) -> None:
         self.part, self.rows = part, folder / f"{part.name}.json"
@@ -74,12 +75,12 @@ class Lane:
         self._rest, self._over = b"", False
 
     def fileno(self) -> int:
-        """What it writes to."""
+        """Return the descriptor of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def read(self) -> bool:
-        """Print whole lines of what it has written by now; False at its end."""
+        """Print the complete lines of its output. Return False at its end."""
         data = os.read(self.fileno(), 65536)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop() if data else b""
@@ -91,7 +92,7 @@ class Lane:
         return bool(data)
 
     def result(self) -> list[Row]:
-        """Its rows, when it has ended; one that says nothing has failed."""
+        """Return its rows after its end. A node without rows has failed."""
         status = self.process.wait(END_SECONDS)
         rows = read_rows(self.rows)
         if rows and (status == 0 or any(row.failed for row in rows)):
@@ -102,7 +103,7 @@ class Lane:
         return [*rows, failed]
 
     def end(self) -> None:
-        """End it, and with it all that it has started."""
+        """End it with all its child processes."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -115,7 +116,7 @@ class Lane:
 
 
 def parts(options: argparse.Namespace, vendor: Vendor) -> list[Part]:
-    """What was asked for, in the order of the table."""
+    """Return the requested parts in the order of the table."""
     wanted, kinds = asked_for(options, vendor)
     found = [Part(kill.FAULT, kind.name) for kind in vendor.kinds if kill.FAULT in wanted and kind.name in kinds]
     found += [Part(fault.name) for fault in faults(vendor, options.away) if fault.name in wanted]
@@ -124,7 +125,7 @@ def parts(options: argparse.Namespace, vendor: Vendor) -> list[Part]:
 
 @contextmanager
 def ended(lanes: list[Lane]) -> Iterator[None]:
-    """End what runs when this process is asked to end, or something here goes wrong."""
+    """End the running lanes when this process is asked to end, or on an error."""
     surroundings.end_by_signal()
     try:
         yield
@@ -134,9 +135,9 @@ def ended(lanes: list[Lane]) -> Iterator[None]:
 
 
 def run(options: argparse.Namespace, vendor: Vendor) -> int:
-    """Try what was asked for on ``options.parallel`` nodes at a time, print the table and return the exit status."""
+    """Run the requested parts on ``options.parallel`` nodes at a time, print the table, and return the exit status."""
     every = parts(options, vendor)
-    # What may take longest begins first, so that it is not alone at the end.
+    # The longest parts begin first, so that they are not alone at the end.
     waiting = sorted(every, key=lambda part: part.fault not in FUZZING)
     running: list[Lane] = []
     rows: dict[Part, list[Row]] = {}

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Starts drivers by forking from a process that has everything imported: a start costs a tenth of a second and not a whole one.
+"""Start drivers by forking from a process with all imports: a start takes 0.1 s instead of 1 s.
 
-Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance", "samples", "raises",
-"defects"}``; the answer is a line with the process ID. The driver kills itself when ``stage`` is complete (``tests/cluster/stop_at.py``), "" for
-never. It is a process of its own session, and no child of this one: the first process of the PID namespace gets its exit status. One with a
-``library``, which has to be loaded before all others, is started from the beginning.
+Each line of standard input is a JSON object ``{"stage", "log", "arguments", "clock", "library", "timer", "instance",
+"samples", "raises", "defects", "brief"}``. The answer is a line with the process ID. The driver kills itself when
+``stage`` is complete (``tests/cluster/stop_at.py``), never with "". It has its own session, and it is no child of this
+process: the first process of the PID namespace gets its exit status. A driver with a ``library``, which has to be
+loaded before all others, starts as a new program.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def start(order: dict[str, Any]) -> int:
 
 
 def drive(order: dict[str, Any]) -> None:
-    """Be the driver, from here to the end of the process: nothing of the launcher goes on in it."""
+    """Become the driver until the end of the process. No code of the launcher runs afterwards."""
     status = 99
     try:
         os.setsid()
@@ -57,6 +58,8 @@ def drive(order: dict[str, Any]) -> None:
             reconciler.RECONCILE_SECONDS = order["timer"]
         if order["defects"]:
             defective.inject()
+        if order["brief"]:
+            short_waits.shorten()
         stages.listen(stop_at.StopPoint(order["stage"]).reached)
         status = cli.main(order["arguments"])
     finally:
@@ -74,6 +77,7 @@ if __name__ == "__main__":
     from tests.bench import sampling
     from tests.chaos import defective, raising
     from tests.cluster import stop_at
+    from tests.oracles import short_waits
 
     assert node and pynvml and server
     for line in sys.stdin:

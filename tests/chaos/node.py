@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A node with a driver: the driver's process, and whoever speaks to it as the kubelet.
+"""A node with a driver: the driver's process, and a client in the role of the kubelet.
 
-The driver is the program that users have, with its configuration, on the node of ``surroundings``: SQLite, gRPC over its sockets, the
-vendor's own library, simulated, CDI files. The API server is the small one of the unit tests, on a thread of this process.
+The driver is the released program with its configuration, on the node of ``surroundings``: SQLite, gRPC over its
+sockets, CDI files, and the vendor's own library (simulated). The API server is the small one of the unit tests, in a
+thread of this process.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import grpc
 import yaml
 from accelerator_simulator.library import Library, find_library
 from api_model import ApiModel, kubeconfig
-from dra_driver.core import repair_marks
-from dra_driver.core.prepared import wake_driver
-from dra_driver.core.system import System
+from dra_driver.core.health import repair_marks
+from dra_driver.core.host.system import System
+from dra_driver.core.store.prepared_claims import wake_driver
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
 from dra_driver.status_command import living
@@ -51,19 +52,21 @@ COMPANIONS = Path("/run/dra-accelerators/companions")
 CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 LAUNCHER = Path(__file__).with_name("launcher.py")
-#: As long as the kubelet waits for an answer.
+#: The kubelet's timeout for a call, in seconds.
 CALL_SECONDS = 45.0
 START_SECONDS = 60.0
 
 
 class Api:
-    """The API server, on a thread. ``claims`` are those of the cluster."""
+    """The API server in a thread. ``claims`` are those of the cluster."""
 
     def __init__(self, driver: str) -> None:
         self.driver = driver
-        # That a driver which is killed hangs up is no error of the server's.
+        # A connection that a killed driver closes is no error of the server.
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
         self.model = ApiModel(driver)
+        self.model.act_as_controller()
+        self.model.renews_sign = True
         self.allocated = Claims()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -73,25 +76,25 @@ class Api:
         self.answers = True
 
     def call(self, work: Any, seconds: float = 30) -> Any:
-        """Have something done on its thread."""
+        """Run a coroutine in its thread and return the result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def document(
         self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()
     ) -> dict[str, Any]:
-        """Return a claim with its allocation, which nobody is told of."""
+        """Return a claim with its allocation, without storing it in the API server."""
         self.allocated.allocate(
             name, *results, uid=str(uuid.uuid5(uuid.NAMESPACE_DNS, name)), config=config, driver=self.driver
         )
         return self.allocated.claims["default", name]
 
     def allocate(self, name: str, *results: str | Mapping[str, Any], config: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Write a claim and its allocation, and return its UID."""
+        """Store a claim and its allocation, and return its UID."""
         claim = self.model.claims[name] = self.document(name, *results, config=config)
         return str(claim["metadata"]["uid"])
 
     def put(self, claim: dict[str, Any]) -> None:
-        """Write a claim, and tell those who watch."""
+        """Store a claim, and notify the watches."""
 
         async def write() -> None:
             self.model.put_claim(claim)
@@ -99,25 +102,25 @@ class Api:
         self.call(write())
 
     def release_awaited(self) -> None:
-        """Take the allocations back for which pods wait."""
+        """Remove the allocations that pods wait for."""
         for name, claim in list(self.model.claims.items()):
             results = (claim["status"].get("allocation") or {"devices": {}})["devices"].get("results", ())
             if any(each.get("bindingConditions") for each in results):
                 self.put({"metadata": dict(self.model.claims[name]["metadata"]), "status": {}})
 
     def forget(self) -> None:
-        """Drop what it remembers of requests."""
+        """Clear the recorded requests."""
         self.model.log.clear()
         self.model.headers.clear()
         self.model.events.clear()
 
     def away(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self.answers = False
         self.call(self.model.stop())
 
     def back(self) -> None:
-        """Answer at the same address again."""
+        """Answer again at the same address."""
 
         async def listen() -> None:
             from aiohttp import web
@@ -132,9 +135,9 @@ class Api:
 
 
 class Node:
-    """The node of a vendor's hardware, with at most one driver that runs. Made once in a process.
+    """The node of a vendor's hardware, with at most one running driver. A process creates it once.
 
-    ``state`` is the folder that the driver keeps, ``store`` its store.
+    ``state`` is the driver's state directory, ``store`` its store.
     """
 
     def __init__(self, vendor: Vendor, library: Path, log: Path) -> None:
@@ -171,7 +174,7 @@ class Node:
         Path(CONFIGURATION).write_text(yaml.safe_dump(document), encoding="utf-8")
 
     def lay_out(self) -> None:
-        """Make the partitions of the layout, as the node's boot does."""
+        """Create the partitions of the layout, as at the node's boot."""
         rules = PLUGINS.parent / "layout.json"
         rules.write_text(json.dumps(list(self.vendor.layout)), encoding="utf-8")
         done = subprocess.run(
@@ -184,9 +187,9 @@ class Node:
             raise Broken(f"the layout: {done.stdout}{done.stderr}")
 
     def begin_anew(self) -> None:
-        """Forget all that a case that went wrong has left, by force: boards without power, folders empty, no programs.
+        """Remove the state of a failed case by force: power-cycle the boards, empty the directories, and end the programs.
 
-        The machine tells of the boot that it told of before: what the next cases are compared with names it.
+        The boot id does not change, because the expected state of the next cases contains it.
         """
         if self.pid:
             self.kill()
@@ -204,9 +207,9 @@ class Node:
         self.wait_ready()
 
     def boot(self, told: str = "") -> None:
-        """Start the machine again: no program lives, devices and what lies in /run are as a boot leaves them, the layout is applied.
+        """Reboot the node: end programs, reset devices and /run as a boot does, and apply the layout.
 
-        ``told`` is the boot that it tells of, if not a new one.
+        ``told`` is the boot id, by default a new one.
         """
         self._stop_programs()
         for folder in (CDI, COMPANIONS):
@@ -238,12 +241,14 @@ class Node:
         samples: Path | None = None,
         raises: bool = False,
         has_defects: bool = False,
+        brief: bool = False,
     ) -> int:
-        """Start a driver that dies when ``stage`` is complete; return its process ID at once.
+        """Start a driver that dies when ``stage`` is complete. Return its process ID at once.
 
-        ``library`` is loaded into it before the C library and reads ``clock``; ``timer`` is how often it visits its claims, in seconds;
-        ``samples`` is where it writes what its functions cost. With ``raises`` calls of the vendor's library raise on order (raising.py);
-        with ``has_defects`` each of its supervisors gets exceptions that no code expects.
+        ``library`` is loaded before the C library and reads ``clock``. ``timer`` is the interval of its checks of
+        claims, in seconds. ``samples`` is the file for the costs of its functions. With ``raises``, calls of the
+        vendor's library raise on order (raising.py). With ``has_defects``, each supervisor gets unexpected exceptions.
+        With ``brief``, timeouts and retries take seconds.
         """
         assert self._launcher.stdin and self._launcher.stdout
         order = {
@@ -257,13 +262,14 @@ class Node:
             "samples": str(samples or ""),
             "raises": raises,
             "defects": has_defects,
+            "brief": brief,
         }
         self._launcher.stdin.write(json.dumps(order) + "\n")
         self._launcher.stdin.flush()
         return int(self._launcher.stdout.readline())
 
     def start(self, stage: str = "", *, serves: bool = True, **options: Any) -> None:
-        """Start the driver; with ``serves`` wait until the kubelet can register it. ``options`` are those of ``launch``."""
+        """Start the driver. With ``serves`` wait until the kubelet can register it. ``options`` are those of ``launch``."""
         assert not self.pid, "a driver runs"
         self.pid = self.launch(stage, **options)
         if serves:
@@ -275,7 +281,7 @@ class Node:
         self.connect()
 
     def register(self, pid: int, instance: str) -> None:
-        """Wait until a process answers as an instance of the driver, and register that."""
+        """Wait until a process answers as an instance of the driver, and register it."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
@@ -296,16 +302,16 @@ class Node:
                 time.sleep(0.005)
 
     def paths(self, instance: str) -> SocketPaths:
-        """Where an instance of the driver serves."""
+        """Return the socket paths of an instance of the driver."""
         return paths_of(str(self.state), str(REGISTRY), self.driver, instance)
 
     def connect(self) -> None:
-        """Speak to the process that runs now."""
+        """Connect to the current process."""
         self.hang_up()
         self.turn_to(self.pid, self.instance)
 
     def turn_to(self, pid: int, instance: str) -> grpc.Channel | None:
-        """Make the next calls to another process; returns the former's channel, on which calls may be under way."""
+        """Direct the next calls to another process. Return the previous channel, which can have running calls."""
         former, self._channel = self._channel, grpc.insecure_channel(f"unix:{self.paths(instance).service}")
         self.pid, self.instance = pid, instance
         return former
@@ -316,7 +322,7 @@ class Node:
             self._channel = None
 
     def ended(self, pid: int = 0) -> bool:
-        """Whether the driver's process has ended."""
+        """Return whether the driver's process has ended."""
         pid = pid or self.pid
         if pid not in self._ended:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -326,7 +332,7 @@ class Node:
         return True
 
     def wait_ended(self, seconds: float = 30, pid: int = 0) -> int:
-        """Wait until the process has ended, and return how: an exit status, or a signal as a negative number."""
+        """Wait until the process has ended. Return its exit status, or a signal as a negative number."""
         pid = pid or self.pid
         descriptor = os.pidfd_open(pid) if pid not in self._ended else -1
         try:
@@ -343,13 +349,13 @@ class Node:
         return status
 
     def kill(self) -> None:
-        """End the driver as ``kill -9`` does; one that has ended already is no error."""
+        """Kill the driver with SIGKILL. An ended process is no error."""
         if not self.ended():
             os.kill(self.pid, signal.SIGKILL)
         self.wait_ended()
 
     def stop(self) -> None:
-        """End the driver as its service manager does."""
+        """Stop the driver with SIGTERM, as its service manager does."""
         if not self.ended():
             os.kill(self.pid, signal.SIGTERM)
         status = self.wait_ended()
@@ -357,18 +363,18 @@ class Node:
             raise Broken(f"the driver ended with {status} when it was asked to\n{self.said()}")
 
     def close(self) -> None:
-        """End everything."""
+        """End all processes."""
         if self.pid:
             self.kill()
         self._launcher.kill()
         self._bus.kill()
 
     def said(self, lines: int = 40) -> str:
-        """The driver's last lines."""
+        """Return the last lines of the driver's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
     def status(self) -> dict[str, Any]:
-        """How the driver is, in its own words."""
+        """Return the driver's status as it reports it."""
         return living(self.driver, self.paths(self.instance).status)
 
     # The kubelet's part
@@ -377,7 +383,7 @@ class Node:
         return dra_v1_pb2.Claim(namespace="default", name=name, uid=uid)
 
     def begin(self, method: str, name: str, uid: str) -> Any:
-        """Call the driver and return at once: a future of its answer."""
+        """Call the driver and return a future of its answer."""
         assert self._channel is not None
         stub = dra_v1_pb2_grpc.DRAPluginStub(self._channel)
         request = getattr(dra_v1_pb2, f"{method}Request")(claims=[self.message(name, uid)])
@@ -391,7 +397,7 @@ class Node:
         return answer.claims[uid]
 
     def insist(self, method: str, name: str, uid: str, seconds: float = 30) -> Any:
-        """Call until there is no error, as the kubelet does."""
+        """Repeat the call until it succeeds, as the kubelet does."""
         deadline = time.monotonic() + seconds
         while True:
             answer = self.ask(method, name, uid)
@@ -408,7 +414,7 @@ class Node:
         return self.insist("NodeUnprepareResources", name, uid)
 
     def devices(self) -> dict[str, dict[str, Any]]:
-        """What is published, by name."""
+        """Return the published devices by name."""
         return {
             str(device["name"]): device
             for item in list(self.api.model.slices.values())
@@ -416,20 +422,20 @@ class Node:
         }
 
     def document_of(self, kind: Kind, name: str = "") -> dict[str, Any]:
-        """A claim of a kind, allocated, which nobody is told of."""
+        """Return an allocated claim of a kind, without storing it in the API server."""
         statics = sorted(filter(self.vendor.is_static, self.devices()))
         results = [statics[0] if each == STATIC else each for each in kind.results]
         return self.api.document(name or kind.name, *results, config=kind.config)
 
     def claim_of(self, kind: Kind, name: str = "") -> tuple[str, str]:
-        """Write a claim of a kind, allocated; returns its name and UID."""
+        """Store an allocated claim of a kind. Return its name and UID."""
         claim = self.document_of(kind, name)
         found = str(claim["metadata"]["name"])
         self.api.model.claims[found] = claim
         return found, str(claim["metadata"]["uid"])
 
     def until(self, what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
-        """Wait until something is true."""
+        """Wait until a condition is true, and return its value."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
@@ -438,7 +444,7 @@ class Node:
         return found
 
     def wait_ready(self, seconds: float = 60) -> None:
-        """Wait until the driver says that it is ready, its claims recovered and its devices published."""
+        """Wait until the driver is ready: claims recovered, and devices published."""
         self.until("the driver is ready", lambda: (told := self.status())["ready"] and told["published"], seconds)
 
     def report_repairs(self) -> None:
@@ -450,7 +456,7 @@ class Node:
 
     @contextmanager
     def faults(self, *commands: str) -> Iterator[None]:
-        """Have faults of the hardware for a while."""
+        """Inject hardware faults while the context is active."""
         try:
             for command in commands:
                 self.silicon.command(f"fault {command}")

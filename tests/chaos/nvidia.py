@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""NVIDIA's GPUs for the chaos: eight H100, of which one layout gives each kind its own; all of them are served by one driver."""
+"""NVIDIA GPUs for the chaos tests: eight H100 with one layout that gives each kind its own GPU. One driver serves all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerator_simulator.library import NVIDIA, Library
-from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
+from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
 
 from tests.chaos.errors import Broken
 from tests.chaos.kinds import (
@@ -32,7 +32,7 @@ from tests.cluster.manifests import mps, settings
 from tests.simulator.nvml_builds import SOURCES
 
 DRIVER = "gpu.nvidia.com"
-#: The partitions of the first one are made before the driver starts.
+#: The partitions of the first GPU are created before the driver starts.
 LAYOUT: tuple[Mapping[str, Any], ...] = (
     {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 2}},
     {"match": {"index": 4}, "mode": "whole", "shares": 4},
@@ -68,7 +68,7 @@ AWAITED = {
 AWAITED_MACHINE = {**AWAITED, "device": "gpu-vfio-7"}
 _CLOCKS = {"minimum": 900, "maximum": 1200}
 ON_ONE, ALSO, ELSEWHERE = "gpu-1-mig-1g10gb-19-0", "gpu-1-mig-2g20gb-14-2", "gpu-2-mig-3g40gb-9-4"
-#: Places that those three leave free, so that claims of all three kinds can be held at once.
+#: Places outside of those three, so that claims of all three kinds can be held at once.
 ALONE, SHARED = "gpu-1-mig-1g10gb-19-6", "gpu-2-mig-1g10gb-19-0"
 KINDS = (
     Kind("whole", ("gpu-3",)),
@@ -126,7 +126,7 @@ CALLS = (
     "nvmlDeviceSetComputeMode",
     "nvmlDeviceResetGpuLockedClocks",
 )
-#: What a scan asks each GPU, and NVML itself.
+#: NVML functions that a scan calls once or for each GPU.
 SCANNED = (
     "nvmlDeviceGetCount",
     "nvmlDeviceGetHandleByIndex",
@@ -139,7 +139,7 @@ SCANNED = (
 )
 #: Unknown error, in use, insufficient resources, the GPU is lost, needs a reset.
 CODES = (999, 19, 23, 15, 16)
-#: Errors of applications, of memory, of links and of the GPU's own processors; a reset, or the report of a repair, ends all of them.
+#: Errors of applications, memory, links, and the GPU's own processors. A reset or a reported repair ends all of them.
 XIDS = (13, 31, 43, 45, 48, 62, 63, 74, 92, 94, 95, 119, 120, 154)
 BASES = (
     *((("gpu-3",), config) for config in (TIME_SLICING, settings(powerLimit=300), settings(computeMode="Prohibited"))),
@@ -159,9 +159,9 @@ BASES = (
 )
 
 CAPABILITIES = Path("/dev/nvidia-caps")
-#: The capabilities that are no partition's: mig/config and mig/monitor.
+#: The capabilities without a partition: mig/config and mig/monitor.
 MONITOR = {f"{CAPABILITIES}/nvidia-cap1", f"{CAPABILITIES}/nvidia-cap2"}
-#: What a GPU is set to.
+#: The compared settings of a GPU.
 SETTINGS_SHOWN = (
     "mig_mode_current",
     "mig_mode_pending",
@@ -177,7 +177,7 @@ SETTINGS_SHOWN = (
 
 
 def hardware(silicon: Library) -> dict[str, Any]:
-    """Each GPU that NVML lists, by PCI address: what it is set to, and its partitions."""
+    """Return each GPU that NVML lists, by PCI address: its settings, and its partitions."""
     return {
         gpu["pci_address"]: {
             "set": [gpu[name] for name in SETTINGS_SHOWN],
@@ -196,7 +196,7 @@ def hardware(silicon: Library) -> dict[str, Any]:
 
 
 def check(silicon: Library, files: list[Path]) -> None:
-    """See that each CDI file names partitions that exist, by the device nodes that NVIDIA's driver has for them. Raises Broken."""
+    """Assert that each CDI file names existing partitions, by their device nodes. Raises Broken."""
     instances = [
         each for gpu in silicon.command("show")["gpus"] for each in gpu["gpu_instances"] if each["compute_instances"]
     ]
@@ -221,7 +221,7 @@ def check(silicon: Library, files: list[Path]) -> None:
 
 
 def leave_program(claim: str) -> None:
-    """Start an MPS daemon, as one runs for a claim."""
+    """Start an MPS daemon, as for a claim."""
     folder = Path("/run/dra-accelerators/companions") / f"{claim}.0"
     Path(f"{folder}.environment").write_text(
         f'CUDA_MPS_PIPE_DIRECTORY="{folder}/pipe"\nCUDA_MPS_LOG_DIRECTORY="{folder}/log"\n'

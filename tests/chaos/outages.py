@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What surrounds the driver fails: the API server, the kubelet, the clock, a second driver; and what others have left on the node."""
+"""Outages around the driver: the API server, the kubelet, the clock, a second driver, and leftovers of other programs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ CLOCK_LIBRARY = Path("/run/chaos-clock.so")
 
 
 class Load:
-    """Claims that come and go all the while, one thread for each kind.
+    """Load of claims that are prepared and unprepared all the time, one thread per kind.
 
-    ``rounds`` and ``prepared``: how many calls, and how many prepares among them, were answered without an error, by kind; ``refusals``
-    are the errors of prepares, ``kept`` those of unprepares, ``unanswered`` says of what calls there was no answer.
+    ``rounds`` and ``prepared``: the number of calls, and of prepares among them, that were answered without an error,
+    by kind. ``refusals`` are the errors of prepares, ``kept`` those of unprepares, and ``unanswered`` the calls without
+    an answer.
     """
 
     def __init__(self, node: Node, kinds: tuple[str, ...]) -> None:
@@ -52,7 +53,7 @@ class Load:
             for method in ("NodePrepareResources", "NodeUnprepareResources"):
                 try:
                     answer = self.node.ask(method, *claim)
-                # ValueError: grpcio's word for a channel that was closed at this moment, as the driver was killed.
+                # ValueError: grpcio raises it for a channel that was just closed because the driver was killed.
                 except (grpc.RpcError, AssertionError, ValueError) as error:
                     self.unanswered.append(str(error))
                     self._over.wait(0.05)
@@ -80,7 +81,7 @@ class Load:
 
 
 def offered(node: Node) -> dict[str, Any]:
-    """What is published of each device, by name, but what tells how claims stand: that follows them a moment later."""
+    """Return the published devices by name, without the attributes about claims, which follow the claims with a delay."""
     told = node.vendor.told_of_claims
     return {
         name: {**device, "attributes": {key: value for key, value in device["attributes"].items() if key not in told}}
@@ -89,7 +90,7 @@ def offered(node: Node) -> dict[str, Any]:
 
 
 def are_whole(node: Node) -> bool:
-    """Whether each pool is whole: all of its slices of one generation, and as many as they say."""
+    """Return whether each pool is complete: all its slices have one generation, and their number is the stated one."""
     pools: dict[str, list[tuple[int, int]]] = {}
     for item in list(node.api.model.slices.values()):
         pool = item["spec"]["pool"]
@@ -98,7 +99,7 @@ def are_whole(node: Node) -> bool:
 
 
 def without_api(node: Node, held: Tenants, seconds: float, *, restarts: bool) -> None:
-    """See for a while that the driver lives and claims that are prepared stay so; it starts again in the middle of it, or does not."""
+    """Assert for a while that the driver runs and prepared claims stay prepared. Optionally restart it halfway."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         if restarts and passed > seconds / 2:
@@ -114,7 +115,7 @@ def without_api(node: Node, held: Tenants, seconds: float, *, restarts: bool) ->
 
 
 def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) -> None:
-    """No API server for a while, with claims that come and go: what is prepared stays and can be given back; then all goes on."""
+    """Stop the API server under load: prepared claims stay and can be unprepared. Everything continues after its return."""
     before, published = snapshot(node), offered(node)
     tenants = Tenants(node, ("static", "three"))
     leaving = node.claim_of(node.kinds["whole"])
@@ -123,11 +124,11 @@ def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) 
     restarts = number % 2 == 1
     node.api.away()
     try:
-        node.api.call(_delete(node, chance.choice(sorted(node.api.model.slices))))  # nobody can tell the driver
+        node.api.call(_delete(node, chance.choice(sorted(node.api.model.slices))))  # the driver cannot get the event
         with load.running():
             node.unprepare(*leaving)
             without_api(node, tenants, seconds, restarts=restarts)
-            # Of a claim that it does not know the driver has to ask the API server: the kubelet gets an error, and asks again.
+            # For an unknown claim the driver needs the API server: the kubelet gets an error, and retries.
             node.until("new claims are refused", lambda: load.refusals)
             done, refusals = dict(load.prepared), list(load.refusals)
             node.api.back()
@@ -149,7 +150,7 @@ def api_away(node: Node, number: int, chance: random.Random, *, seconds: float) 
 
 
 def kubelet_storm(node: Node, number: int, chance: random.Random) -> None:
-    """The kubelet starts again and again: calls hang up half-way, the same claims are asked for at once, its slices are deleted."""
+    """Restart the kubelet repeatedly: calls are aborted, the same claims are requested at once, and the driver's slices are deleted."""
     del number
     before = snapshot(node)
     claims = [node.claim_of(node.kinds[kind]) for kind in ("static", "three", node.vendor.another)]
@@ -186,13 +187,13 @@ async def _delete(node: Node, name: str) -> None:
 
 
 def compile_clock() -> None:
-    """Make the clock that is the driver's own."""
+    """Build the library that replaces the driver's clock."""
     source = Path(__file__).with_name("clock.c")
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", CLOCK_LIBRARY, source], check=True)
 
 
 def clock_jump(node: Node, number: int, chance: random.Random) -> None:
-    """The time of day jumps while claims are prepared, also over a restart: nothing ends, nothing is lost."""
+    """Change the time of day while claims are prepared, also during a restart: the driver keeps running, and no claim is lost."""
     jump = JUMPS[number % len(JUMPS)]
     node.stop()
     CLOCK.write_text("0")
@@ -224,7 +225,7 @@ def clock_jump(node: Node, number: int, chance: random.Random) -> None:
 
 
 def two_drivers(node: Node, number: int, chance: random.Random) -> None:
-    """A second driver beside the first, or two at the same instant: one serves, and the other ends and has touched nothing."""
+    """Start a second driver next to the first, or two at the same time: one serves, and the other ends without any change."""
     tenants = Tenants(node, ("static", "three"))
     if number % 2:
         second = node.launch()
@@ -245,13 +246,13 @@ def two_drivers(node: Node, number: int, chance: random.Random) -> None:
 
 
 def leftovers(node: Node, number: int, chance: random.Random) -> None:
-    """Files, folders and programs of a claim that nobody has: gone when the driver has started, or with the next visit of its timer."""
+    """Create files, directories, and programs of an unknown claim: the driver removes them at its start, or at its next timer run."""
     before = snapshot(node)
     running = number % 2 == 1
     kept = Tenants(node, ("static",))
     node.kill()
     if running:
-        node.start(timer=1.0)  # a driver as it is visits what is there every ten minutes, this one every second
+        node.start(timer=1.0)  # 1 s instead of the usual interval of 10 min
         node.wait_ready()
     with at_rest(node) if running else nullcontext():
         leave_behind(node, str(uuid.UUID(int=chance.getrandbits(128))), chance)
@@ -272,7 +273,7 @@ def leftovers(node: Node, number: int, chance: random.Random) -> None:
 
 @contextmanager
 def at_rest(node: Node) -> Iterator[None]:
-    """Have the driver do nothing for a while: what is made in its sight is all there before it ends the first of it."""
+    """Suspend the driver for a while, so that it sees all leftovers at once."""
     os.kill(node.pid, signal.SIGSTOP)
     try:
         yield
@@ -281,8 +282,8 @@ def at_rest(node: Node) -> Iterator[None]:
 
 
 def leave_behind(node: Node, claim: str, chance: random.Random) -> None:
-    """Make what a claim has on the node: a CDI file that tells nothing, files for containers, a program where the vendor has such."""
-    for folder in (node.metadata, node.state / "metadata"):  # there, and where releases before had it
+    """Create the files of a claim on the node: an unusable CDI file, files for containers, and a vendor program if there is one."""
+    for folder in (node.metadata, node.state / "metadata"):  # the current place, and that of earlier releases
         (folder / claim).mkdir(parents=True)
         (folder / claim / "r0.json").write_text("{}")
     (CDI / f"k8s.{node.driver}-claim_{claim}.json").write_text(chance.choice(("{}", "", "no JSON", "[1, 2")))

@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Unexpected exceptions in the calls of a vendor's library, in the driver's process.
 
-A file names the function, and whether the exception comes before the call or after it, when its effect has happened and only
-its answer is lost.
+A file has the name of the function, and whether the exception is raised before or after the call. After the call its
+effect has happened, and only its answer is lost.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def raising(call: Any) -> Any:
 
 def install() -> None:
     """Make the calls of all vendors raise on order."""
-    from dra_driver.core.ascend.dcmi import Dcmi
-    from dra_driver.core.nvidia.nvml import Nvml
+    from dra_driver.core.vendors.ascend.dcmi import Dcmi
+    from dra_driver.core.vendors.nvidia.nvml import Nvml
 
     Nvml.call = raising(Nvml.call)  # type: ignore[method-assign]
     Dcmi._code = raising(Dcmi._code)  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The machine starts again: what ends with a boot has ended, what devices keep is there, and the layout is applied before the driver."""
+"""Reboots of the node: state of the boot is lost, persistent device state stays, and the layout is applied before the driver starts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from tests.chaos.tenants import Tenants
 
 
 def reboot(node: Node, number: int, chance: random.Random) -> None:
-    """The machine starts again, in order or after a power cut: claims whose pods come back are prepared, the others leave nothing.
+    """Reboot the node cleanly or after a power cut: claims whose pods return are prepared, and the others leave nothing behind.
 
-    In every second pair of cases partitions that a vendor makes again by itself are not there again.
+    In every second pair of cases, the partitions that a vendor creates again after a reboot are missing.
     """
     tenants = Tenants(node)
     node.kill() if number % 2 else node.stop()
     if number % 4 > 1:
-        node.vendor.forget(
-            node
-        )  # as where its library was killed before it could note them, or somebody has taken the file away
+        node.vendor.forget(node)  # as after a kill of the library before its record, or a deletion of the file
     node.boot()
     node.start()
     node.wait_ready()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What came of all of it: one row for each fault and kind, and what went wrong with the command that shows it again."""
+"""The results: one row per fault and kind, and each failure with the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hypothesis.errors import HypothesisException
 from tests.chaos.errors import Broken
 from tests.chaos.node import Node
 
-#: Faults whose runs count themselves: each is a request.
+#: Faults that count their own runs: each run is a request.
 COUNTED = ("fuzz-requests", "fuzz-configurations")
 COLUMNS = ("leaked", "lost", "crash loops", "other")
 
 
 @dataclass
 class Row:
-    """One line of the table. ``least``: with fewer runs than that it has failed, whatever came of them."""
+    """One line of the table. With fewer runs than ``least`` it has failed."""
 
     fault: str
     kind: str
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def short(self) -> bool:
-        """Whether there were too few runs for a proof."""
+        """Return whether there were too few runs for a proof."""
         return self.runs < self.least
 
     @property
@@ -46,12 +46,12 @@ class Row:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows for the process that puts the table together."""
+    """Write rows for the process that combines the table."""
     path.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what ``write_rows`` wrote; none where nothing, or nothing whole, was written."""
+    """Read the rows of ``write_rows``. Return an empty list for a missing or incomplete file."""
     try:
         return [Row(**each) for each in json.loads(path.read_text(encoding="utf-8"))]
     except (FileNotFoundError, ValueError):
@@ -59,7 +59,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows under their titles; with floors where there is one."""
+    """Return the rows with a header, and with the floors if there are any."""
     with_floors = any(row.least for row in rows)
     lines = [("fault", "kind", "runs", *COLUMNS, "seconds", *(["floor"] if with_floors else []))]
     for row in rows:
@@ -77,14 +77,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 class Results:
-    """Collects rows, and tells at once what went wrong. ``again`` makes the command that shows one case again."""
+    """A collector of rows that prints failures at once. ``again`` returns the command that reproduces one case."""
 
     def __init__(self, again: Callable[[str, str, int], str]) -> None:
         self.rows: list[Row] = []
         self._again = again
 
     def row(self, fault: str, kind: str, least: int = 0) -> Row:
-        """The row of a fault and kind; a new one has the floor ``least``."""
+        """Return the row of a fault and kind. A new row has the floor ``least``."""
         for row in self.rows:
             if (row.fault, row.kind) == (fault, kind):
                 return row
@@ -93,14 +93,14 @@ class Results:
 
     @contextmanager
     def case(self, node: Node, fault: str, kind: str, number: int, what: str) -> Iterator[None]:
-        """Count one case; where it goes wrong, tell of it and begin anew with a clean node."""
+        """Count one case. After a failure report it and restart with a clean node."""
         row, began = self.row(fault, kind), time.monotonic()
         try:
             yield
         except (AssertionError, OSError, grpc.RpcError, sqlite3.Error, SimulatorError, HypothesisException) as error:
             column = error.column if isinstance(error, Broken) else "other"
             row.wrong[column] += 1
-            notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))  # what Hypothesis has shrunk it to
+            notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))  # the shrunk example
             print(
                 f"{column.upper()}: {fault}, {kind}, case {number}: {what}\n{type(error).__name__}: {error}\n{notes}"
                 f"the driver's last lines:\n{node.said()}\nTo see it again: {self._again(fault, kind, number)}\n",
@@ -116,5 +116,5 @@ class Results:
         print(self.table().splitlines()[-1], flush=True)
 
     def table(self) -> str:
-        """All rows."""
+        """Return all rows as a table."""
         return table(self.rows)

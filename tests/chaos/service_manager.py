@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Stands in for systemd where none runs: reads the units of the claims' companions and runs what they say.
+"""A replacement for systemd: it reads the units of the claims' companions and runs their commands.
 
-Used as `systemctl` and as `journalctl` on the node of namespaces. It knows the few words that the driver says to it, and of units
-what these two need: Requires, Type, Environment, EnvironmentFile, the lines of Exec*, RemainAfterExit. What it leaves out is confinement
-and the restart of a program that has died; the cluster tests have the real systemd for both. Only the standard library: it starts often.
+It is `systemctl` and `journalctl` on the node in namespaces. It supports the driver's commands and the options of these
+units: Requires, Type, Environment, EnvironmentFile, Exec*, and RemainAfterExit. It does not support confinement and the
+restart of an ended program. The cluster tests use the real systemd for both. It uses only the standard library, because
+it starts often.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SECONDS = 20.0
 
 
 class Unit:
-    """One instance of a template: its lines, and the folder in which it is remembered."""
+    """One instance of a template: its lines, and its state directory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +39,7 @@ class Unit:
         return [value.replace("%i", self.instance).replace("%%", "%").replace("$$", "$") for value in found]
 
     def pid(self) -> int:
-        """The main process; 0 where none lives."""
+        """Return the main process, or 0 without a running one."""
         try:
             pid = int((self.folder / "pid").read_text())
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -58,7 +59,7 @@ class Unit:
         return found
 
     def words(self) -> list[str]:
-        """What is started; a variable that is a word of its own is as many words as it holds, none among them."""
+        """Return the command. A variable that is a whole argument becomes zero or more arguments."""
         environment = self.environment()
         return [
             word
@@ -67,7 +68,7 @@ class Unit:
         ]
 
     def run(self, key: str) -> bool:
-        """Run the lines of one kind, one after the other; whether all ended well."""
+        """Run the lines of one key in order. Return whether all succeeded."""
         for line in self.lines(key):
             may_fail = line.startswith("-")
             with (self.folder / "log").open("ab") as log:
@@ -85,7 +86,7 @@ class Unit:
 
 
 def start(name: str) -> bool:
-    """Start a unit, and before it what it requires."""
+    """Start a unit after its required units."""
     unit = Unit(name)
     if unit.active():
         return True
@@ -114,7 +115,7 @@ def start(name: str) -> bool:
 
 
 def stop(name: str) -> None:
-    """Stop a unit, and after it what only it required."""
+    """Stop a unit, and then the units that only it required."""
     unit = Unit(name)
     pid = unit.pid()
     if pid:
@@ -122,7 +123,7 @@ def stop(name: str) -> None:
         deadline = time.monotonic() + SECONDS
         while unit.pid() and time.monotonic() < deadline:
             time.sleep(0.01)
-        # Whatever it has started is in its session.
+        # Its child processes are in its session.
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 session = int((process / "stat").read_text().rpartition(")")[2].split()[3])
@@ -139,13 +140,13 @@ def stop(name: str) -> None:
 
 
 def known(pattern: str) -> list[str]:
-    """Units that were started and have not been stopped, those that require others first."""
+    """Return the started units that were not stopped. Units that require others are first."""
     names = [path.name for path in STATE.iterdir() if fnmatch.fnmatchcase(path.name, pattern)]
     return sorted(names, key=lambda name: (not Unit(name).lines("Requires"), name))
 
 
 def main(program: str, words: list[str]) -> int:
-    """Do what systemctl or journalctl is asked for."""
+    """Run a systemctl or journalctl command."""
     STATE.mkdir(exist_ok=True)
     arguments = [word for word in words if not word.startswith("-")]
     if program == "journalctl":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""All that a driver could have left on its node, as data that can be compared: hardware, store, files, programs, drivers of PCI devices.
+"""All possible traces of a driver on its node, as comparable data: hardware, store, files, programs, and drivers of PCI devices.
 
-Nothing here asks the product: boards answer through the simulator, the rest are files.
+It does not query the driver: the simulator shows the boards, and the rest are files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.chaos.node import CDI, COMPANIONS, REGISTRY, Node
 
 SERVICES = Path("/run/service-manager")
 PCI = Path("/sys/bus/pci/devices")
-#: Files that any driver has: the store, its locks, its sockets, what it remembers of health.
+#: Files of each driver: the store, locks, sockets, and its health state.
 OWN_FILES = re.compile(r"state\.db(-wal|-shm)?|driver\.lock|locks|repairs|metadata|dra\.sock|status\.sock|health\.json")
 Snapshot = dict[str, Any]
 
 
 def drivers(pci_class: str) -> dict[str, list[str]]:
-    """By PCI address of each device of a class: its driver, and what it is told to have instead."""
+    """Return the driver and the driver override of each device of a class, by PCI address."""
     found = {}
     for device in sorted(PCI.iterdir()):
         if (device / "driver_override").is_file() and (device / "class").read_text().startswith(pci_class):
@@ -40,7 +40,7 @@ def drivers(pci_class: str) -> dict[str, list[str]]:
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """The claims in the store with their state, and what else is in it, but for the name of this one store."""
+    """Return the claims in the store with their state, and its other entries without the identity of the store."""
     if not path.exists():
         return {"claims": {}, "meta": {}}
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10) as connection:
@@ -51,7 +51,7 @@ def stored(path: Path) -> dict[str, Any]:
 
 
 def programs(begin: bytes) -> int:
-    """How many programs run for claims, and for what these have started; ``begin`` is how their names begin."""
+    """Return the number of running programs for claims: their names start with ``begin``, and they have the argument -f."""
     if not begin:
         return 0
     found = 0
@@ -66,12 +66,12 @@ def programs(begin: bytes) -> int:
 
 
 def listed(folder: Path) -> list[str]:
-    """All that lies below a folder, by its path in it."""
+    """Return all paths in a directory, relative to it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.is_dir() else []
 
 
 def snapshot(node: Node) -> Snapshot:
-    """All of it. A store that is being written at this moment is read as it was."""
+    """Return the whole state. A store with a running write is read in its previous state."""
     store, vendor, state = stored(node.store), node.vendor, node.state
     return {
         "hardware": vendor.hardware(node.silicon),
@@ -93,7 +93,7 @@ def snapshot(node: Node) -> Snapshot:
 
 
 def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """What differs, in words; "" where nothing does."""
+    """Return the differences as text, or ""."""
     lines = []
     for key in expected:
         if found[key] == expected[key]:
@@ -107,7 +107,7 @@ def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 
 
 def await_snapshot(node: Node, what: str, expected: Mapping[str, Any], seconds: float = 30) -> None:
-    """Wait until a node has what is expected. Raises Broken, with what differs."""
+    """Wait until a node has the expected state. Raises Broken with the differences."""
     deadline = time.monotonic() + seconds
     while text := difference(snapshot(node), expected):
         if time.monotonic() > deadline:
@@ -116,5 +116,5 @@ def await_snapshot(node: Node, what: str, expected: Mapping[str, Any], seconds: 
 
 
 def check_files(node: Node) -> None:
-    """See that each claim's CDI file names what exists. Raises Broken."""
+    """Assert that each claim's CDI file names existing devices. Raises Broken."""
     node.vendor.check(node.silicon, sorted(CDI.glob(f"k8s.{node.driver}-claim_*.json")))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The store damaged in every way while the driver is down, and the disk full or read-only while it works."""
+"""Damage the store in each way while the driver is stopped, and make the disk full or read-only while it runs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.chaos.outages import offered
 from tests.chaos.snapshot import difference, snapshot
 from tests.chaos.tenants import Tenants
 
-#: What a store that was set aside leaves.
+#: Parts of a snapshot that change when a damaged store is set aside.
 ASIDE = ("state folder", "meta")
 BITS = 64
 ROOM = "size=16m,mode=0750"
 FILLER = "filler"
-#: What refusals say of a disk: the kernel's words, or SQLite's.
+#: Messages of the kernel or SQLite in refusals because of a disk.
 SAID = ("No space left on device", "Read-only file system", "disk is full", "disk I/O error", "readonly database")
 
 
@@ -41,7 +41,7 @@ def change(path: Path, alter: Callable[[bytearray], None]) -> None:
 
 
 def flip(path: Path, chance: random.Random) -> None:
-    """Turn some bits around, near each other as a bad sector does or anywhere."""
+    """Flip some bits, next to each other as in a bad sector, or anywhere."""
 
     def alter(content: bytearray) -> None:
         start = chance.randrange(len(content))
@@ -61,12 +61,12 @@ def truncate(path: Path, chance: random.Random) -> None:
 
 
 def log_of(store: Path) -> Path:
-    """The log that SQLite writes ahead of a database."""
+    """Return the write-ahead log of a SQLite database."""
     return Path(f"{store}-wal")
 
 
 def turn(table: str, columns: str, store: Path, chance: random.Random) -> None:
-    """Turn one bit of what a row of the database holds side by side, wherever a copy of it lies."""
+    """Flip one bit in a row of the database, in each copy of the row in the file."""
     with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
         rows = sorted(row[0] for row in connection.execute(f"SELECT {columns} FROM {table}"))
     connection.close()
@@ -113,21 +113,21 @@ DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "a bit of a claim": partial(turn, "claims", "document"),
     "a bit of a device's row": partial(turn, "devices", "claim_uid || request || pool || name"),
 }
-#: The store, and all that the driver keeps beside it and of claims: their CDI files as well.
+#: The store, all files of the driver next to it, and the claims' CDI files.
 EVERYTHING = "everything lost, and the claims' CDI files"
-#: What SQLite does not see, and has to be seen all the same.
+#: Damage that SQLite does not detect, but the driver has to.
 ROWS = tuple(name for name in DAMAGES if name.startswith("a bit of"))
 
 
 def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: bool) -> None:
-    """Claims are prepared, the driver is killed and its store damaged: all claims are still prepared when it is back."""
+    """Prepare claims, kill the driver, and damage its store: all claims are still prepared after its restart."""
     name = [EVERYTHING, *DAMAGES][number % (len(DAMAGES) + 1)]
     if name == EVERYTHING:
         lost_altogether(node, number, chance)
         return
     tenants = Tenants(node)
     if name in ROWS or (checkpointed and "log" not in name):
-        node.stop()  # everything is in the database, and there is no log
+        node.stop()  # a clean stop moves everything into the database, without a log
     else:
         node.kill()
     DAMAGES[name](node.store, chance)
@@ -141,9 +141,10 @@ def damaged(node: Node, number: int, chance: random.Random, *, checkpointed: boo
 
 
 def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
-    """Nothing written is left of claims: the hardware stays as it is, whoever asks again has what there was, and it goes with its claim.
+    """Lose all files about claims: the hardware does not change, a repeated prepare gets the same resources, and unprepare removes them.
 
-    Claims on devices that are away, for virtual machines, are left out: nobody knows any more where those came from.
+    Claims with passthrough or devices that are prepared before binding are left out, because the origin of their
+    devices is unknown then.
     """
     turn_of, published = node.vendor.turns[number % len(node.vendor.turns)][0], offered(node)
     kinds = [name for name in turn_of if not (node.kinds[name].ahead or node.kinds[name].does & PASSTHROUGH)]
@@ -171,29 +172,29 @@ def lost_altogether(node: Node, number: int, chance: random.Random) -> None:
 
 
 def serves(node: Node) -> bool:
-    """Whether nothing stands in the way of claims, but that there may be no API server to publish at."""
+    """Return whether the driver serves claims. A missing API server for publication does not count as a problem."""
     told = node.status()
     return bool(told["pid"]) and all(problem.startswith("publish: ") for problem in told["problems"])
 
 
 def set_aside(node: Node, why: str) -> list[Path]:
-    """The stores that lie beside the one in use."""
+    """Return the stores that were set aside next to the one in use."""
     return list(node.state.glob(f"state.db.{why}-*"))
 
 
 def remove_aside(node: Node) -> None:
-    """Remove what was set aside, as whoever has looked at it does."""
+    """Remove the stores that were set aside, as an operator does after inspection."""
     for path in (*set_aside(node, "damaged"), *set_aside(node, "form")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def older(node: Node, number: int, chance: random.Random) -> None:
-    """A store of former days: the claims that came since are prepared, and nothing of those that it knows is lost."""
+    """Use an older store: claims that came later are prepared, and its own claims are kept."""
     (copied, of_the_former_release)[number % 2](node, chance)
 
 
 def of_the_former_release(node: Node, chance: random.Random) -> None:
-    """The store as the release before this one makes it, brought forward by a driver that is killed meanwhile, or is not."""
+    """Use a store of the previous release, which a driver migrates. The driver may be killed during the migration."""
     tenants = Tenants(node)
     node.stop()
     make_former(node.store)
@@ -211,7 +212,7 @@ def of_the_former_release(node: Node, chance: random.Random) -> None:
 
 
 def copied(node: Node, chance: random.Random) -> None:
-    """The store as it was before some of the claims came, as out of a copy of the disk."""
+    """Use a copy of the store from before some of the claims, as from a disk backup."""
     kinds = list(node.vendor.side_by_side)
     chance.shuffle(kinds)
     known = chance.randrange(len(kinds))
@@ -235,7 +236,7 @@ def copied(node: Node, chance: random.Random) -> None:
 
 
 def newer(node: Node, number: int, chance: random.Random) -> None:
-    """The store of a release to come, or too old: nothing is served and nothing touched until it can be read."""
+    """Use a store of a newer or a too old release: the driver serves and changes nothing until it can read the store."""
     tenants = Tenants(node)
     node.kill()
     other = "0" if number % 5 == 4 else str(chance.randint(2, 99))
@@ -260,9 +261,9 @@ def newer(node: Node, number: int, chance: random.Random) -> None:
 
 
 class Disk:
-    """A small disk under a folder of a driver that is stopped, with what was in the folder."""
+    """A small disk mounted at a directory of a stopped driver, with the directory's content."""
 
-    #: Whether it can be mended under a driver that runs.
+    #: Whether it can be repaired while the driver runs.
     lives_on = True
 
     def __init__(self, folder: Path) -> None:
@@ -273,7 +274,7 @@ class Disk:
         for name, data in content.items():
             with (folder / name).open("wb") as file:
                 file.write(data)
-                os.fsync(file.fileno())  # what a disk loses that fails is not what was there before
+                os.fsync(file.fileno())  # an error of the disk must not lose earlier content
 
     def mount(self) -> None:
         mounts.mount("tmpfs", self.folder, ROOM)
@@ -299,7 +300,7 @@ class Disk:
 
 
 class FailingDisk(Disk):
-    """One whose file system the kernel makes read-only under a driver that has files of it open for writing."""
+    """A disk whose file system the kernel makes read-only while the driver has files on it open for writing."""
 
     lives_on = False
 
@@ -320,10 +321,10 @@ class FailingDisk(Disk):
         mounts.abort(self.folder)
 
     def mend(self) -> None:
-        """Put it right, and mount it again; no driver runs."""
+        """Repair the file system and mount it again. No driver runs."""
         mounts.detach(self.folder)
         done = subprocess.run(["e2fsck", "-p", self._image], capture_output=True, text=True, check=False)
-        if done.returncode > 1:  # 1: it was put right
+        if done.returncode > 1:  # 1: it was repaired
             raise OSError(f"e2fsck ended with {done.returncode}: {done.stdout}{done.stderr}")
         self._mount_image()
 
@@ -333,15 +334,16 @@ class FailingDisk(Disk):
 
 
 MOMENTS = ("before prepare", "between", "at the start")
-#: The state folder or that of CDI files, what is wrong with its disk, and when.
+#: The directory (state or CDI), the fault of its disk, and the moment.
 DISKS = tuple((which, way, moment) for which in ("state", "CDI") for way in ("full", "read-only") for moment in MOMENTS)
 
 
 def disk(node: Node, number: int, chance: random.Random) -> None:
-    """A folder's disk is full or read-only for a while: what cannot be done is refused and leaves nothing, and is done afterwards."""
+    """A directory's disk is full or read-only for a while: failing claims are refused without leftovers, and succeed afterwards."""
     which, way, moment = DISKS[number % len(DISKS)]
     node.stop()
-    # A folder in which a file is open for writing is not made read-only by hand: the kernel does it when the disk fails.
+    # A directory with a file that is open for writing cannot be remounted read-only. The kernel does it after a disk
+    # error.
     fails = which == "state" and way == "read-only" and moment != "at the start"
     place = (FailingDisk if fails else Disk)(CDI if which == "CDI" else node.state)
     spoil = place.fill if way == "full" else place.read_only
@@ -362,10 +364,10 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
             for claim in tenants.claims:
                 if error := node.ask("NodePrepareResources", *claim).error:
                     raise Lost(f"a claim that is prepared is refused with a disk that is {way}: {error}")
-            tenants.await_prepared(besides=("state folder", "cdi") if way == "full" else ())  # what fills it lies there
+            tenants.await_prepared(besides=("state folder", "cdi") if way == "full" else ())  # the filler file
             for claim in tenants.claims:
                 error = node.ask("NodeUnprepareResources", *claim).error
-                if error and way == "full":  # the store's log has its space in advance
+                if error and way == "full":  # the store's log has reserved space
                     raise Broken(f"a claim is not released with a full disk: {error}")
         chance_to_end(node, chance.uniform(0.1, 0.5))
         if not place.lives_on:
@@ -393,7 +395,7 @@ def disk(node: Node, number: int, chance: random.Random) -> None:
 
 
 def chance_to_end(node: Node, seconds: float) -> None:
-    """See that the driver lives on for a while. Raises CrashLoop."""
+    """Assert that the driver keeps running for a while. Raises CrashLoop."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if node.ended():
@@ -402,12 +404,12 @@ def chance_to_end(node: Node, seconds: float) -> None:
 
 
 def refused(node: Node, before: dict[str, object]) -> None:
-    """Claims that come now are refused, and nothing of them is left."""
+    """Assert that new claims are refused and leave nothing behind."""
     for kind in ("whole", "three"):
         claim = node.claim_of(node.kinds[kind])
         answer = node.ask("NodePrepareResources", *claim)
         if not answer.error:
-            # A claim of which nothing had to be written where there is no room is prepared, and given back.
+            # A claim that needs no write on the full disk is prepared, and unprepared.
             node.ask("NodeUnprepareResources", *claim)
             continue
         if not any(word in answer.error for word in SAID):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A node in namespaces of its own: simulated accelerators under the real names of files, seen by this process and its children.
+"""A node in its own namespaces: simulated accelerators with the real file names, visible to this process and its children.
 
-The process is the first one of a PID namespace (``enter`` starts it so): whatever was started in here ends with it, and every mount
-with its mount namespace. Nothing on the machine changes, so that several of these nodes can run side by side, and beside a world.
+The process is the first one of a PID namespace (``enter`` starts it so). All processes of the node end with it, and all
+mounts with its mount namespace. The host does not change, so several of these nodes can run in parallel, also with a
+world.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles/simulator/files"
-#: Folders of the machine that get another layer, which takes all that is written there.
+#: Directories of the host with an overlay for all writes.
 LAYERED = ("/etc", "/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/local", "/var/lib")
-#: Nodes that programs expect of any machine: number of the major 1.
+#: Device nodes that programs expect on each host: minor numbers of the major number 1.
 NODES = {"null": 3, "zero": 5, "full": 7, "random": 8, "urandom": 9}
 UNITS = Path("/etc/systemd/system")
-#: What the kernel shows as the id of its boot.
+#: The kernel's boot id.
 BOOT_ID = Path("/run/chaos-boot-id")
-#: What `enter` leaves in the environment of the process inside.
+#: The environment variable that `enter` sets for the process in the namespaces.
 INSIDE = "DRA_ACCELERATORS_CHAOS_NODE"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def enter() -> None:
-    """Run this program again as the first process of namespaces of its own, and end as it does; inside, do nothing."""
+    """Run this program again as the first process of new namespaces, and exit with its status. Return at once inside them."""
     if os.environ.get(INSIDE) == str(os.getpid()):
         return
     if os.geteuid() != 0:
@@ -61,18 +62,18 @@ def enter() -> None:
 
 
 def end_by_signal() -> None:
-    """Have the signals that ask this program to end run what it has to leave in order; what it has started ends then as well."""
+    """Convert termination signals to an exit, so that cleanup runs and started processes end."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
 
 
 def end_with_parent() -> None:
-    """Between fork and exec: end when the process that has started this one ends, however it does."""
+    """Between fork and exec: end when the parent process ends for any reason."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def lay(library: Path, vendor: Vendor) -> None:
-    """Make the node: the devices of a vendor's machine, its programs by the simulator, a service manager. Called inside, once."""
+    """Create the node: a vendor's devices and programs from the simulator, and a service manager. Called once in the namespaces."""
     work = Path(os.environ["DRA_ACCELERATORS_CHAOS_FOLDER"])
     mount("tmpfs", work, "mode=0755")
     for number, path in enumerate(LAYERED):
@@ -96,12 +97,12 @@ def lay(library: Path, vendor: Vendor) -> None:
 
 
 def begin_boot(told: str = "") -> None:
-    """Have the machine tell of another boot, or of one that it has told of before."""
+    """Set a new boot id, or an earlier one."""
     BOOT_ID.write_text(f"{told or uuid.uuid4()}\n", encoding="ascii")
 
 
 def boot_id() -> str:
-    """The boot that the machine tells of."""
+    """Return the current boot id."""
     return BOOT_ID.read_text(encoding="ascii").strip()
 
 
@@ -137,18 +138,18 @@ def _programs(library: Path, vendor: Vendor) -> None:
 
 
 def simulator_command(*words: str) -> list[str]:
-    """The simulator's command, as the role installs it."""
+    """Return the simulator's command, as the role installs it."""
     program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     return [sys.executable, "-c", program, *words]
 
 
 def simulator_environment() -> dict[str, str]:
-    """The environment in which that command finds itself."""
+    """Return the environment for that command."""
     return {**os.environ, "PYTHONPATH": str(SIMULATOR)}
 
 
 def simulator(*words: str) -> str:
-    """Run the simulator's command and return what it says. Raises AssertionError."""
+    """Run the simulator's command and return its output. Raises AssertionError."""
     done = subprocess.run(
         simulator_command(*words), env=simulator_environment(), capture_output=True, text=True, check=False
     )

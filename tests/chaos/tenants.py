@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims that are prepared side by side on one node, and what is to be seen of it before, meanwhile and afterwards."""
+"""Claims that are prepared in parallel on one node, and the state of the node before, during, and after them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTLE_SECONDS = 30.0
 
 
 class Tenants:
-    """Claims of several kinds, by themselves those that go side by side. ``before`` is the node without them, ``prepared`` with all of them."""
+    """Claims of several kinds, by default of those that fit together. ``before`` is the node without them, ``prepared`` with all of them."""
 
     def __init__(self, node: Node, kinds: Collection[str] = ()) -> None:
         self.node = node
@@ -30,16 +30,16 @@ class Tenants:
         check_files(node)
 
     def await_prepared(self, besides: Collection[str] = ()) -> None:
-        """Wait until everything is as it was when all were prepared; ``besides`` are parts that may differ. Raises Lost."""
+        """Wait for the state with all claims prepared. ``besides`` are parts that can differ. Raises Lost."""
         self._await(self.prepared, besides, Lost)
         check_files(self.node)
 
     def await_hardware(self, besides: Collection[str]) -> None:
-        """Wait until what was done for the claims is as it was; ``besides`` is what is written of them. Raises Lost."""
+        """Wait for the hardware state with all claims prepared. ``besides`` are the files about claims. Raises Lost."""
         self._await(self.prepared, besides, Lost)
 
     def give_back(self, besides: Collection[str] = ()) -> None:
-        """Unprepare all, and see that nothing is left. Raises Leaked."""
+        """Unprepare all claims, and wait until nothing is left. Raises Leaked."""
         for caller in self.callers:
             caller.leave()
         self._await(self.before, besides, Leaked)

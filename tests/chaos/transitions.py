@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The clock is set while the health of a device changes, and exceptions that no code expects are raised in calls of the vendor's library."""
+"""The clock changes during a health transition of a device, and calls of the vendor's library raise unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.chaos.vendor import Vendor
 
 STEPS = (-2 * HOUR, 120, 2 * HOUR, -120, 30 * 86400, -30 * 86400)
 SICK = 6
-#: So long, in seconds, a transition may take at most: two scans, and what a busy machine adds.
+#: The maximum duration of a transition in seconds: two scans, and a margin for a busy machine.
 TRANSITION_SECONDS = 30.0
 
 
 def effects(node: Node) -> set[str]:
-    """The effects of all taints."""
+    """Return the effects of all taints."""
     return {str(each["effect"]) for found in taints(node).values() for each in found}
 
 
 def clock_health(node: Node, number: int, chance: random.Random) -> None:
-    """The clock is set between two scans: a fault is confirmed, and its end, as soon as with another clock."""
+    """Change the clock between two scans: the start and the end of a fault are confirmed as fast as without the change."""
     step = STEPS[number % len(STEPS)]
     node.stop()
     CLOCK.write_text(str(-step))
@@ -55,17 +55,17 @@ def clock_health(node: Node, number: int, chance: random.Random) -> None:
 
 
 def count_of_defects(vendor: Vendor) -> int:
-    """How many calls can raise, each before and after its effect, as claims come and as they go."""
+    """Return the number of cases: each function before and after its effect, for prepare and for unprepare."""
     return 4 * len(functions(vendor))
 
 
 def functions(vendor: Vendor) -> tuple[str, ...]:
-    """The library's functions that are called while claims come and go and in scans."""
+    """Return the library functions of prepare, unprepare, and scans."""
     return tuple(dict.fromkeys((*vendor.calls, *vendor.scanned)))
 
 
 def defect(node: Node, number: int, chance: random.Random) -> None:
-    """A call of the vendor's library raises what no code expects: the driver lives, and when it is over nothing is left of it."""
+    """Raise an unexpected exception in a library call: the driver keeps running, and nothing is left afterwards."""
     names = functions(node.vendor)
     name, rest = names[number % len(names)], number // len(names)
     when, giving_back = (BEFORE, AFTER)[rest % 2], rest // 2 % 2
@@ -82,7 +82,7 @@ def defect(node: Node, number: int, chance: random.Random) -> None:
     try:
         for claim in claims:
             node.ask("NodeUnprepareResources" if giving_back else "NodePrepareResources", *claim)
-        time.sleep(chance.uniform(0, 5))  # a scan comes in between, or none
+        time.sleep(chance.uniform(0, 5))  # with or without a scan in between
         if node.ended():
             raise CrashLoop(f"the driver ended, as {name} raised\n{node.said()}")
     finally:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the chaos has to know of one vendor: a machine, a layout, the kinds of claims, what its hardware shows and how it fails.
+"""The chaos tests' description of one vendor: a machine, a layout, the kinds of claims, its hardware state, and its failures.
 
-All that is tried is the same for all of them.
+The test cases are the same for all vendors.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ def nothing(*_arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor with one machine, by the name that the command line has for it; ``word`` is the name of the driver's backend.
+    """One vendor with one machine. ``name`` is its name on the command line, ``word`` is the name of the driver's backend.
 
-    ``silicon`` is whose library the simulator has, ``sources`` is what it is made of. Every vendor has kinds of the names ``whole``,
-    ``static``, ``dynamic``, ``three``, ``admin`` and ``ahead``, of which the layout's partitions, or the device of the dynamic one with the
-    index 1, are what they are called.
+    ``silicon`` is the vendor whose library the simulator has, ``sources`` are its source files. Each vendor has kinds
+    with the names ``whole``, ``static``, ``dynamic``, ``three``, ``admin``, and ``ahead``, on the layout's matching
+    partitions or, for the dynamic one, on the device with the index 1.
 
-    ``side_by_side`` are kinds that do not get in each other's way, of which everything that a driver does is part, but what takes its time;
-    ``another`` is one that changes a device which none of ``static`` and ``three`` has. ``turns``: claims of which kinds are held over a
-    hand-over, and of which one more comes and goes meanwhile; no two need the same place.
+    ``side_by_side`` are kinds that fit together and cover all actions of a driver except for slow ones. ``another`` is
+    a kind that changes a device outside of ``static`` and ``three``. ``turns``: the kinds of claims that are held
+    during a handover, and the kind of one more claim during it. No two of them need the same place.
 
-    ``calls`` and ``codes`` are what the library is called for while claims come and go, and how such a call can fail; ``called`` are kinds
-    that make these calls, ``hanging`` calls that change a device, ``scanned`` those of a scan of each device. ``errors`` are errors that
-    a device reports, ``failing`` is a state in which it has failed, as the simulator's arguments for a fault.
+    ``calls`` and ``codes`` are the library calls of prepare and unprepare, and their possible errors. ``called`` are
+    kinds with these calls, ``hanging`` are calls that change a device, ``scanned`` are those of a scan of each device.
+    ``errors`` are errors that a device reports. ``failing`` is a state in which it has failed, as the simulator's
+    arguments for a fault.
     """
 
     name: str
@@ -63,36 +64,36 @@ class Vendor:
     scanned: tuple[str, ...]
     errors: tuple[str, ...]
     failing: str
-    #: Configurations that are nearly right when something of them is changed, with what they are for; words that belong into none.
+    #: Configurations that become almost valid after a change, with their devices, and words that are valid in none.
     bases: tuple[Base, ...]
     words: tuple[str, ...]
-    #: Whether a name is that of a partition which the layout has made.
+    #: Returns whether a name is that of a partition from the layout.
     is_static: Callable[[str], bool]
-    #: Of each device that the library shows what it is set to, and its partitions.
+    #: Returns the settings and the partitions of each device that the library shows.
     hardware: Callable[[Library], dict[str, Any]]
-    #: The nodes that come and go with partitions.
+    #: Returns the device nodes that are created and deleted with partitions.
     nodes: Callable[[], Any]
-    #: Raises Broken where a CDI file names what does not exist; is given the CDI files.
+    #: Raises Broken if a CDI file names a missing device. The argument is the list of CDI files.
     check: Callable[[Library, list[Path]], None]
     #: The class of its devices on the PCI bus, and their driver.
     pci_class: str
     pci_driver: str
-    #: Where the library's build puts a file of its own.
+    #: Returns the path of a file in the library's build.
     place: Callable[[str], Path]
-    #: How the programs begin that run for claims, and what starts one for a claim that there is not.
-    #: Attributes of published devices that change when claims come and go.
+    #: Attributes of published devices that change with claims, the start of the names of programs for claims, and a
+    #: function that starts such a program for an unknown claim.
     told_of_claims: frozenset[str] = frozenset()
     programs: bytes = b""
     leave_program: Callable[[str], None] | None = None
-    #: How the library is built that is older than the others, and what is said to it of the whole machine.
+    #: Build options of the older library, and its settings for the whole machine.
     built: tuple[str, ...] = ()
     statements: Mapping[str, Any] = field(default_factory=dict)
-    #: By device what the library has noted for the next start of the machine, a line for each partition that it makes again then.
+    #: Returns the library's records of partitions that a reboot creates again, by device.
     made_again: Callable[[], dict[str, list[str]]] = dict
-    #: Forgets partitions that would be there again after a start of the machine.
+    #: Deletes the records of partitions that a reboot would create again.
     forget: Callable[[Node], None] = nothing
 
     @property
     def by_name(self) -> dict[str, Kind]:
-        """The kinds by their names."""
+        """Return the kinds by their names."""
         return {kind.name: kind for kind in self.kinds}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The vendors that there are, by their names."""
+"""The vendors by name."""
 
 from __future__ import annotations
 

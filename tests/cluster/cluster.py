@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the cluster tests do to a world, in the words of a user: apply, wait, read a log, run on a node, reboot it.
+"""Operations of the cluster tests on a world, like a user's: apply, wait, read a log, run on a node, reboot it.
 
-Everything goes through the world's own command, ``docker exec`` and ``kubectl``, so that a failing test shows a command
-that a person can repeat.
+All operations use the world's own command, ``docker exec``, and ``kubectl``. A failing test shows a command that a
+person can repeat.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRIVER = "gpu.nvidia.com"
 DRIVER_UNIT = "dra-accelerators-driver.service"
 PLUGIN_DIRECTORY = f"/var/lib/kubelet/plugins/{DRIVER}"
 
-# Objects that come and go by themselves.
+# Kinds of objects that are created and deleted without the test's action.
 PASSING_KINDS = {
     "events",
     "leases",
@@ -41,7 +41,7 @@ PASSING_KINDS = {
 }
 FOOTPRINT = r"""
 find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /usr -o -path /root -o -path /var/tmp \
-    -o -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/containerd \
+    -o -path /var/log -o -path /var/cache -o -path /var/backups -o -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/lib/containerd \
     -o -path /var/lib/systemd -o -path /var/lib/kubelet/pods -o -path /var/lib/kubelet/pki -o -path /etc/alternatives \
     -o -path /etc/python3.11 -o -path /etc/ld.so.cache -o -path '/var/lib/kubelet/*_state' -o -path '/var/lib/kubelet/device-plugins/*' \
     -o -path /var/lib/accelerator-simulator -o -path /var/lib/cni \) -prune -o \
@@ -50,7 +50,7 @@ find /etc -xdev \( -path /etc/alternatives -o -path /etc/python3.11 -o -path /et
     sed -E 's/^(\S+)  (.*)$/content of \2\t\1/'
 """
 
-# What bears our name or a driver's lies nowhere afterwards, be the folder left out above or not.
+# No file or unit with our name or a driver's name may remain, not even in a directory that is excluded above.
 OWN_FOOTPRINT = r"""
 find / /run /tmp /dev/shm -xdev \( -path /proc -o -path /sys \) -prune \
     -o \( -iname '*dra-accelerators*' -o -iname '*dra_accelerators*' -o -name '*gpu.nvidia.com*' -o -name '*npu.huawei.com*' \
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class CommandFailed(AssertionError):
-    """A command of the test ended with an error; the message holds the command and all that it printed."""
+    """A command of the test failed. The message contains the command and its output."""
 
 
 def execute(
@@ -73,7 +73,7 @@ def execute(
     check: bool = True,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed."""
+    """Run a command to its end and return its output."""
     words = [str(word) for word in argv]
     completed = subprocess.run(words, input=text, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     if check and completed.returncode != 0:
@@ -84,7 +84,7 @@ def execute(
 
 
 def copy_of_the_collection(tree: Path) -> Path:
-    """What Ansible needs of this collection, copied into a tree of collections for ``Cluster.playbook``; returns its folder."""
+    """Copy the files of this collection that Ansible needs into a collections tree; return the collection's directory."""
     copy = tree / "ansible_collections/dra/accelerators"
     for name in ("meta", "plugins", "roles", "playbooks"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -94,7 +94,7 @@ def copy_of_the_collection(tree: Path) -> Path:
 
 @dataclass(frozen=True)
 class Recap:
-    """How one playbook run ended: the counters of Ansible's recap per host, and everything that was printed."""
+    """The result of one playbook run: the counters of Ansible's recap per host, and the whole output."""
 
     hosts: dict[str, dict[str, int]]
     output: str
@@ -120,10 +120,10 @@ def parse_recap(output: str) -> dict[str, dict[str, int]]:
 
 
 class Cluster:
-    """One world of the test cluster, with its nodes, its API and the playbooks that are run over it.
+    """One world of the test cluster, with its nodes, its API, and the playbooks that run on it.
 
-    ``variables`` are given to every playbook beside the fleet file of the examples. What is asked about one vendor's devices is
-    asked about those of ``driver``.
+    Every playbook receives ``variables`` in addition to the fleet file of the examples. Methods about one vendor's
+    devices use those of ``driver``.
     """
 
     driver = DRIVER
@@ -144,7 +144,9 @@ class Cluster:
         return execute([WORLD, verb, "--name", self.name, *rest], timeout=timeout, check=check, text=text).stdout
 
     def _command(self, name: str) -> list[str]:
-        """The beginning of a command, as the world gives it: one process instead of an interpreter for each look."""
+        """Return the start of a command as ``world commands`` prints it. This avoids an interpreter start for each
+        call.
+        """
         if not self._commands:
             self._commands = json.loads(self.world("commands"))
         return self._commands[name]
@@ -158,7 +160,7 @@ class Cluster:
         return self.run(node, "sh", "-c", script, check=check, timeout=timeout)
 
     def heal(self, node: str, *devices: object) -> None:
-        """End all injected faults of devices of a node, by default of all, and report the repair to its driver."""
+        """Clear injected faults of devices of a node (all by default), and report the recovery to its driver."""
         self.run(node, "accelerator-simulator", "clear", *devices)
         self.run(node, "dra-driver", "recovered", "all")
 
@@ -167,12 +169,14 @@ class Cluster:
     def kubectl(
         self, *arguments: object, text: str | None = None, check: bool = True, timeout: float = 120, merge: bool = False
     ) -> str:
-        """Call ``kubectl`` as the cluster's administrator; returns its standard output, with ``merge`` also what went wrong."""
+        """Call ``kubectl`` as the cluster administrator; return its standard output, and with ``merge`` its standard
+        error too.
+        """
         completed = execute([*self._command("kubectl"), *arguments], text=text, check=check, timeout=timeout)
         return completed.stdout + (completed.stderr if merge else "")
 
     def get(self, *arguments: object) -> Any:
-        """The parsed JSON of ``kubectl get … -o json``."""
+        """Return the parsed JSON of ``kubectl get … -o json``."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def apply(self, *documents: dict[str, Any] | Path) -> None:
@@ -182,7 +186,7 @@ class Cluster:
             self.kubectl("apply", "-f", "-", text=text)
 
     def delete(self, *documents: dict[str, Any] | Path, wait: bool = True) -> None:
-        """Delete what ``apply`` made; what is gone already is no error."""
+        """Delete the objects that ``apply`` created. A missing object is no error."""
         for document in documents:
             text = document.read_text(encoding="utf-8") if isinstance(document, Path) else yaml.safe_dump(document)
             self.kubectl(
@@ -197,11 +201,11 @@ class Cluster:
             )
 
     def nodes(self) -> list[str]:
-        """Names of the worker nodes, in order."""
+        """Return the names of the worker nodes, sorted."""
         return sorted(item["metadata"]["name"] for item in self.get("nodes")["items"])
 
     def slices(self, node: str | None = None) -> list[dict[str, Any]]:
-        """The ResourceSlices of our driver, of one node or of all, ordered by name."""
+        """Return the ResourceSlices of our driver, of one node or of all, sorted by name."""
         items = self.get("resourceslices")["items"]
         return sorted(
             (
@@ -213,7 +217,7 @@ class Cluster:
         )
 
     def devices(self, node: str) -> dict[str, dict[str, Any]]:
-        """Published devices of a node by name."""
+        """Return the published devices of a node by name."""
         return {device["name"]: device for item in self.slices(node) for device in item["spec"].get("devices", [])}
 
     def pod(self, name: str, namespace: str = "default") -> dict[str, Any]:
@@ -221,14 +225,17 @@ class Cluster:
         return document
 
     def log(self, pod: str, namespace: str = "default", container: str | None = None) -> str:
-        """What a pod's container printed so far."""
+        """Return the output of a pod's container so far."""
         extra = ["-c", container] if container else []
         return self.kubectl("logs", pod, "-n", namespace, *extra)
 
     # Waiting
 
     def wait(self, what: str, probe: Callable[[], T | None], timeout: float = 120, interval: float = 0.5) -> T:
-        """Call ``probe`` until it returns something true; fails with what the cluster says when ``timeout`` (s) is over."""
+        """Call ``probe`` until it returns a true value; return that value.
+
+        Fails with the cluster's state after ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
         last: object = None
         while True:
@@ -259,7 +266,7 @@ class Cluster:
         self.wait(f"pods {', '.join(sorted(wanted))} running", running, timeout)
 
     def picture(self) -> str:
-        """What a person would look at when a wait has failed."""
+        """Return the cluster's state for the message of a failed wait."""
         parts = [
             self.kubectl("get", "pods,resourceclaims,resourceslices", "-A", "-o", "wide", check=False),
             self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False)[-4000:],
@@ -270,20 +277,20 @@ class Cluster:
             )
         return "\n".join(parts)
 
-    # The node's hardware and what the driver leaves on it
+    # The node's hardware, and the files and records of the driver
 
     def instances(self, node: str) -> list[str]:
-        """MIG devices that the node's ``nvidia-smi -L`` lists, one line each."""
+        """Return the MIG devices of the node's ``nvidia-smi -L``, one line each."""
         return [
             line.strip() for line in self.run(node, "nvidia-smi", "-L").splitlines() if line.strip().startswith("MIG ")
         ]
 
     def cdi_files(self, node: str) -> list[str]:
-        """Names of our claims' CDI files on a node."""
+        """Return the names of our claims' CDI files on a node."""
         return self.shell(node, f"ls /var/run/cdi 2>/dev/null | grep '^k8s.{self.driver}-claim' || true").split()
 
     def companions(self, node: str) -> list[str]:
-        """The services of a node that run for claims, and what was written for them."""
+        """Return the services of a node that run for claims, and the files written for them."""
         listed = self.run(
             node, "systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", "dra-accelerators-*@*.service"
         )
@@ -291,7 +298,7 @@ class Cluster:
         return [*(line.split()[0] for line in listed.splitlines()), *files.split()]
 
     def status(self, node: str) -> dict[str, Any]:
-        """What the driver's ``status`` command says of our driver: how it is, and what is written down as prepared."""
+        """Return what the driver's ``status`` command reports for our driver: its state and the prepared claims."""
         said = self.run(
             node,
             *("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python"),
@@ -302,15 +309,15 @@ class Cluster:
         return dict(found)
 
     def recorded(self, node: str) -> dict[str, str]:
-        """The claims in the store of a node's driver: their state (preparing, prepared) by UID."""
+        """Return the state (preparing, prepared) of each claim in the store of a node's driver, by UID."""
         return {claim["uid"]: claim["state"] for claim in self.status(node)["claims"]}
 
     def uid(self, claim: str) -> str:
-        """The UID of a claim in the default namespace."""
+        """Return the UID of a claim in the default namespace."""
         return str(self.get("resourceclaim", claim, "-n", "default")["metadata"]["uid"])
 
     def said(self, node: str, *texts: str) -> int:
-        """How many lines of a node's driver, since the node's start, hold all these texts."""
+        """Return how many log lines of a node's driver since boot contain all these texts."""
         lines = self.run(node, "journalctl", "-b", "-u", DRIVER_UNIT, "-o", "cat", "--no-pager").splitlines()
         return sum(all(text in line for text in texts) for line in lines)
 
@@ -322,7 +329,7 @@ class Cluster:
         self.wait_registered(node)
 
     def wait_registered(self, node: str, timeout: float = 90) -> None:
-        """Wait until the driver answers on its socket, so that the kubelet can use it."""
+        """Wait until the driver's socket exists and its service is active, so that the kubelet can use it."""
         self.wait(
             f"driver on {node} serving",
             lambda: (
@@ -339,7 +346,9 @@ class Cluster:
     # Playbooks
 
     def inventory(self, *, controllers: bool = False) -> Path:
-        """Write the world's Ansible inventory and return its path; with ``controllers`` all nodes are the controller's hosts as well."""
+        """Write the world's Ansible inventory and return its path. With ``controllers``, all nodes are controller
+        hosts too.
+        """
         word = "-controllers" if controllers else ""
         path = Path(os.environ.get("PYTEST_CLUSTER_TMP", "/tmp")) / f"inventory-{self.name}{word}.yml"
         text = self.world("inventory")
@@ -360,10 +369,11 @@ class Cluster:
         inventory: Path | None = None,
         programs: Path | None = None,
     ) -> Recap:
-        """Run a playbook of the collection over this world's nodes with the fleet file of the examples.
+        """Run a playbook of the collection on this world's nodes with the fleet file of the examples.
 
-        ``tree`` is where another copy of the collection lies, below ``ansible_collections/dra/accelerators``;
-        ``programs`` is the folder of another Ansible's programs.
+        ``tree`` is a collections tree with another copy of the collection below
+        ``ansible_collections/dra/accelerators``.
+        ``programs`` is the directory of another Ansible's programs.
         """
         argv, environment = self.playbook_command(name, *arguments, tree=tree, inventory=inventory, programs=programs)
         completed = execute(argv, timeout=timeout, check=check, env=environment)
@@ -377,7 +387,7 @@ class Cluster:
         inventory: Path | None = None,
         programs: Path | None = None,
     ) -> tuple[list[str], dict[str, str]]:
-        """The command line of ``playbook`` and its environment, for tests that do not wait for its end."""
+        """Return the command line of ``playbook`` and its environment, for tests that do not wait for its end."""
         environment = dict(os.environ)
         if programs is not None:
             environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
@@ -386,7 +396,8 @@ class Cluster:
         environment["ANSIBLE_FORCE_COLOR"] = "false"
         environment["ANSIBLE_NOCOLOR"] = "true"
         environment["ANSIBLE_INJECT_FACT_VARS"] = "false"
-        # Half the commands on the node for each task. The demo and molecule run with Ansible's default.
+        # Pipelining needs half the commands on the node for each task. The demo and molecule run with Ansible's
+        # default.
         environment["ANSIBLE_PIPELINING"] = "true"
         folder = ROOT
         if tree is not None:
@@ -404,13 +415,13 @@ class Cluster:
         ]
         return [str(word) for word in argv], environment
 
-    # What a run leaves behind
+    # Files and objects that remain after a removal
 
     def footprint(self) -> dict[str, str]:
-        """Every file of every node outside what lives by itself, and every object of the API, with what tells it apart.
+        """Return every file of every node and every API object, with the facts that identify its version.
 
-        Left out are packages of the distribution and their caches, which a removal leaves, logs, and what kubelet and
-        containerd keep for themselves; but not there either what bears our name, or lies in the folder of CDI files.
+        Excluded are packages of the distribution and their caches, which a removal keeps, logs, and the state of
+        kubelet and containerd. Files with our name and CDI files are included even there.
         """
         found = {}
         for node in self.nodes():

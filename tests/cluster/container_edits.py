@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The container edits of claims, and a hook that records its environment. Shared by the tests of both deployment kinds."""
+"""The container edits of claims, and a hook that records its environment. Tests of both deployment kinds use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
-#: The stand-in for NVIDIA's hook, and the file in which it records its environment.
+#: A program that replaces NVIDIA's hook, and the file in which it records its environment.
 PROGRAM, RECORD = "/usr/bin/nvidia-cdi-hook", "/run/hook-environment"
 REMOVE_ENVIRONMENT = (
     "import json, sys; p = sys.argv[1]; d = json.load(open(p)); "
@@ -31,10 +31,11 @@ def shared_edits(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
 
 
 def check_hook_environment(cluster: Cluster, node: str, restart: Callable[[], None]) -> None:
-    """Check that a hook does not inherit the environment of a container (CVE-2025-23266). ``restart`` restarts the driver.
+    """Assert that a hook does not inherit the container's environment (CVE-2025-23266). ``restart`` restarts the
+    driver.
 
-    The container sets LD_PRELOAD, as a hostile image can. The hook runs as root on the node. A CDI file of an earlier release,
-    without the environment, is rewritten when the driver starts.
+    The container sets LD_PRELOAD, as a hostile image can. The hook runs as root on the node. A CDI file of an earlier
+    release, without the environment, is rewritten when the driver starts.
     """
     script = f"#!/bin/sh\ntr '\\\\0' '\\\\n' </proc/self/environ >>{RECORD}\n"
     hostile = pod("hostile", "hooked", node=node)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node that is only an object, with all that a real one would have left behind, for what the controller does when it goes."""
+"""A node that is only an API object, with the dependent objects of a real node, to test the controller's cleanup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS = {"app.kubernetes.io/managed-by": "dra-accelerators"}
 
 @dataclass(frozen=True)
 class Ghost:
-    """One such node. ``stranded`` is a claim that nobody is reserved for, ``held`` one that a living pod is."""
+    """One such node. ``stranded`` is a claim without a reservation, ``held`` is reserved for a running pod."""
 
     cluster: Cluster
     name: str
@@ -29,7 +29,9 @@ class Ghost:
         return f"{self.name}-held"
 
     def appear(self) -> None:
-        """Make the Node and what belongs to it: slices of ours and of another publisher, a rule, two claims with devices, a pod."""
+        """Create the Node and its objects: slices of ours and of another driver, taint rules, two allocated claims,
+        and a pod.
+        """
         self.cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name}, "spec": {}})
         self._apply_as("dra-accelerators-driver", self._slice(self.name))
         self._apply_as("another-driver", self._slice(f"{self.name}-foreign"))
@@ -50,11 +52,11 @@ class Ghost:
         self._claim(self.held, "device-1", self.cluster.pod(self.held)["metadata"]["uid"])
 
     def vanish(self) -> None:
-        """Delete the Node, and nothing else."""
+        """Delete the Node only."""
         self.cluster.kubectl("delete", "node", self.name)
 
     def left(self) -> set[str]:
-        """What is left of it, in words."""
+        """Return the names of its remaining objects."""
         found = {f"slice {one['metadata']['name']}" for one in self.cluster.slices(self.name)}
         for rule in self.cluster.get("devicetaintrules")["items"]:
             if rule["metadata"]["name"].startswith(self.name):
@@ -66,7 +68,7 @@ class Ghost:
 
     @property
     def everything(self) -> set[str]:
-        """What is there as long as the node may come back."""
+        """Return the objects that exist as long as the node can return."""
         return {
             *(f"slice {self.name}", f"slice {self.name}-foreign", f"rule {self.name}", f"rule {self.name}-foreign"),
             *(f"claim {self.stranded}", f"claim {self.held}"),
@@ -74,11 +76,11 @@ class Ghost:
 
     @property
     def what_stays(self) -> set[str]:
-        """What is not the controller's to take."""
+        """Return the objects that the controller must not delete."""
         return {f"slice {self.name}-foreign", f"rule {self.name}-foreign", f"claim {self.held}"}
 
     def exorcise(self) -> None:
-        """Delete whatever is left."""
+        """Delete all remaining objects."""
         never_mind = ("--ignore-not-found", "--timeout=60s")
         self.cluster.kubectl("delete", "node", self.name, *never_mind)
         self.cluster.kubectl("delete", "pod", self.held, "-n", "default", "--grace-period=0", "--force", *never_mind)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A compromised node: its Python interpreter changes what modules answer to the controller."""
+"""A compromised node: its Python interpreter changes the modules' answers to the controller."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from tests.cluster.cluster import Cluster
 
 INTERPRETER = "/usr/local/bin/hostile-python"
-#: Runs the module and merges CHANGES into its answer: mappings key by key, lists entry by entry, any other value replaced.
-#: TEXT is appended to each string with a space in it, but for what other programs read.
+#: Runs the module and merges CHANGES into its answer: mappings by key, lists by entry, any other value is replaced.
+#: TEXT is appended to each string with a space, except for strings that programs parse.
 PROGRAM = """#!/usr/bin/python3
 import json, subprocess, sys
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of a node, made to die at a stage of its work, and the claims that it is made to die over."""
+"""Kill the driver of a node at a stage of its work, with the claims for it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.cluster.cluster import DRIVER_UNIT, Cluster
 from tests.cluster.manifests import claim, pod
 
 DROP_IN = f"/run/systemd/system/{DRIVER_UNIT}.d/stop-at.conf"
-# The driver as the unit starts it, but for the launcher before its arguments.
+# The unit's start command with a launcher before its arguments.
 LAUNCHER = "/run/dra-accelerators-stop-at.py"
 PYTHON, RELEASE = "/opt/dra-accelerators/venv/bin/python", "/opt/dra-accelerators/current"
 CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 
 
 def together(*jobs: Callable[[], object]) -> None:
-    """Do the same to several nodes at once."""
+    """Run jobs for several nodes in parallel."""
     with ThreadPoolExecutor(max_workers=len(jobs)) as pool:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
 
 
 class Killer:
-    """Lets the driver of a node kill itself, as ``kill -9`` would, when it reaches a stage."""
+    """Makes the driver of a node kill itself, like ``kill -9``, at a stage."""
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self.cluster = cluster
@@ -38,7 +38,9 @@ class Killer:
         self.armed = False
 
     def arm(self, stage: str, serves: bool = True) -> None:
-        """Restart the driver so that it dies at ``stage`` and stays down until ``disarm``; ``serves`` says that it gets that far."""
+        """Restart the driver so that it dies at ``stage`` and stays down until ``disarm``. ``serves``: it becomes
+        ready before.
+        """
         launcher = base64.b64encode(Path(stop_at.__file__).read_bytes()).decode()
         start = f"{PYTHON} {LAUNCHER} {stage} node --config {CONFIGURATION}"
         script = (
@@ -62,7 +64,7 @@ class Killer:
         )
 
     def disarm(self) -> None:
-        """Start the driver as it is installed."""
+        """Start the installed driver."""
         self.cluster.shell(
             self.node,
             f"rm -f {DROP_IN} {LAUNCHER} && systemctl daemon-reload && systemctl reset-failed {DRIVER_UNIT} 2>/dev/null; systemctl restart {DRIVER_UNIT}",
@@ -78,22 +80,22 @@ class Killer:
         count: int = 1,
         config: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
-        """A claim, and the pod on this node that wants it."""
+        """Return a claim, and a pod on this node that uses it."""
         wanted = claim(name, device_class=device_class, expression=expression, count=count)
         if config:
             wanted["spec"]["devices"]["config"] = list(config)
         return [wanted, pod(name, name, node=self.node)]
 
     def delete(self, documents: Iterable[dict[str, Any]]) -> None:
-        """Delete pod and claim, in this order, without waiting for their end."""
+        """Delete pod and claim in this order without waiting."""
         self.cluster.delete(*reversed(list(documents)), wait=False)
 
     def made(self) -> int:
-        """How many partitions the node has beyond those that it had before."""
+        """Return how many partitions the node has in addition to the initial ones."""
         return len(self.cluster.instances(self.node)) - len(self.before)
 
     def wait_nothing_left(self, name: str) -> None:
-        """Wait until the pod and the claim of this name are gone from the API, and every trace of them from the node."""
+        """Wait until the pod and the claim of this name are deleted, and all their state on the node."""
 
         def gone() -> bool:
             items = self.cluster.get("pods,resourceclaims", "-n", "default")["items"]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tells where a node's GPUs are while virtual machines have some of them."""
+"""The state of a node's GPUs while virtual machines use some of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tests.cluster.cluster import Cluster
 
 
 def listed(cluster: Cluster, node: str) -> int:
-    """How many GPUs NVML lists on a node."""
+    """Return how many GPUs NVML lists on a node."""
     return len(cluster.run(node, "nvidia-smi", "-L").splitlines())
 
 
 def drivers(cluster: Cluster, node: str) -> dict[str, str]:
-    """The driver and the override of each GPU of a node, but for those that are as they should be."""
+    """Return driver and override of each GPU of a node that differs from the default."""
     script = (
         "for each in /sys/bus/pci/drivers/nvidia/../../devices/*; do [ -e $each/driver_override ] || continue; "
         "case $(cat $each/class) in 0x03*) echo ${each##*/} $(basename $(readlink $each/driver)) $(cat $each/driver_override);; esac; done"
@@ -27,5 +27,5 @@ def drivers(cluster: Cluster, node: str) -> dict[str, str]:
 
 
 def generations(cluster: Cluster, node: str) -> set[tuple[str, str]]:
-    """What tells whether anything was published anew."""
+    """Return names and resource versions of the slices, which show any new write."""
     return {(each["metadata"]["name"], each["metadata"]["resourceVersion"]) for each in cluster.slices(node)}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests that the tests need in numbers or with a node's name in them; everything else is a file of ``examples/``."""
+"""Manifests that tests need several times or with a node's name. All others are files of ``examples/``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IMAGE = "localhost/accelerator-probe:latest"
 PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 
 
-#: For a claim that takes a device whatever is wrong with it. Who evicts pods asks for the effect by name; the scheduler also takes one
-#: that is left out.
+#: For a claim that tolerates every fault. The eviction controller requires the effect by name; the scheduler also
+#: accepts a toleration without one.
 TOLERATED = [{"operator": "Exists", "effect": "NoExecute"}, {"operator": "Exists"}]
 
-#: Layout rules for eight GPUs: four claims share GPU 7, virtual machines can have GPUs 5 and 6, and pods wait for GPUs 4 and 6 before they
-#: are bound.
+#: Layout rules for eight GPUs: four claims share GPU 7, virtual machines can use GPUs 5 and 6, and GPUs 4 and 6 have
+#: binding conditions.
 MIXED_LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": 7}, "mode": "whole", "shares": 4},
     {"match": {"index": 6}, "mode": "dynamic", "passthrough": True, "prepared_before_binding": True},
@@ -30,7 +30,7 @@ MIXED_LAYOUT: list[dict[str, Any]] = [
 
 
 def example(name: str, node: str | None = None) -> list[dict[str, Any]]:
-    """The objects of a file of ``examples/``; its pods go to a node where one is named."""
+    """Return the objects of a file of ``examples/``, with its pods on a node if one is named."""
     items: list[dict[str, Any]] = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))["items"]
     for item in items:
         if node and item["kind"] == "Pod":
@@ -39,7 +39,7 @@ def example(name: str, node: str | None = None) -> list[dict[str, Any]]:
 
 
 def claim(name: str, *, device_class: str, expression: str | None = None, count: int = 1) -> dict[str, Any]:
-    """A ResourceClaim with one request ``device`` of the class, narrowed by a CEL expression."""
+    """Return a ResourceClaim with one request ``device`` of the class, limited by a CEL expression."""
     exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
     if expression:
         exactly["selectors"] = [{"cel": {"expression": expression}}]
@@ -52,7 +52,7 @@ def claim(name: str, *, device_class: str, expression: str | None = None, count:
 
 
 def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, restart: str = "Never") -> dict[str, Any]:
-    """A pod that uses existing claims, prints what its NVML shows, and stays until it is deleted."""
+    """Return a pod that uses existing claims, prints its NVML devices, and runs until it is deleted."""
     spec: dict[str, Any] = {
         "restartPolicy": restart,
         "terminationGracePeriodSeconds": 2,
@@ -76,7 +76,7 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
 
 
 def deployed(name: str, replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
-    """A Deployment of so many pods with this spec."""
+    """Return a Deployment with this number of pods and pod spec."""
     labels = {"app": name}
     return {
         "apiVersion": "apps/v1",
@@ -91,9 +91,9 @@ def deployed(name: str, replicas: int, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def deployment(name: str, replicas: int, exactly: dict[str, Any], **container: Any) -> list[dict[str, Any]]:
-    """So many pods that each have a claim of their own for exactly this, and who makes others for those that go.
+    """Return a Deployment whose pods each have their own claim for exactly this, and its claim template.
 
-    ``container`` is what is said of the pods' container, which is otherwise that of ``pod``.
+    ``container`` overrides fields of the pods' container, which is that of ``pod`` by default.
     """
     template = {
         "apiVersion": "resource.k8s.io/v1",
@@ -108,37 +108,37 @@ def deployment(name: str, replicas: int, exactly: dict[str, Any], **container: A
 
 
 def selected(device_class: str, expression: str) -> dict[str, Any]:
-    """What a request asks for: a device of a class that a CEL expression is true of."""
+    """Return a request for a device of a class that matches a CEL expression."""
     return {"deviceClassName": device_class, "selectors": [{"cel": {"expression": expression}}]}
 
 
 def settings(**fields: Any) -> dict[str, Any]:
-    """A configuration that sets something on the devices of all requests of a claim."""
+    """Return a configuration that sets fields on the devices of all requests of a claim."""
     parameters = {"apiVersion": "dra.accelerators/v1alpha1", "kind": "DeviceSettings", **fields}
     return {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
 
 
 def mps(kind: str = "GpuConfig", **fields: Any) -> dict[str, Any]:
-    """A configuration that lets the containers of a claim share its devices through MPS."""
+    """Return a configuration that shares a claim's devices between its containers with MPS."""
     sharing = {"strategy": "MPS", "mpsConfig": fields}
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
     return {"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}
 
 
 def dynamic(profile: str) -> str:
-    """CEL for a partition of this profile that does not exist yet (one that exists has a ``uuid``)."""
+    """Return CEL for a partition of this profile that does not exist yet (an existing one has a ``uuid``)."""
     return (
         f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && !has(device.attributes['gpu.nvidia.com'].uuid)"
     )
 
 
 def static(profile: str) -> str:
-    """CEL for a partition of this profile that an administrator's layout made."""
+    """Return CEL for an existing partition of this profile from an administrator's layout."""
     return (
         f"device.attributes['gpu.nvidia.com'].profile == '{profile}' && has(device.attributes['gpu.nvidia.com'].uuid)"
     )
 
 
 def device_named(name: str) -> str:
-    """CEL for the whole GPU with this minor, by its UUID-independent PCI address is better; tests use the UUID."""
+    """Return CEL for the whole GPU with this UUID."""
     return f"device.attributes['gpu.nvidia.com'].uuid == '{name}'"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One module of the collection, called by Ansible as a user calls it."""
+"""Call one module of the collection with Ansible, like a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Module = Callable[..., Result]
 
 
 def caller(inventory: Path) -> Module:
-    """Return what runs one module on one host of an inventory, and returns its result with what was printed before it."""
+    """Return a function that runs one module on one host of an inventory and returns its result with the output before
+    it.
+    """
 
     def run(host: str, module: str, options: Result, *, check: bool = False) -> Result:
         words = ["ansible", host, "--inventory", inventory, "--module-name", f"dra.accelerators.{module}"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""An image of another family than the nodes': its loader looks into /lib64 and /usr/lib64, and has no folder for each machine.
+"""An image of another family than the nodes': its loader searches /lib64 and /usr/lib64, without a directory per
+architecture.
 
-Red Hat's and SUSE's images are of that family. Debian builds such a C library as well, for its 32-bit systems that run 64-bit
-programs (package libc6-amd64), so that one more registry is not needed. A busybox is all that is in it besides.
+Red Hat's and SUSE's images are of that family. Debian builds such a C library too, for 32-bit systems that run 64-bit
+programs (package libc6-amd64), so that no other registry is needed. The image contains only that and a busybox.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ln -s usr/bin root/bin
 
 
 def load_image(cluster: Cluster, node: str) -> None:
-    """Make the image with a node's package manager, in a folder that is removed again, and load it into all nodes."""
+    """Build the image with a node's package manager in a temporary directory, and load it into all nodes."""
     try:
         cluster.shell(node, MAKE, timeout=600)
         pack = f"docker exec {node} tar -C {FOLDER}/root -cf - . | docker import - {IMAGE}"

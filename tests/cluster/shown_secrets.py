@@ -13,7 +13,7 @@ KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|LS0tLS1CRUdJTiB(?:QUklWQVRF|FQy
 
 
 def check_no_secret(output: str, *tokens: str) -> None:
-    """Check that an output shows none of these tokens, nor the signature of one, nor any other token or private key."""
+    """Assert that an output contains none of these tokens or their signatures, nor any other token or private key."""
     for token in tokens:
         assert token not in output
         assert token.split(".")[2] not in output

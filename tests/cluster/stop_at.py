@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the node driver so that it kills itself between two stages of its work: nothing is flushed, closed or cleaned up.
+"""Start the node driver so that it kills itself between two stages of its work: nothing is flushed, closed, or cleaned
+up.
 
-``stop_at.py STAGE[:N] ARGUMENTS…`` runs ``dra-driver ARGUMENTS…`` and sends it SIGKILL the N-th time that the stage is
-complete. The tests copy this file to a node; it is no part of what users install.
+``stop_at.py STAGE[:N] ARGUMENTS…`` runs ``dra-driver ARGUMENTS…`` and sends it SIGKILL when the stage is complete for
+the N-th time. The tests copy this file to a node. It is not part of the installed software.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dra_driver import stages
 
 
 def kill_own_process() -> None:
-    """End as a crash does."""
+    """Kill this process like a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class StopPoint:
-    """Counts how often each stage was reached and stops the process at the one that was asked for.
+    """Counts how often each stage was reached and stops the process at the requested one.
 
-    ``wanted`` is "" (never), "<stage>" or "<stage>:<n>". Raises ValueError for a stage that does not exist.
+    ``wanted`` is "" (never), "<stage>", or "<stage>:<n>". Raises ValueError for a stage that does not exist.
     """
 
     def __init__(self, wanted: str = "", stop: Callable[[], None] = kill_own_process) -> None:
@@ -38,14 +39,14 @@ class StopPoint:
         self._seen: Counter[str] = Counter()
 
     def reached(self, stage: str) -> None:
-        """Listen to a stage."""
+        """Count a stage."""
         self._seen[stage] += 1
         if stage == self._stage and self._seen[stage] == self._number:
             self._stop()
 
 
 def main() -> int:
-    """Run the driver's own command line."""
+    """Run the driver's command line."""
     from dra_driver import cli
 
     stages.listen(StopPoint(sys.argv[1]).reached)

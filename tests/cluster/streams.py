@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that come and go while something else is done to the cluster: whether one of them met a gap."""
+"""Pods that are created and deleted during another operation, to detect an interruption."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from tests.cluster.cluster import Cluster
 from tests.cluster.manifests import claim, dynamic, pod
 
-#: How the kubelet's gRPC client ends a call whose driver died: the connection broke, or the kubelet, which saw the socket
-#: go first, closed it.
+#: Errors of the kubelet's gRPC client if the driver dies during a call: the connection broke, or the kubelet noticed
+#: the removed socket first and closed it.
 DIED = ("rpc error: code = Unavailable", "rpc error: code = Canceled desc = grpc: the client connection is closing")
 
 
 class Stream:
-    """Pods with claims that come and go on a node, one after the other; ``rounds`` counts those that ran and have gone."""
+    """A sequence of pods with claims on a node. ``rounds`` counts those that ran and were deleted."""
 
     def __init__(self, cluster: Cluster, node: str, name: str) -> None:
         self._cluster, self._node, self._name = cluster, node, name
@@ -26,7 +26,7 @@ class Stream:
         self.rounds = 0
 
     def work(self) -> None:
-        """Start pods until it is told to end, or one does not run."""
+        """Run pods until ``end`` is called or one does not run."""
         try:
             while not self._end.is_set():
                 name = f"{self._name}-{self.rounds}"
@@ -36,22 +36,22 @@ class Stream:
                 self._cluster.wait_running(name)
                 self._cluster.delete(user, wanted)
                 self.rounds += 1
-        except BaseException as error:  # noqa: BLE001  it is raised where the stream ends
+        except BaseException as error:  # noqa: BLE001  raised at the end of the stream
             self._problem = error
 
     def end(self) -> None:
-        """End with the pod that is under way."""
+        """Stop after the current pod."""
         self._end.set()
 
     def see(self) -> None:
-        """Raise what went wrong."""
+        """Raise the error of the thread, if any."""
         if self._problem is not None:
             raise self._problem
 
 
 @contextlib.contextmanager
 def streaming(cluster: Cluster, node: str, name: str = "stream") -> Iterator[Stream]:
-    """A stream of pods beside what is done meanwhile; ``name`` is what theirs begin with."""
+    """Run a stream of pods during the context. ``name`` is the prefix of the pods' names."""
     stream = Stream(cluster, node, name)
     thread = threading.Thread(target=stream.work)
     thread.start()
@@ -64,11 +64,11 @@ def streaming(cluster: Cluster, node: str, name: str = "stream") -> Iterator[Str
 
 
 def failures(cluster: Cluster) -> list[str]:
-    """What the kubelets say of claims that could not be prepared or unprepared."""
+    """Return the kubelets' Events about claims that could not be prepared or unprepared."""
     events = cluster.get("events", "-n", "default")["items"]
     return [each["message"] for each in events if "DynamicResources" in each["reason"]]
 
 
 def failures_but_of_a_death(cluster: Cluster) -> list[str]:
-    """The same without the calls that a driver which ended without a word has taken with it; the kubelet makes those again."""
+    """Return the same without calls interrupted by the driver's death, which the kubelet retries."""
     return [each for each in failures(cluster) if not any(died in each for died in DIED)]

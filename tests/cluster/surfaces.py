@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""When a fault of a GPU or an NPU is seen where people and programs look for it, and when it is gone again.
+"""Record when a device fault appears in status, metrics, taints, pod status, and Events, and when it disappears.
 
-Each place is listened to, so that what is there for a moment is not missed: slices, pods and Events by watches of the API, what
-the driver says and its metrics by a program on the node that asks both again and again. Times are those of this machine, which
-is the nodes' as well.
+Watches of the API report ResourceSlices, pods, and Events. A program on the node polls the driver's status socket and
+its metrics every 0.2 s, so that short states are recorded too. All times come from the clock of the test host, which
+the nodes share.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.cluster.cluster import Cluster
 
 PLACES = ("status", "metric", "taint", "pod status", "Event")
 HEALTHY = ("Healthy", "")
-#: Of the taint, by what the metric calls it.
+#: Value of the metric's ``effect`` label for a fault without a taint.
 NO_TAINT = "None"
 PORT = 9817
 
-#: On the node: one line of JSON whenever what the driver says of a device, or its metric, is another.
+#: Program for the node: prints one line of JSON whenever the status or the metric of a device changes.
 ASK = """
 import json, re, socket, sys, threading, time, urllib.request
 
@@ -70,13 +70,13 @@ sys.stdin.read()  # whoever listens has gone
 
 
 def start_anew(cluster: Cluster, node: str) -> None:
-    """Have a new process of the driver, which has told nobody of anything yet: the same Event is written once in five minutes."""
+    """Restart the driver: a process writes the same Event at most once in five minutes."""
     cluster.restart_driver(node)
     cluster.wait("the driver looked", lambda: cluster.status(node)["published"])
 
 
 def start_listening(cluster: Cluster, node: str) -> None:
-    """Have a new process of the driver of GPUs, and wait until it hears what they tell: an Xid from before is never heard."""
+    """Restart the GPU driver and wait until it has registered for GPU events, because earlier Xids are not delivered."""
     cluster.run(node, "accelerator-simulator", "calls", "--reset")
     start_anew(cluster, node)
 
@@ -89,19 +89,21 @@ def start_listening(cluster: Cluster, node: str) -> None:
 
 @dataclass
 class Record:
-    """What was so from when on, of each thing, and the Events as they came; both are written by threads."""
+    """The values of each key with the time from which they hold, and the received Events. Threads write both."""
 
     history: dict[str, list[tuple[float, Any]]] = field(default_factory=dict)
     events: list[tuple[float, str, str, str]] = field(default_factory=list)
 
     def put(self, key: str, value: Any) -> None:
-        """Note what is so now."""
+        """Record the current value of a key, if it has changed."""
         known = self.history.setdefault(key, [])
         if not known or known[-1][1] != value:
             known.append((time.time(), value))
 
     def first(self, key: str, wanted: Callable[[Any], bool], after: float) -> float | None:
-        """The first moment from ``after`` on (seconds since the epoch) at which it was as wanted; None: not yet."""
+        """Return the first time from ``after`` on at which the value matches, in seconds since the epoch; None if none
+        does.
+        """
         known = self.history.get(key, [])
         for place, (since, value) in enumerate(known):
             until = known[place + 1][0] if place + 1 < len(known) else float("inf")
@@ -110,7 +112,7 @@ class Record:
         return None
 
     def event(self, subject: str, reason: str, wanted: Callable[[str], bool], after: float) -> float | None:
-        """When the first such Event came from ``after`` on; None: not yet."""
+        """Return the time of the first matching Event from ``after`` on; None if there is no such Event."""
         found = (
             at
             for at, about, why, said in tuple(self.events)
@@ -121,7 +123,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Ailment:
-    """What a fault is to be seen as: cause, value, and the effect of the taint ("" for none)."""
+    """A fault as the driver reports it: cause, value, and the effect of the taint ("" for no taint)."""
 
     cause: str
     value: str = ""
@@ -129,31 +131,33 @@ class Ailment:
 
     @property
     def metric(self) -> list[str]:
-        """Cause and effect as the metric has them."""
+        """Return the cause and effect labels of the fault metric."""
         return ["-".join(part for part in (self.cause, self.value) if part), self.effect or NO_TAINT]
 
     @property
     def taint(self) -> tuple[str, str, str]:
-        """Key without the driver's name, value and effect."""
+        """Return the key without the driver's name, the value, and the effect."""
         return (self.cause, self.value, self.effect)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the driver said of an ailment: how bad it is, in which words (they may change while it lasts), and its name."""
+    """What the driver's status reported for a fault: severity, message texts (they may change over time), and name."""
 
     level: str
     texts: frozenset[str]
     name: str
 
     def is_in(self, said: str) -> bool:
-        """Whether somebody else says the same."""
+        """Return whether a message contains one of these texts."""
         return any(text in said for text in self.texts)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A GPU or an NPU with the claim and the pod that have it; ``device`` is what of it the claim holds, by its published name."""
+    """A GPU or an NPU with the claim and the pod that use it. ``device`` is the published name of the allocated
+    device.
+    """
 
     uuid: str
     device: str
@@ -163,7 +167,9 @@ class Holder:
 
 @dataclass(frozen=True)
 class Sick:
-    """A GPU or an NPU with a fault: how the table calls it, what it is to be seen as, and when it began (seconds since the epoch)."""
+    """A GPU or an NPU with a fault: its name in the table, the expected reports, and its start in seconds since the
+    epoch.
+    """
 
     name: str
     holder: Holder
@@ -172,7 +178,7 @@ class Sick:
 
 
 class Surfaces:
-    """One node's devices of one driver, in all places at once; to be ended by ``close``."""
+    """Recorder of all reports about one driver's devices on one node. Call ``close`` at the end."""
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self.record = Record()
@@ -190,7 +196,7 @@ class Surfaces:
         ]
 
     def close(self) -> None:
-        """End the listening; what runs on the node ends with its input, and not with the program here that passes it on."""
+        """Stop the watches and the program on the node. The latter exits when its standard input is closed."""
         *watches, asking = self._programs
         for program in watches:
             program.kill()
@@ -200,7 +206,7 @@ class Surfaces:
         asking.wait(timeout=60)
 
     def all_well(self, holders: Iterable[Holder]) -> bool:
-        """Whether every place has told of these devices, and of nothing that is wrong."""
+        """Return whether every source has reported these devices, and reports no fault."""
         last = {key: known[-1][1] for key, known in self.record.history.items()}
         return all(
             last.get(f"status {each.uuid}") == [] == last.get(f"metric {each.uuid}")
@@ -211,15 +217,18 @@ class Surfaces:
 
     @staticmethod
     def expected(ailments: Iterable[Ailment]) -> tuple[str, ...]:
-        """The places that are to tell of these ailments: all, but that what is informative makes no taint."""
+        """Return the sources that report these faults: all, but no taint if every fault is informative."""
         return tuple(place for place in PLACES if place != "taint" or any(each.effect for each in ailments))
 
     def wait_seen(self, sick: Sequence[Sick], timeout: float = 180) -> dict[str, dict[str, float | None]]:
-        """Wait until every place tells of all of these; returns when, by name. Fails with what is missing after ``timeout`` (s)."""
+        """Wait until every source reports all faults; return the times by name.
+
+        Fails with the missing reports after ``timeout`` seconds.
+        """
         return self._wait("told", sick, lambda each: self.seen(each.holder, each.ailments, each.began), timeout)
 
     def wait_gone(self, sick: Sequence[Sick], ended: float, timeout: float = 180) -> dict[str, dict[str, float | None]]:
-        """The same until every place has told of the end, from ``ended`` on."""
+        """Wait until every source has reported the end of all faults, from ``ended`` on; return the times by name."""
         return self._wait("gone", sick, lambda each: self.gone(each.holder, each.ailments, ended), timeout)
 
     def _wait(
@@ -249,7 +258,9 @@ class Surfaces:
         return "\n".join([*said, *(f"{about} {why}: {text}" for _at, about, why, text in self.record.events[-40:])])
 
     def seen(self, holder: Holder, ailments: Iterable[Ailment], after: float) -> dict[str, float | None]:
-        """When each place told of all these ailments first, from ``after`` on; None for one that has not yet."""
+        """Return when each source first reported all these faults, from ``after`` on; None for a source without a
+        report.
+        """
         wanted = tuple(ailments)
         told, find = self._told(holder, wanted, after), self.record.first
         taints = {each.taint for each in wanted if each.effect}
@@ -267,7 +278,9 @@ class Surfaces:
         }
 
     def gone(self, holder: Holder, ailments: Iterable[Ailment], after: float) -> dict[str, float | None]:
-        """When each place told of nothing any more, from ``after`` on; for Events, when the end of each of these was told."""
+        """Return when each source stopped reporting a fault, from ``after`` on; for Events, when the recovery was
+        reported.
+        """
         wanted, find = tuple(ailments), self.record.first
         ends = [
             Told(each.level, frozenset({f"{each.name} is over"}), each.name) for each in self._told(holder, wanted, 0.0)
@@ -283,7 +296,7 @@ class Surfaces:
         }
 
     def _told(self, holder: Holder, wanted: tuple[Ailment, ...], after: float) -> tuple[Told, ...]:
-        """What the driver said of these ailments since then; nothing until it has told of all."""
+        """Return what the status reported for these faults since ``after``; empty until it has reported all of them."""
         known = [now for since, now in self.record.history.get(f"status {holder.uuid}", []) if since >= after]
         if not any(_has(now, wanted) for now in known):
             return ()
@@ -297,7 +310,10 @@ class Surfaces:
     def _last_event(
         self, holder: Holder, told: Iterable[Told], after: float, reason: str = "DeviceUnhealthy"
     ) -> float | None:
-        """When the last of those who are to be told was: claim, pod, and the node of what is more than informative; None: not yet."""
+        """Return when the last expected Event arrived, or None if one is missing.
+
+        Events are expected for the claim and the pod, and for the node unless the fault is informative.
+        """
         moments: list[float] = []
         for each in told:
             subjects = {f"ResourceClaim {holder.claim}": "", f"Pod {holder.pod}": ""}
@@ -361,12 +377,14 @@ def _resources(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 @dataclass
 class Times:
-    """The table at the end: seconds from the fault until each place tells of it, and from its end until none does."""
+    """The final table: seconds from the start of a fault to each report, and from its end to each report of the end."""
 
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, each: Sick, seen: Mapping[str, float | None], ended: float, gone: Mapping[str, float | None]) -> None:
-        """Add one fault with the moments at which each place told of it and of its end; None where a place does not."""
+        """Add one fault with the times of its reports and of the reports of its end; None where a source does not
+        report it.
+        """
         cells = [
             f"{moment - begin:.1f}" if (moment := found[place]) is not None else "-"
             for found, begin in ((seen, each.began), (gone, ended))
@@ -375,7 +393,7 @@ class Times:
         self.rows.append((each.name, *cells))
 
     def print(self) -> None:
-        """Print the table, beside what pytest keeps."""
+        """Print the table to the real standard output, which pytest does not capture."""
         if not self.rows:
             return
         head = ("fault", *PLACES, *(f"{place} gone" for place in PLACES))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The world itself: what is done for another one leaves it alone."""
+"""Test that commands for another world do not change this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from world_cli.pins import BUILD_LABEL
 
 @pytest.mark.prove
 def test_no_container_of_a_world_passes_for_what_a_cut_off_build_has_left(world: Cluster) -> None:
-    """The build of another release's node image removes such leftovers, while this world stands."""
+    """The build of another release's node image removes remains of interrupted builds while this world exists."""
     (node, *_rest) = world.nodes()
     made_of = execute(["docker", "inspect", "--format", "{{.Config.Image}}", node]).stdout.strip()
     left = f"{world.name}-left-by-a-build"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals before anything is touched, a release that does not start, and other ways to reach a node."""
+"""Test rejections before any change, a release that does not start, and other ways to reach a node."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.cluster.cluster import DRIVER_UNIT, Cluster, Recap, copy_of_the_colle
 from tests.cluster.streams import failures_but_of_a_death, streaming
 
 USER = "fleet-operator"
-#: By tag of the site playbook a task that is done with it alone, as Ansible names it.
+#: By tag of the site playbook, a task that runs with this tag only, as Ansible prints it.
 CHOSEN_BY = {
-    "environment": "python_environment : Name the release of the node programs",
-    "runtime": "container_runtime : See what would change",
+    "environment": "python_environment : Determine the release of the node programs",
+    "runtime": "container_runtime : Determine the changes",
     "layout": "nvidia_mig : Apply the layout",
-    "driver": "dra_driver : Run the driver, and see that it works",
-    "classes": "device_classes : Write or remove the classes",
+    "driver": "dra_driver : Start the driver and wait until it is ready",
+    "classes": "device_classes : Create or remove the classes",
 }
 
 
@@ -31,7 +31,7 @@ def release(cluster: Cluster, node: str) -> str:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the collection whose driver says that it serves and ends a second later, again and again."""
+    """Return a copy of the collection whose driver reports that it is ready and exits a second later, repeatedly."""
     tree = tmp_path_factory.mktemp("broken")
     copy = copy_of_the_collection(tree)
     node = copy / "roles/dra_driver/files/dra_driver/node.py"
@@ -50,7 +50,7 @@ def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Clus
 
 
 def test_a_whole_run_does_what_tags_choose(first_run: Recap) -> None:
-    """Else the next test would look for what is called something else by now."""
+    """Verify the task names that the next test expects."""
     assert [task for task in CHOSEN_BY.values() if f"[dra.accelerators.{task}]" not in first_run.output] == []
 
 
@@ -65,7 +65,7 @@ def test_tags_choose_a_part_of_what_is_done(cluster: Cluster, chosen: list[str])
 
 
 def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cluster) -> None:
-    """Where it is allowed, check mode finds an installed node as it is to be."""
+    """If it is permitted, check mode reports no change on an installed node."""
     node = cluster.nodes()[0]
     limit = ["--check", "--limit", node]
     cluster.kubectl("label", "node", node, "nvidia.com/mig.config=all-balanced")
@@ -95,9 +95,9 @@ def test_check_mode_tells_of_an_upgrades_restart(cluster: Cluster, broken: Path)
 def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back(
     cluster: Cluster, broken: Path
 ) -> None:
-    """The relief finds it out: the driver of the first node is the one that it was, and pods run all the time.
+    """The second driver instance detects it: the first node keeps its driver, and pods run all the time.
 
-    A relief that ends without a word may take a call with it; the kubelet makes that call again.
+    An instance that is killed can interrupt a call, which the kubelet repeats.
     """
     first, second = cluster.nodes()
     before = release(cluster, first)
@@ -116,7 +116,7 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
 
 @pytest.mark.prove
 def test_another_layout_is_taken_over_by_the_running_driver(cluster: Cluster) -> None:
-    """What needs no new process gets none; check mode says so before."""
+    """A change that needs no new process causes no restart. Check mode reports this in advance."""
     node = cluster.nodes()[1]
     pid, devices = cluster.driver_pid(node), len(cluster.devices(node))
     present = yaml.safe_load(cluster.run(node, "cat", "/etc/dra-accelerators/driver.yaml"))["layout"]
@@ -138,7 +138,7 @@ def test_another_layout_is_taken_over_by_the_running_driver(cluster: Cluster) ->
 
 @pytest.mark.prove
 def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> None:
-    """The kubelet never hears of a driver whose folder is another one: it starts, and does not become ready."""
+    """With another kubelet directory the kubelet does not find the driver: it starts but does not become ready."""
     first, second = cluster.nodes()
     elsewhere = "/var/lib/another-kubelet"
     configuration = cluster.run(first, "cat", "/etc/dra-accelerators/driver.yaml")
@@ -157,7 +157,7 @@ def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> Non
 
 @pytest.mark.prove
 def test_a_batch_with_a_node_that_cannot_be_reached_is_the_last_one(cluster: Cluster, tmp_path: Path) -> None:
-    """Ansible itself goes on as long as one node of a batch is well."""
+    """Ansible itself continues as long as one node of a batch succeeds."""
     first, second = cluster.nodes()
     document = yaml.safe_load(cluster.inventory().read_text("utf-8"))
     hosts = document["all"]["children"]["accelerator_nodes"]["hosts"]
@@ -170,8 +170,10 @@ def test_a_batch_with_a_node_that_cannot_be_reached_is_the_last_one(cluster: Clu
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     stopped = cluster.playbook("site.yml", "-e", "accelerator_serial=2", inventory=inventory, check=False)
-    assert f"away did not become healthy, so {second} and what comes after it is not begun" in stopped.output
-    assert f"{first}: the driver works as before" in stopped.output and "1 of 3 nodes are healthy" in stopped.output
+    assert f"away did not become healthy, so {second} and later batches were not changed" in stopped.output
+    assert (
+        f"{first}: the driver is unchanged and ready" in stopped.output and "1 of 3 nodes are healthy" in stopped.output
+    )
     assert stopped.hosts[second]["failed"] == 1 and stopped.hosts[first]["failed"] == 0, stopped.output
     on = cluster.playbook(
         *("site.yml", "-e", "accelerator_serial=2", "-e", "accelerator_go_on=true"), inventory=inventory, check=False
@@ -199,7 +201,7 @@ def test_the_next_run_finds_all_well_and_makes_up_for_a_killed_removal_but_an_ad
 
 @pytest.fixture
 def by_ssh(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
-    """An inventory that reaches the first node by SSH, under another name, as a user who becomes root by sudo."""
+    """Return an inventory that reaches the first node by SSH under another name, as a user with sudo."""
     node = cluster.nodes()[0]
     key = tmp_path / "key"
     execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])

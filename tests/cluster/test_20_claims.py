@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pods claim, share and give back exactly the device or partition they asked for: the examples, run as they are."""
+"""Test that pods claim, share, and release exactly the requested device or partition, with the examples unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cluster.manifests import claim, dynamic, pod
 
 
 def pods_of(example: str) -> list[str]:
-    """Names of the pods in an example's file."""
+    """Return the names of the pods in an example's file."""
     objects = yaml.safe_load((EXAMPLES / example).read_text(encoding="utf-8"))["items"]
     return [each["metadata"]["name"] for each in objects if each["kind"] == "Pod"]
 
@@ -106,7 +106,9 @@ def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
 
 
 def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster) -> None:
-    """A kubelet that was restarted does not know what it has prepared; it asks again when it makes the pod's sandbox anew."""
+    """A restarted kubelet does not know the prepared claims. It prepares them again when it recreates the pod's
+    sandbox.
+    """
     clean.apply(
         claim("again", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
         pod("again", "again", restart="Always"),
@@ -129,7 +131,7 @@ def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster
     assert clean.instances(node) == before and clean.recorded(node) == {uid: "prepared"}
 
 
-#: Runs on a node, with the driver's own stubs: the call of a kubelet that speaks v1beta1 only.
+#: Runs on a node with the driver's own stubs: the call of a kubelet that supports only v1beta1.
 OLDER_KUBELET = """
 import json, sys, grpc
 from dra_driver.protocol import dra_v1beta1_pb2 as messages, dra_v1beta1_pb2_grpc as service
@@ -148,7 +150,7 @@ with grpc.insecure_channel(f"unix:{directory}/dra.sock") as channel:
 
 
 def call_as_older_kubelet(cluster: Cluster, node: str, verb: str, uid: str, name: str) -> dict[str, Any]:
-    """What the driver answers to a v1beta1 call."""
+    """Return the driver's answer to a v1beta1 call."""
     python = ("env", "PYTHONPATH=/opt/dra-accelerators/current", "/opt/dra-accelerators/venv/bin/python")
     said = cluster.run(node, *python, "-c", OLDER_KUBELET, verb, PLUGIN_DIRECTORY, uid, name)
     answer: dict[str, Any] = json.loads(said)
@@ -172,7 +174,7 @@ def test_a_kubelet_that_speaks_v1beta1_gets_the_same_devices(clean: Cluster) -> 
     answer = call_as_older_kubelet(clean, node, "prepare", "00000000-0000-0000-0000-000000000000", "older")
     assert answer["error"] and not answer["devices"]
     clean.kubectl("delete", "pod", "older", "-n", "default")
-    # What is given back already is given back without an error.
+    # Unpreparing a released claim succeeds.
     assert call_as_older_kubelet(clean, node, "unprepare", uid, "older") == {"error": "", "devices": []}
 
 

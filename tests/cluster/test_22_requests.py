@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod can ask for beyond one device by name: an extended resource, several devices, devices that belong together."""
+"""Test requests other than one device by name: an extended resource, several devices, devices that belong together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cluster.manifests import IMAGE, PRINT_AND_STAY, claim, dynamic, examp
 
 
 def allocated(cluster: Cluster, name: str) -> dict[str, list[str]]:
-    """The devices that a claim has, by request."""
+    """Return the devices that are allocated to a claim, by request."""
     found: dict[str, list[str]] = {}
     for result in cluster.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]:
         found.setdefault(result["request"], []).append(result["device"])
@@ -20,7 +20,7 @@ def allocated(cluster: Cluster, name: str) -> dict[str, list[str]]:
 
 
 def uuid_of(cluster: Cluster, node: str, device: str) -> str:
-    """The UUID that a device of a node is published with."""
+    """Return the published UUID of a node's device."""
     return str(cluster.devices(node)[device]["attributes"]["uuid"]["string"])
 
 
@@ -31,7 +31,7 @@ def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster
     log = clean.wait("the pod's list", lambda: clean.log("extended-resource"))
     (seen,) = re.findall(r"^GPU 0: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE)
     assert "GPU 1:" not in log
-    # The scheduler has made a claim for it, and the driver has prepared that one.
+    # The scheduler has created a claim for it, which the driver has prepared.
     (made,) = clean.get("resourceclaims")["items"]
     (device,) = [device for devices in allocated(clean, made["metadata"]["name"]).values() for device in devices]
     assert uuid_of(clean, node, device) == seen
@@ -52,7 +52,7 @@ def test_a_request_for_two_devices_gets_two(clean: Cluster) -> None:
 
 
 def test_devices_of_one_claim_can_be_kept_on_one_gpu(clean: Cluster) -> None:
-    """The first request is for GPU 5; the second one, free to go anywhere, follows it by matchAttribute alone."""
+    """The first request is for GPU 5. The second one has no selector and follows it by matchAttribute only."""
     node = clean.nodes()[1]
     there = f"device.attributes['{DRIVER}'].parentUUID == '{uuid_of(clean, node, 'gpu-5')}'"
 
@@ -129,7 +129,7 @@ def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean:
 
 
 def test_a_configuration_that_names_an_alternative_which_it_does_not_fit_is_refused(clean: Cluster) -> None:
-    """The scheduler leaves out of the allocation which requests a configuration names, where that is all of them."""
+    """The scheduler omits a configuration's requests from the allocation if it names all of them."""
     wish, user = example("first-available.yaml")
     wish["spec"]["devices"]["config"][0]["requests"] = ["gpu/part"]
     clean.apply(wish, user)

@@ -1,10 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What containers get follows the node as it is now: a socket that goes, a device node that comes late, nvidia-ctk."""
+"""Test that containers get edits for the node's current state: a removed socket, a late device node, and nvidia-ctk."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +26,7 @@ def sources(edits: dict[str, Any]) -> set[str]:
 
 @contextmanager
 def nvidia_ctk(cluster: Cluster, node: str) -> Iterator[None]:
-    """NVIDIA's program on the node for as long as this lasts, from the moment on that the driver knows what it says."""
+    """Install NVIDIA's program on the node until the context ends, and wait until the driver has its output."""
     execute([ROOT / "tests/world/world", "build", "--only", "oracles"], timeout=1800)
     cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
     built = execute(["sh", "-c", f"ls -t {cache}/world/binaries/nvidia-ctk-*/nvidia-ctk"]).stdout.split()[0]
@@ -48,7 +47,7 @@ def nvidia_ctk(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 def run_pod(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
-    """Start a pod with a partition of its own and return what its container got besides."""
+    """Start a pod with its own partition; return the shared edits of its container."""
     cluster.apply(claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod(name, name, node=node))
     cluster.wait_running(name)
     return shared_edits(cluster, node, name)
@@ -66,29 +65,16 @@ def test_a_socket_that_was_there_once_fails_no_new_container(clean: Cluster) -> 
     assert clean.driver_pid(node) == process
 
 
-def test_a_claim_before_a_device_node_is_refused_by_its_name_and_served_when_it_comes(clean: Cluster) -> None:
+def test_device_nodes_that_no_boot_creates_are_created_for_a_claim(clean: Cluster) -> None:
     node = clean.nodes()[1]
-    process, before = clean.driver_pid(node), clean.instances(node)
-    clean.run(node, "mv", "/dev/nvidia-uvm", "/dev/nvidia-uvm.away")
-    try:
-        clean.apply(
-            claim("early", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
-            pod("early", "early", node=node),
-        )
-        event = clean.wait(
-            "the refusal, with what to do",
-            lambda: [
-                each["note"] if "note" in each else each["message"]
-                for each in clean.get("events")["items"]
-                if "/dev/nvidia-uvm" in json.dumps(each) and "nvidia-modprobe -c 0 -u" in json.dumps(each)
-            ],
-        )
-        assert event and clean.pod("early")["status"]["phase"] == "Pending"
-        assert clean.instances(node) == before, "no partition is made for a claim that cannot be served"
-    finally:
-        clean.run(node, "mv", "/dev/nvidia-uvm.away", "/dev/nvidia-uvm")
+    process = clean.driver_pid(node)
+    clean.run(node, "rm", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+    clean.apply(
+        claim("early", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("early", "early", node=node)
+    )
     clean.wait_running("early", timeout=240)
     clean.kubectl("exec", "early", "--", "test", "-c", "/dev/nvidia-uvm")
+    clean.run(node, "test", "-c", "/dev/nvidia-uvm-tools")
     assert clean.driver_pid(node) == process
 
 
@@ -100,7 +86,7 @@ def test_where_nvidia_ctk_is_installed_the_shared_edits_come_from_it(clean: Clus
         theirs = run_pod(clean, node, "theirs")
         verbs = {hook["args"][2] for hook in theirs["hooks"] if hook["path"] == TOOLKIT}
         assert {"create-symlinks", "update-ldcache"} <= verbs
-        # The hooks have run: the loader of the container knows the driver's libraries, and the programs work.
+        # The hooks have run: the container's loader cache contains the driver's libraries, and the programs work.
         clean.kubectl("exec", "theirs", "--", "grep", "-q", "libcuda.so.1", "/etc/ld.so.cache")
         assert "MIG 1g.10gb" in clean.wait("the pod's list", lambda: clean.log("theirs"))
     assert not run_pod(clean, node, "own-again").get("hooks")
@@ -113,7 +99,9 @@ def test_hook_does_not_inherit_the_environment_of_the_container(clean: Cluster) 
 
 @pytest.mark.prove
 def test_an_image_of_another_family_works_where_the_toolkits_hook_is(clean: Cluster) -> None:
-    """Without it the loader of such an image does not look where the libraries are, as the pre-flight has said."""
+    """Without the hook the loader of such an image does not search the libraries' directory, as the pre-flight check
+    warned.
+    """
     node = clean.nodes()[1]
     other_family.load_image(clean, node)
     devices = {"device_class": "mig.nvidia.com", "expression": dynamic("1g.10gb")}

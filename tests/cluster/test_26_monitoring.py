@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A claim with administrator's access: every device is seen beside those who use it, and nothing is held or changed by it."""
+"""Test a claim with administrator access: it sees every device next to their users, and neither allocates nor changes
+any.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ LIST_INSTANCES = ("nvidia-smi", "mig", "-lgi")
 
 @pytest.fixture()
 def namespace(clean: Cluster) -> Iterator[Cluster]:
-    """The example on the second node; its namespace goes with all that is in it."""
+    """Create the example on the second node; delete its namespace afterwards."""
     documents = example("admin-access.yaml", clean.nodes()[1])
     clean.apply(*documents)
     yield clean
@@ -27,7 +29,9 @@ def namespace(clean: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
-    """It comes first: the scheduler takes counters for it, too, as long as they last (kubernetes/kubernetes#140729)."""
+    """It is created first, because the scheduler subtracts counters for it while they last
+    (kubernetes/kubernetes#140729).
+    """
     cluster, node = namespace, namespace.nodes()[1]
     cluster.wait_running("watch", namespace=NAMESPACE)
     log = cluster.wait("the watcher's list", lambda: cluster.log("watch", NAMESPACE))
@@ -35,16 +39,16 @@ def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
     seen = set(re.findall(r"^GPU \d+: .*UUID: (GPU-[0-9a-f-]+)", log, re.MULTILINE))
     assert len(seen) == 8 and seen == {each["attributes"]["uuid"]["string"] for each in published}
     assert cluster.instances(node) == []
-    # Others get the same GPUs, whole and in parts.
+    # Other claims get the same GPUs, whole and partitioned.
     whole = [claim("whole", device_class="gpu.nvidia.com"), pod("whole", "whole", node=node)]
     part = [claim("part", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("part", "part", node=node)]
     cluster.apply(*whole, *part)
     cluster.wait_running("whole", "part")
-    # The watcher may list partitions, which a user of one may not.
+    # The watcher can list partitions, which the user of one cannot.
     assert "1g.10gb" in cluster.kubectl("exec", "watch", "-n", NAMESPACE, "--", *LIST_INSTANCES)
     empty = cluster.kubectl("exec", "part", "--", *LIST_INSTANCES)
     assert "Placement" in empty and "1g.10gb" not in empty, empty
-    # The partition goes with its pod under the watcher's eyes, and another one comes.
+    # The partition is destroyed with its pod while the watcher runs, and another one is created.
     cluster.kubectl("exec", "watch", "-n", NAMESPACE, "--", "sh", "-c", "nvidia-smi -L -l 1 >/tmp/seen 2>&1 &")
     cluster.delete(*reversed(part))
     assert cluster.instances(node) == []

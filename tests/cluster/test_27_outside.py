@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is seen of the driver from outside: metrics, the command line on the node, the support bundle, alerts."""
+"""Test the driver's external interfaces: metrics, the command on the node, the support bundle, alerts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SCRAPE = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{PORT}/
 
 
 def scraped(cluster: Cluster, node: str) -> str:
-    """All metrics of a node's driver."""
+    """Return all metrics of a node's driver."""
     return cluster.run(node, "/opt/dra-accelerators/venv/bin/python", "-c", SCRAPE)
 
 
 def info(text: str, name: str) -> list[dict[str, str]]:
-    """The labels of each series of a metric."""
+    """Return the labels of each series of a metric."""
     lines = re.findall(rf"^dra_accelerators_{name}\{{(.*)\}} \S+$", text, re.MULTILINE)
     return [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
 
 
 def dra_driver(cluster: Cluster, node: str, *words: str, check: bool = True) -> Any:
-    """What the command on the node answers."""
+    """Return the JSON output of the command on the node."""
     return json.loads(cluster.run(node, "dra-driver", *words, "--output", "json", check=check))
 
 
@@ -79,7 +79,9 @@ def test_a_claim_is_attributed_and_explained_as_long_as_it_is_prepared(clean: Cl
 
 
 def test_a_pod_reads_what_the_devices_of_its_template_are(clean: Cluster) -> None:
-    """A partition and a whole GPU of one claim, by the name that the pod gives it: as the node and the claim's status have them."""
+    """A partition and a whole GPU of one claim, by the pod's name of the claim: equal to the node's data and the
+    claim's status.
+    """
     example = EXAMPLES / "metadata.yaml"
     clean.apply(example)
     clean.wait_running("metadata")
@@ -110,7 +112,7 @@ def test_the_command_tells_while_the_driver_is_stopped_and_the_bundle_has_no_sec
     assert dra_driver(clean, node, "probe", "readiness") == {"ok": True, "problems": []}
     kubeconfig = json.loads(clean.run(node, "cat", "/etc/dra-accelerators/kubeconfig"))
     token = kubeconfig["users"][0]["user"]["token"]
-    # Where a secret has come to lie by mistake.
+    # A secret was logged by mistake.
     clean.run(node, "logger", "-t", "kubelet", f"Authorization: Bearer {token}")
     try:
         clean.run(node, "systemctl", "stop", DRIVER_UNIT)
@@ -150,7 +152,7 @@ def test_explain_unallocated_claim_refers_selectors_to_why(clean: Cluster) -> No
     assert "not evaluated on the node" in request["selectors of the request and its class"]
     assert "ansible-playbook dra.accelerators.why" in request["selectors of the request and its class"]
     assert not any("selector" in reason for reason in request["ruled out"])
-    # A person reads the same.
+    # The text output says the same.
     assert "not evaluated on the node; run the why playbook" in clean.run(
         node, "dra-driver", "explain", "huge", check=False
     )
@@ -158,7 +160,7 @@ def test_explain_unallocated_claim_refers_selectors_to_why(clean: Cluster) -> No
 
 @pytest.mark.prove
 def test_the_driver_that_hangs_is_started_again_by_systemd(clean: Cluster) -> None:
-    """It is frozen, so that it cannot answer itself; systemd waits two minutes for a sign of life."""
+    """The process is stopped, so that it cannot respond. systemd's watchdog waits two minutes."""
     node = clean.nodes()[0]
     pid = clean.driver_pid(node)
     clean.run(node, "kill", "-STOP", str(pid))
@@ -169,7 +171,9 @@ def test_the_driver_that_hangs_is_started_again_by_systemd(clean: Cluster) -> No
 
 @pytest.fixture()
 def prometheus(clean: Cluster, tmp_path: Path) -> Iterator[Any]:
-    """A real Prometheus on this machine that scrapes the first node's driver; in its copy of the rules alerts wait a second."""
+    """Run a real Prometheus on this host that scrapes the first node's driver. In its copy of the rules, alerts wait 1
+    s.
+    """
     sys.path[:0] = [str(ROOT / "tests/oracles"), str(ROOT / "tests/world")]
     from prometheus import Server
 
@@ -220,7 +224,7 @@ def test_a_prometheus_sees_a_claim_a_fault_under_it_and_its_end(clean: Cluster, 
     prometheus.until("it is back", lambda: "DraAcceleratorsDriverDown" not in prometheus.firing(), 90)
 
 
-#: As the Prometheus operator has it, as far as the API server needs to know.
+#: The Prometheus operator's CRD, reduced to the parts that the API server needs.
 RULE_KIND = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -243,7 +247,7 @@ RULE_KIND = {
 
 @pytest.fixture()
 def watched(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
-    """An inventory with this machine as the one that watches, and the namespace for it."""
+    """Yield an inventory with this host as the monitoring host, and create the namespace."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     path = tmp_path / "inventory.yml"
     path.write_text(json.dumps({"accelerator_monitoring": {"hosts": {"here": here}}}))

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Containers of a claim compute at the same time through MPS: seen from inside, on the node, and gone with the claim."""
+"""Test containers of a claim that compute at the same time through MPS: inside, on the node, and after the claim's
+deletion.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 from tests.cluster.cluster import EXAMPLES, Cluster
 from tests.cluster.manifests import claim, device_named, dynamic, mps, pod
 
-#: Has a CUDA context of its own, tells what it was given, and keeps it.
+#: Creates its own CUDA context, prints its limits, and keeps the context.
 COMPUTE = """
 import ctypes, json, time
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -35,14 +37,14 @@ OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 2, 46
 
 
 def computing(name: str, claimed: str, node: str) -> dict[str, Any]:
-    """A pod whose one container computes."""
+    """Return a pod with one container that computes."""
     wanted = pod(name, claimed, node=node, image="localhost/python:latest")
     wanted["spec"]["containers"][0]["command"] = ["python3", "-c", COMPUTE]
     return wanted
 
 
 def told(cluster: Cluster, name: str) -> dict[str, int]:
-    """What the pod's program was given."""
+    """Return the limits that the pod's program printed."""
     found: dict[str, int] = json.loads(
         cluster.wait(f"what {name} tells", lambda: cluster.log(name).strip().splitlines()[-1:] or None)[0]
     )
@@ -50,19 +52,19 @@ def told(cluster: Cluster, name: str) -> dict[str, int]:
 
 
 def printed(cluster: Cluster, name: str, last: str, container: str | None = None) -> str:
-    """What a pod of an example prints, once this is in it."""
+    """Return a pod's output as soon as it contains this text."""
     return cluster.wait(
         f"{name} prints {last!r}", lambda: last in (said := cluster.log(name, container=container)) and said
     )
 
 
 def modes(cluster: Cluster, node: str) -> list[str]:
-    """The compute mode of each GPU of a node."""
+    """Return the compute mode of each GPU of a node."""
     return cluster.run(node, "nvidia-smi", "--query-gpu=compute_mode", "--format=csv,noheader").split()
 
 
 def daemons(cluster: Cluster, node: str) -> dict[str, int]:
-    """The process of each MPS control daemon that the node runs for claims, by its unit."""
+    """Return the process ID of each MPS control daemon that runs for claims on the node, by unit."""
     units = [unit for unit in cluster.companions(node) if unit.startswith("dra-accelerators-mps@")]
     return {unit: int(cluster.run(node, "systemctl", "show", "--property=MainPID", "--value", unit)) for unit in units}
 
@@ -96,7 +98,7 @@ def test_a_partition_is_shared_through_a_daemon_of_its_own(clean: Cluster) -> No
 
 
 def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
-    """Two pods of one claim, on a GPU that takes one process besides MPS, and one on a partition; each with its own limits."""
+    """Two pods share a claim for a GPU in exclusive mode, and one uses a partition; each claim has its own limits."""
     node = clean.nodes()[1]
     gpu = clean.run(node, "nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", "3").strip()
     whole = claim("whole", device_class="gpu.nvidia.com", expression=device_named(gpu))
@@ -111,13 +113,14 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
         whole,
         *(computing(name, "whole", node) for name in ("one", "two")),
     ]
-    # The partition first: its GPU's mode may have to be switched, which was refused once while the others began to compute.
+    # The partition first: its GPU may need a change of the MIG mode, which failed once while the others began to
+    # compute.
     clean.apply(*documents[:2])
     clean.wait_running("of-part")
     clean.apply(*documents[2:])
     clean.wait_running("one", "two")
     for name in ("one", "two"):
-        # 132 multiprocessors, a quarter of them.
+        # A quarter of 132 multiprocessors.
         assert told(clean, name) == {
             "init": 0,
             "context": 0,
@@ -126,7 +129,7 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
             "within": 0,
             "beyond": OUT_OF_MEMORY,
         }
-    # 60 multiprocessors, half of them.
+    # Half of 60 multiprocessors.
     assert told(clean, "of-part") == {
         "init": 0,
         "context": 0,
@@ -137,7 +140,7 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
     }
     listed = clean.run(node, "nvidia-smi", "--query-compute-apps=gpu_uuid,name", "--format=csv,noheader")
     assert listed.count("nvidia-cuda-mps-server") == 2 and listed.count(gpu) == 3
-    # Nobody else computes there, because its daemon has the GPU.
+    # No other process can compute there, because the daemon has the GPU.
     program = COMPUTE.replace("time.sleep(3600)", "")
     variables = (f"CUDA_VISIBLE_DEVICES={gpu}", "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
     outside = json.loads(clean.run(node, "env", *variables, "python3", "-c", program))
@@ -147,7 +150,7 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
 
 
 def test_users_compute_at_the_same_time_where_the_claim_says_so(clean: Cluster) -> None:
-    """Else the second one waits for the first to end, in its first call of CUDA."""
+    """Without multiUser, the second user's first CUDA call waits until the first user's process ends."""
     node = clean.nodes()[1]
     wanted = claim("users", device_class="gpu.nvidia.com")
     wanted["spec"]["devices"]["config"] = [mps(multiUser=True, defaultActiveThreadPercentage=50)]
@@ -193,7 +196,7 @@ def test_a_daemon_outlives_the_driver_and_comes_back_when_it_dies(clean: Cluster
 
 @pytest.mark.prove
 def test_a_daemon_is_there_again_after_a_reboot(clean: Cluster) -> None:
-    """Nothing of it outlives the boot, its partition neither: the driver makes both again before the pod comes back."""
+    """Neither the daemon nor its partition survives the reboot: the driver creates both before the pod restarts."""
     node = clean.nodes()[1]
     wanted = claim("rebooted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
     wanted["spec"]["devices"]["config"] = [mps("MigDeviceConfig", defaultActiveThreadPercentage=50)]
@@ -216,7 +219,7 @@ def test_a_daemon_is_there_again_after_a_reboot(clean: Cluster) -> None:
     assert (clean.companions(node), clean.instances(node)) == ([], [])
 
 
-#: What a process of another user gets from each way to a daemon of the directory, and root as well to see that the way is right.
+#: Tries each path to a daemon of the directory as another user, and as root to verify that the path works.
 REACH = """
 import errno, json, os, socket, sys
 folder = sys.argv[1]
@@ -247,7 +250,7 @@ def test_local_users_reach_no_daemon(clean: Cluster) -> None:
     assert reached == {"list": "EACCES", "connect": "EACCES", "write": "EACCES"}
     assert json.loads(clean.run(node, "python3", "-c", REACH, folder))["list"] == "possible"
     clean.run(node, "rm", "-f", f"{folder}/shm/planted")
-    # A link of a container leads no program of the node anywhere.
+    # A symbolic link of a container cannot redirect a program of the node.
     mounted = clean.shell(node, f"grep ' {folder} ' /proc/mounts")
     assert "nosymfollow" in mounted and "size=1048576k" in mounted, "a claim cannot use up the node's memory"
     clean.delete(*reversed(documents))

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a layout offers of whole GPUs.
+"""Test the uses of whole GPUs that a layout offers.
 
-One that several claims have at a time: counted by the scheduler, enforced by MPS, and whole again afterwards. One for a virtual
-machine: bound to vfio-pci meanwhile, unknown to NVML, and back afterwards. And one that is prepared before a pod is bound.
+First a GPU shared by several claims: counted by the scheduler, enforced by MPS, and whole again afterwards. Then a GPU
+for a virtual machine: bound to vfio-pci, hidden from NVML, and returned afterwards. Last a GPU that is prepared before
+a pod is bound.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from tests.cluster.test_27_outside import scraped
 from tests.cluster.test_28_mps import OUT_OF_MEMORY, computing, daemons, modes, printed, told
 
 CLASS = "gpu-share.example.com"
-# How often the scheduler looks whether a pod that waits can be bound, and more: until it has seen that one is gone, its claims stay.
+# Interval in which the scheduler retries pending pods, with a margin. Until it has seen a deleted pod, the pod's
+# claims stay.
 SCHEDULER_SECONDS = 7
 
 
 @pytest.fixture(scope="module")
 def sharing(cluster: Cluster, other_layout: Recap) -> str:
-    """The second node, whose GPU 7 four claims share."""
+    """Return the second node, whose GPU 7 four claims share."""
     assert other_layout.failed == 0, other_layout.output
     node = cluster.nodes()[1]
     cluster.wait("GPU 7 is offered in shares", lambda: "shares" in offered(cluster, node).get("capacity", {}))
@@ -37,20 +39,20 @@ def sharing(cluster: Cluster, other_layout: Recap) -> str:
 
 
 def offered(cluster: Cluster, node: str) -> dict[str, Any]:
-    """The GPU 7 of a node as it is published."""
+    """Return GPU 7 of a node as published."""
     return cluster.devices(node).get("gpu-7", {})
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """The example's objects, by kind and name."""
+    """Return the example's objects, by kind and name."""
     items = yaml.safe_load((EXAMPLES / "shares.yaml").read_text(encoding="utf-8"))["items"]
     return {f"{item['kind']}/{item['metadata']['name']}": item for item in items}
 
 
 def test_a_layout_is_changed_by_its_tag_alone(cluster: Cluster, other_layout: Recap) -> None:
-    """The GPU is whole afterwards, and so is what the driver publishes: it was told the rules as well."""
+    """The GPU is whole afterwards, and the driver publishes it whole: it received the rules as well."""
     assert other_layout.failed == 0 and other_layout.changed > 0, other_layout.output
-    assert ": Name the release of the node programs]" not in other_layout.output
+    assert ": Determine the release of the node programs]" not in other_layout.output
     node = cluster.nodes()[1]
     cluster.wait("GPU 7 is offered whole alone", lambda: len(cluster.devices(node)) == 7 * 26 + 1 + 2)
 
@@ -59,7 +61,8 @@ def test_claims_share_a_gpu_and_each_has_what_it_consumes(clean: Cluster, sharin
     example = EXAMPLES / "shares.yaml"
     names = ("share-of-20", "share-by-default")
     items = yaml.safe_load(example.read_text(encoding="utf-8"))["items"]
-    # One pod after the other: two in one moment, and the scheduler may have the second wait until it looks at all that wait, minutes later.
+    # One pod after the other: with two at once, the scheduler can leave the second pending until its periodic retry,
+    # minutes later.
     clean.apply(*(each for each in items if (each["kind"], each["metadata"]["name"]) != ("Pod", names[1])))
     clean.wait_running(names[0])
     clean.apply(example)
@@ -70,12 +73,12 @@ def test_claims_share_a_gpu_and_each_has_what_it_consumes(clean: Cluster, sharin
     given = {}
     for name in names:
         given[name] = [line for line in printed(clean, name, "G\n").splitlines() if line[0].isdigit()]
-    # 20 GiB and half of 132 multiprocessors; a quarter of each, of which the daemon shows whole GiB.
-    assert given == {"share-of-20": ["50.0", "20G"], "share-by-default": ["25.0", "19G"]}
+    # 20 GiB, and a quarter of the memory, which the daemon prints as whole GiB. No daemon limits the multiprocessors.
+    assert given == {"share-of-20": ["100.0", "20G"], "share-by-default": ["100.0", "19G"]}
     assert len(daemons(clean, sharing)) == 2 and set(modes(clean, sharing)) == {"Default"}
     text = scraped(clean, sharing)
     for name, result in zip(names, results):
-        # The same is told inside, in the claim's status and by metrics.
+        # The container, the claim's status, and the metrics show the same values.
         share = result["shareID"]
         path = f"/var/run/kubernetes.io/dra-device-attributes/resourceclaims/{name}/gpu/gpu.nvidia.com-metadata.json"
         newest = json.loads(clean.kubectl("exec", name, "--", "cat", path).splitlines()[0])
@@ -111,8 +114,8 @@ def test_no_more_is_given_away_than_there_is_and_processes_are_held_to_it(clean:
     small, large = told(clean, "small"), told(clean, "large")
     assert (small["context"], small["within"], small["beyond"], small["memory"]) == (0, 0, OUT_OF_MEMORY, 2048)
     assert (large["context"], large["within"], large["beyond"], large["memory"]) == (0, 0, 0, 70 * 1024)
-    # 12 of 132 are 9 percent, and that is 12 again in whole multiprocessors.
-    assert small["multiprocessors"] == large["multiprocessors"] == 12
+    # Separate servers run in turns: each has all multiprocessors in its turn.
+    assert small["multiprocessors"] == large["multiprocessors"] == 132
     clean.apply(*wanted["late"])
     clean.wait("the scheduler says why", lambda: "Unschedulable" in json.dumps(clean.pod("late")["status"]))
     clean.delete(*reversed(wanted["large"]))
@@ -123,7 +126,9 @@ def test_no_more_is_given_away_than_there_is_and_processes_are_held_to_it(clean:
 
 
 def test_what_a_claim_consumes_holds_each_of_its_processes_and_not_their_sum(clean: Cluster, sharing: str) -> None:
-    """Two processes of one share of 1.5 GiB: each has 1 GiB and no more than 1.5, and both together have more than the share."""
+    """Two processes share 1.5 GiB: each can allocate 1 GiB and no more than 1.5 GiB, and both together exceed the
+    share.
+    """
     found = documents()
     wish = claim("share", device_class=CLASS)
     wish["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {
@@ -137,14 +142,40 @@ def test_what_a_claim_consumes_holds_each_of_its_processes_and_not_their_sum(cle
     seen = [told(clean, name) for name in ("one", "two")]
     for each in seen:
         assert (each["context"], each["memory"], each["within"], each["beyond"]) == (0, 1536, 0, OUT_OF_MEMORY)
-        # So it is with multiprocessors: half of 132 for each of them, and not for both together.
-        assert each["multiprocessors"] == 66
+        assert each["multiprocessors"] == 132
     memory = clean.run(
         sharing, "nvidia-smi", "--query-compute-apps=name,used_memory", "--format=csv,noheader,nounits", "-i", "7"
     )
     used = [int(line.rpartition(", ")[2]) for line in memory.splitlines() if "mps-server" not in line]
     assert len(used) == 2 and sum(used) >= 2 * 1024 > 1536
     clean.delete(*reversed(users), wish, found[f"DeviceClass/{CLASS}"])
+    assert clean.companions(sharing) == []
+
+
+@pytest.mark.prove
+def test_claims_of_a_shared_daemon_have_one_and_their_parts(clean: Cluster, sharing: str) -> None:
+    shared = documents()[f"DeviceClass/{CLASS}"]
+    shared["spec"]["config"][0]["opaque"]["parameters"]["sharing"]["mpsConfig"] = {"sharedDaemon": True}
+    parts = {"half": 66, "quarter": 33}
+    wanted = {}
+    for name, multiprocessors in parts.items():
+        wish = claim(name, device_class=CLASS)
+        wish["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {
+            "requests": {"memory": "2Gi", "multiprocessors": str(multiprocessors)}
+        }
+        wanted[name] = [wish, computing(name, name, sharing)]
+    clean.apply(shared, *wanted["half"])
+    clean.wait_running("half")
+    clean.apply(*wanted["quarter"])
+    clean.wait_running("quarter")
+    for name, multiprocessors in parts.items():
+        seen = told(clean, name)
+        assert (seen["context"], seen["memory"], seen["multiprocessors"]) == (0, 2048, multiprocessors)
+    (unit,) = daemons(clean, sharing)
+    assert "mps@device-GPU-" in unit
+    clean.delete(*reversed(wanted["half"]))
+    assert list(daemons(clean, sharing)) == [unit] and told(clean, "quarter")["context"] == 0
+    clean.delete(*reversed(wanted["quarter"]), shared)
     assert clean.companions(sharing) == []
 
 
@@ -187,7 +218,7 @@ def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(clean: Cluster, sharing:
 
 
 def waiting_claim(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """The example's claim and pod, for the GPU that pods wait for."""
+    """Return the example's claim and pod for the GPU with binding conditions."""
     wanted, user = yaml.safe_load((EXAMPLES / "prepared-before-binding.yaml").read_text(encoding="utf-8"))["items"]
     address = cluster.devices(node)["gpu-4"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     (selector,) = wanted["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
@@ -197,13 +228,24 @@ def waiting_claim(cluster: Cluster, node: str) -> list[dict[str, Any]]:
 
 
 def conditions(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
-    """The conditions of a claim's only device, by type."""
+    """Return the conditions of a claim's only device, by type."""
     devices = cluster.get("resourceclaim", name).get("status", {}).get("devices", [])
     return {each["type"]: each for device in devices for each in device["conditions"]}
 
 
+def wait_for_conditions(cluster: Cluster, node: str) -> None:
+    """Wait until the driver has detected the controller, which it checks every minute."""
+    cluster.wait(
+        "the devices with binding conditions",
+        lambda: "bindingConditions" in cluster.devices(node)["gpu-4-mig-1g10gb-19-0"],
+    )
+
+
 def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str) -> None:
-    """Without its driver a node gets no pod that waits for one of its devices; with it, the partition is there first."""
+    """While its driver is stopped, a node gets no pod with such a device. With the driver, the partition is created
+    before the binding.
+    """
+    wait_for_conditions(clean, sharing)
     documents = waiting_claim(clean, sharing)
     name = documents[0]["metadata"]["name"]
     clean.run(sharing, "systemctl", "stop", "dra-accelerators-driver.service")
@@ -215,6 +257,9 @@ def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str
             "gpu-4-mig-"
         )
         assert not clean.pod(name)["spec"].get("nodeName") and clean.instances(sharing) == []
+        listed = ("configmap", f"waiting-claims-{sharing}", "-n", "dra-accelerators")
+        text = clean.wait("its list", lambda: clean.kubectl("get", *listed, "--ignore-not-found", "-o", "yaml"))
+        assert f"default/{name} {clean.uid(name)} " in text
     finally:
         clean.run(sharing, "systemctl", "start", "dra-accelerators-driver.service")
     clean.wait_running(name)
@@ -226,6 +271,7 @@ def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str
     inside = clean.wait("what the pod has", lambda: clean.log(name))
     assert entry["data"]["uuid"] in inside and entry["data"]["profile"] == "1g.10gb"
     clean.delete(*reversed(documents))
+    clean.wait("no list is left", lambda: not clean.kubectl("get", *listed, "--ignore-not-found"))
 
 
 @pytest.mark.prove
@@ -248,7 +294,7 @@ def test_what_cannot_be_prepared_keeps_a_pod_from_being_bound(clean: Cluster, sh
 
 @pytest.mark.prove
 def test_a_pod_that_goes_away_unbound_leaves_nothing(clean: Cluster, sharing: str) -> None:
-    """The pod waits for a claim of its own beside one that is held up, and is deleted; what was prepared for it goes."""
+    """The pod has its own claim and one that fails, and is deleted. The driver removes the partition prepared for it."""
     documents = waiting_claim(clean, sharing)
     wanted, user = documents
     name = wanted["metadata"]["name"]
@@ -262,8 +308,8 @@ def test_a_pod_that_goes_away_unbound_leaves_nothing(clean: Cluster, sharing: st
     assert not clean.pod(name)["spec"].get("nodeName")
     clean.delete(user)
     clean.wait("the partition is gone", lambda: clean.instances(sharing) == [] and not clean.recorded(sharing))
-    # Another pod gets the same. A scheduler that saw the first pod go while it waited may take its claims for about to be allocated, or
-    # their devices for given away, as long as it runs (docs/troubleshooting.md).
+    # Another pod gets the same device. A scheduler that saw the first pod deleted while it waited can consider its
+    # claims or devices as allocated until it restarts (docs/troubleshooting.md).
     clean.world("component", "restart", "scheduler")
     again = pod("again", name, node=sharing)
     clean.apply(again)

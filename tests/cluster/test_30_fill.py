@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic partitions fill a GPU, or all eight of a node; the next pod waits for the first place that is given back."""
+"""Test that dynamic partitions fill a GPU, or all eight of a node, and that the next pod gets the first released one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU for a virtual machine: bound to vfio-pci for its claim, unknown to NVML meanwhile, and back afterwards.
+"""Test a GPU for a virtual machine: bound to vfio-pci for its claim, hidden from NVML, and returned afterwards.
 
-The node is the one that is given another layout. One short case of this is in test_29_shares.py, which has that layout as well.
+The node is the one with the other layout. test_29_shares.py has one short case with that layout as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFFERED = {"gpu-vfio-5", "gpu-vfio-6"}
 
 @pytest.fixture(scope="module")
 def passing(cluster: Cluster, other_layout: Recap) -> str:
-    """The node some of whose GPUs virtual machines can have."""
+    """Return the node whose GPUs virtual machines can use."""
     assert other_layout.failed == 0, other_layout.output
     node = cluster.nodes()[1]
     cluster.wait("GPUs are offered to virtual machines", lambda: set(cluster.devices(node)) >= OFFERED)
@@ -45,7 +45,9 @@ def test_a_virtual_machine_that_prefers_iommufd(clean: Cluster, passing: str) ->
 
 
 def test_the_driver_starts_anew_while_a_gpu_is_away(clean: Cluster, passing: str) -> None:
-    """It publishes the same, although nobody can be asked for the GPU; and takes it back when the pod has ended."""
+    """The restarted driver publishes the same slices although NVML does not know the GPU, and rebinds it when the pod
+    has ended.
+    """
     example = EXAMPLES / "vfio.yaml"
     clean.apply(example)
     clean.wait_running("vfio")
@@ -58,7 +60,9 @@ def test_the_driver_starts_anew_while_a_gpu_is_away(clean: Cluster, passing: str
 
 
 def test_whole_partition_and_virtual_machine_exclude_each_other(clean: Cluster, passing: str) -> None:
-    """Both GPUs that virtual machines can have are held by partitions: the third claim waits, and gets the first that is free."""
+    """Partitions use both GPUs for virtual machines: the third claim is pending, and gets the first GPU that is
+    released.
+    """
     holders = []
     for number in (5, 6):
         where = f"device.attributes['resource.kubernetes.io'].pciBusID == '{address_of(clean, passing, number)}'"
@@ -82,12 +86,12 @@ def test_whole_partition_and_virtual_machine_exclude_each_other(clean: Cluster, 
 
 
 def address_of(cluster: Cluster, node: str, number: int) -> str:
-    """The PCI address of a GPU."""
+    """Return the PCI address of a GPU."""
     return str(cluster.devices(node)[f"gpu-{number}"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
 
 
 def test_a_pod_is_bound_when_its_gpu_is(clean: Cluster, passing: str) -> None:
-    """The GPU has changed its driver before the pod has a node; while there is nobody who does that, it has none."""
+    """The GPU is bound to vfio-pci before the pod is bound. Without a driver that does it, the pod has no node."""
     address = address_of(clean, passing, 6)
     where = f"device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"
     documents = [
@@ -113,7 +117,7 @@ def test_a_pod_is_bound_when_its_gpu_is(clean: Cluster, passing: str) -> None:
 
 
 def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
-    """A process on the node has the GPUs: the pod waits until it has ended."""
+    """A process on the node uses the GPUs: the pod waits until it has ended."""
     clean.shell(passing, "accelerator-simulator fault 5,6 process 1")
     documents = [claim("machine", device_class=CLASS), pod("machine", "machine", node=passing)]
     try:
@@ -134,7 +138,9 @@ def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
 
 
 def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, passing: str, times: Times) -> None:
-    """NVML knows nothing of it: the PCI bus tells. What tolerates the taint keeps its pod, and the GPU comes back by itself."""
+    """NVML does not know the GPU; the PCI bus shows it. A pod that tolerates the taint stays, and the GPU is published
+    again on return.
+    """
     wanted = claim("machine", device_class=CLASS)
     wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
     documents, published = [wanted, pod("machine", "machine", node=passing)], set(clean.devices(passing))
@@ -145,7 +151,7 @@ def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, pass
     uuid = str(clean.devices(passing)[f"gpu-{number}"]["attributes"]["uuid"]["string"])
     address = address_of(clean, passing, number)
     holder = Holder(uuid, result["device"], "machine", "machine")
-    clean.restart_driver(passing)  # it tells once in five minutes
+    clean.restart_driver(passing)  # it reports once in five minutes
     surfaces = Surfaces(clean, passing)
     try:
         clean.wait("all is well", lambda: surfaces.all_well([holder]))

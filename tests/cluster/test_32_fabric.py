@@ -1,8 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions of the NVSwitch fabric: a pair of GPUs is connected for its claim, and others are not.
+"""Test partitions of the NVSwitch fabric: a pair of GPUs is connected for its claim, and others are not.
 
-The fabric manager of one node runs in shared-NVSwitch mode while these tests run.
+The fabric manager of one node runs in shared-NVSwitch mode during these tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ print(each.makefile().read())'"""
 
 
 def active(cluster: Cluster, node: str) -> list[int]:
-    """The partitions that the fabric manager of a node has active."""
+    """Return the active partitions of a node's fabric manager."""
     rows = [line.split() for line in cluster.shell(node, LIST).splitlines()]
     return [int(row[1]) for row in rows if row and row[0] == "partition" and row[2] == "1"]
 
@@ -39,7 +39,7 @@ def module_of(cluster: Cluster, node: str, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def fabric(cluster: Cluster) -> Iterator[str]:
-    """A node whose fabric manager has partitions."""
+    """Yield a node whose fabric manager has partitions."""
     node = cluster.nodes()[0]
     cluster.shell(
         node,
@@ -61,7 +61,7 @@ def fabric(cluster: Cluster) -> Iterator[str]:
 
 
 def on_node(manifest: str, node: str, **changes: Any) -> list[dict[str, Any]]:
-    """The documents of an example, with the pod on a node."""
+    """Return the documents of an example with the pod on a node."""
     import yaml
 
     (wanted, container) = yaml.safe_load((EXAMPLES / manifest).read_text())["items"]
@@ -192,7 +192,7 @@ def test_killed_driver_leaves_no_partition_active(clean: Cluster, fabric: str, s
 
 @pytest.mark.prove
 def test_virtual_machine_gets_a_pair(clean: Cluster, fabric: str) -> None:
-    """The claim has the form of NVIDIA's own manifest for two passthrough GPUs of one partition."""
+    """The claim has the form of NVIDIA's manifest for two passthrough GPUs of one partition."""
     rules = [{"match": {}, "mode": "dynamic", "passthrough": True}]
     only = ("site.yml", "--limit", fabric, "--tags", "layout")
     change = json.dumps({"accelerator_layouts": [{"hosts": fabric, "layout": rules}]})

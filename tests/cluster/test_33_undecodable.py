@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A user of one namespace stores claims that Python cannot decode. Driver, controller, and playbooks work on for all others."""
+"""Test claims that Python cannot decode, created by a user of one namespace. Driver, controller, and playbooks
+continue to work for all others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.cluster.manifests import claim, pod
 NAMESPACE, USER = "tenant", "system:serviceaccount:tenant:user"
 LEVELS = 4900
 MARK = '"@value@"'
-#: By the claim's name: the raw parameters.
+#: The raw parameters by the claim's name.
 PARAMETERS = {
     "arrays": "[" * LEVELS + "]" * LEVELS,
     "objects": '{"a":' * (LEVELS // 3) + "0" + "}" * (LEVELS // 3),
@@ -51,7 +53,7 @@ subjects: [{{kind: ServiceAccount, name: user, namespace: {NAMESPACE}}}]
 
 
 def store(cluster: Cluster, name: str, driver: str, value: str) -> str:
-    """Create a claim as the user does, and return what kubectl prints."""
+    """Create a claim as the user; return kubectl's output."""
     body: dict[str, Any] = claim(name, device_class="gpu.nvidia.com")
     body["metadata"]["namespace"] = NAMESPACE
     config = {"requests": ["device"], "opaque": {"driver": driver, "parameters": {"a": json.loads(MARK)}}}
@@ -63,7 +65,7 @@ def store(cluster: Cluster, name: str, driver: str, value: str) -> str:
 
 @pytest.fixture
 def stored(clean: Cluster) -> Iterator[Cluster]:
-    """The cluster with such claims, with another driver's and with our driver's parameters."""
+    """Yield the cluster with such claims, with another driver's and with our driver's parameters."""
     clean.kubectl("apply", "-f", "-", text=RIGHTS)
     for name, value in PARAMETERS.items():
         for driver, kind in (("other.example.com", "other"), ("gpu.nvidia.com", "own")):
@@ -93,7 +95,9 @@ def test_undecodable_claims_affect_no_other_claim(stored: Cluster, tmp_path: Pat
 
 
 def test_controller_undecodable_claims_cleanup_continues(stored: Cluster, tmp_path: Path) -> None:
-    """As its operator runs it. The claims are there before it lists, and more come while it watches."""
+    """The controller runs with the operator's identity. The claims exist before it lists, and more are created while
+    it watches.
+    """
     cluster, ghost = stored, Ghost(stored, "ghost")
     ghost.appear()
     settings = {

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The driver killed between each pair of stages: after its restart every claim ends prepared or cleanly gone.
+"""Kill the driver at each stage: after its restart every claim is prepared or completely cleaned up.
 
-Both nodes at once: on one the pod stays wanted, on the other nobody wants it any more when the driver comes back. The stages
-that leave the most behind are part of every run; all the others, and other kinds of devices, are left to `make prove`.
+Both nodes are tested at once: on one the pod stays, on the other it is deleted before the driver restarts. The stages
+that leave the most state behind are part of every run. All others, and other kinds of devices, are tested by `make
+prove`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.killer import Killer, together
 from tests.cluster.manifests import dynamic, mps, settings, static
 
-#: Stages that only a claim goes through for which a partition is made.
+#: Stages of claims with a dynamic partition only.
 OF_PARTITIONS = {"partitioning-changed", "partition-created", "partition-destroyed", "partitioning-restored"}
-#: Stages that only a claim goes through that sets something on its devices.
+#: Stages of claims with device settings only.
 OF_SETTINGS = {"settings-applied", "settings-restored"}
-#: Stages that only a claim goes through whose containers share a device through a program.
+#: Stages of claims whose containers share a device through a companion program only.
 OF_COMPANIONS = {"companion-started", "companions-stopped"}
-#: Stages that only a claim goes through whose GPU goes to a virtual machine: killed in test_31_passthrough.py.
+#: Stages of claims with a GPU for a virtual machine only: killed in test_31_passthrough.py.
 OF_PASSTHROUGH = {"handed-over", "taken-back"}
-#: Stages that only a claim goes through whose GPUs are a partition of the NVSwitch fabric: killed in test_32_fabric.py.
+#: Stages of claims whose GPUs are a partition of the NVSwitch fabric only: killed in test_32_fabric.py.
 OF_FABRIC = {"fabric-activated", "fabric-deactivated"}
-#: A partition without a file, a file and its record of which one may be missing, a record of which the kubelet has not heard.
+#: Stages after which a partition has no CDI file, the CDI file or its record may be missing, or the kubelet has no
+#: answer.
 SHORT = {"partition-created", "cdi-written", "recorded-prepared"}
 DYNAMIC = ("mig.nvidia.com", dynamic("1g.10gb"))
 KINDS = {
@@ -39,7 +41,7 @@ KINDS = {
     "two": (*DYNAMIC, 2, 2),
     "mps": (*DYNAMIC, 1, 1),
 }
-#: What a kind's claims are configured with, and the stages that come with it.
+#: The config of each kind's claims, and the additional stages.
 CONFIGURED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "settings": (settings(powerLimit=300, graphicsClocks={"minimum": 900, "maximum": 1200}), OF_SETTINGS),
     "mps": (mps("MigDeviceConfig", defaultActiveThreadPercentage=50), OF_COMPANIONS),
@@ -47,7 +49,7 @@ CONFIGURED: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 def turned(cluster: Cluster, node: str) -> list[tuple[str, ...]]:
-    """Power limit and clock of each GPU of a node."""
+    """Return the power limit and clock of each GPU of a node."""
     fields = cluster.run(node, "nvidia-smi", "--query-gpu=power.limit,clocks.gr", "--format=csv,noheader")
     return [tuple(line.split(", ")) for line in fields.splitlines()]
 
@@ -62,7 +64,7 @@ def killers(clean: Cluster) -> Iterator[list[Killer]]:
 
 
 def cases() -> list[Any]:
-    """Every stage of preparing with one of unpreparing; the long ones have the mark of `make prove`."""
+    """Return every stage of prepare with one of unprepare. Those that take long are marked ``prove``."""
     return [
         pytest.param(prepare, unprepare, marks=() if prepare in SHORT else pytest.mark.prove)
         for prepare, unprepare in zip(unconfigured(PREPARE), cycle(unconfigured(UNPREPARE)))
@@ -75,7 +77,9 @@ def unconfigured(stages: Iterable[str]) -> list[str]:
 
 @pytest.mark.parametrize(("prepare", "unprepare"), cases())
 def test_killed_at_a_stage(killers: list[Killer], prepare: str, unprepare: str) -> None:
-    """While preparing, of a pod that stays wanted and of one that is not; then while the first one's claim is given back."""
+    """Kill the driver while it prepares for a pod that stays and for one that is deleted, then while it unprepares the
+    first claim.
+    """
     wanted, unwanted = killers
     cluster = wanted.cluster
     stays, leaves = wanted.documents("stays", *DYNAMIC), unwanted.documents("leaves", *DYNAMIC)
@@ -105,7 +109,7 @@ def test_every_stage_is_among_the_cases() -> None:
 
 
 def cases_of_kinds() -> list[tuple[str, str, str]]:
-    """Kind of device, a stage of preparing or "", a stage of unpreparing or "": every stage that the kind goes through."""
+    """Return kind of device, prepare stage or "", unprepare stage or "", for every stage of each kind."""
     cases = []
     for kind, (_class, _expression, _count, made) in KINDS.items():
         prepare, unprepare = (
@@ -154,7 +158,7 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
 
 
 @pytest.mark.prove
-# A claim whose CDI file was written is prepared: its recovery has no step.
+# A claim with a written CDI file is prepared: its recovery has no stage.
 @pytest.mark.parametrize(
     ("prepare", "recovery"),
     [

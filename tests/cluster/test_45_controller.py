@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The controller on the cluster: after a node that is gone, as one of several, and taken away again."""
+"""Test the controller on the cluster: clean up after a deleted node, run as replicas, and remove it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ import yaml
 
 from tests.cluster.cluster import DRIVER, DRIVER_UNIT, Cluster, Recap
 from tests.cluster.ghosts import Ghost
+from tests.cluster.manifests import MIXED_LAYOUT
+from tests.cluster.test_29_shares import wait_for_conditions, waiting_claim
 from tests.cluster.token_requests import check_limits, identity
 
 UNIT = "dra-accelerators-controller.service"
@@ -33,14 +35,14 @@ PASSES = re.compile(r"^dra_accelerators_controller_pass_duration_seconds_count (
 
 
 def passes(text: str) -> int:
-    """How often a controller has looked at everything, by what it counts."""
+    """Return how many reconciliation passes a controller has completed, from its metrics."""
     found = PASSES.search(text)
     return int(float(found.group(1))) if found else 0
 
 
 @pytest.fixture()
 def ghost(cluster: Cluster) -> Iterator[Ghost]:
-    """A node that is only an object, with what belongs to it."""
+    """Create a node that is only an API object, with its dependent objects."""
     ghost = Ghost(cluster, "ghost")
     ghost.appear()
     yield ghost
@@ -48,7 +50,9 @@ def ghost(cluster: Cluster) -> Iterator[Ghost]:
 
 
 def test_after_a_node_that_is_gone_its_devices_are_given_back(ghost: Ghost, tmp_path: Path) -> None:
-    """Kubernetes itself leaves all of this. The controller runs here, as its operator; below it runs as it is installed."""
+    """Kubernetes keeps these objects. The controller runs here with the administrator's identity. The tests below use
+    the installed one.
+    """
     cluster = ghost.cluster
     settings = {
         "name": "here",
@@ -90,13 +94,13 @@ def test_after_a_node_that_is_gone_its_devices_are_given_back(ghost: Ghost, tmp_
     cluster.kubectl("delete", "lease", "dra-accelerators-controller", "-n", "default")
 
 
-#: What all runs over the controller have in common.
+#: Variables of all playbook runs for the controller.
 CHOSEN = {"dra_controller_grace": 1, "dra_controller_interval": 1, "dra_controller_drifting": 2}
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The controller on both nodes, by the playbook; ``before`` is what was there before it."""
+    """The controller on both nodes, installed by the playbook. ``before`` is the footprint without it."""
 
     cluster: Cluster
     inventory: Path
@@ -112,7 +116,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Iterator[Installed]:
-    """The controller on both nodes; taken away afterwards, where the last test has not done so."""
+    """Install the controller on both nodes; remove it afterwards unless the last test has done so."""
     before = cluster.footprint()
     inventory = cluster.inventory(controllers=True)
     settings = ("-e", json.dumps(CHOSEN))
@@ -126,7 +130,7 @@ def installed(cluster: Cluster) -> Iterator[Installed]:
 
 
 def holder(cluster: Cluster) -> str:
-    """The node whose controller holds the Lease."""
+    """Return the node whose controller holds the Lease."""
     lease = cluster.get("lease", "dra-accelerators-controller", "-n", NAMESPACE)
     return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
 
@@ -139,7 +143,7 @@ def test_another_one_takes_over_from_one_that_is_killed(installed: Installed) ->
     ghost = Ghost(cluster, "ghost")
     try:
         ghost.appear()
-        # What is masked is not started again.
+        # systemd does not restart a masked unit.
         cluster.run(first, "systemctl", "mask", "--runtime", UNIT)
         cluster.run(first, "systemctl", "kill", "--signal=KILL", UNIT)
         ghost.vanish()
@@ -154,7 +158,7 @@ def test_another_one_takes_over_from_one_that_is_killed(installed: Installed) ->
 
 
 def told(cluster: Cluster, node: str) -> set[str]:
-    """The reasons of the controller's Events about a node."""
+    """Return the reasons of the controller's Events about a node."""
     mine = f"involvedObject.name={node},reportingComponent=dra-accelerators-controller"
     return {event["reason"] for event in cluster.get("events", "-n", "default", "--field-selector", mine)["items"]}
 
@@ -172,7 +176,7 @@ def test_drift_and_progress_are_told_on_the_node(installed: Installed) -> None:
     before = told(cluster, node)
     cluster.run(node, "systemctl", "stop", DRIVER_UNIT)
     try:
-        # The kubelet takes the slices of a driver that is gone away, half a minute later.
+        # The kubelet deletes the slices of a driver 30 s after it disappeared.
         cluster.wait("it is told", lambda: "DevicesNotPublished" in told(cluster, node), timeout=120)
         cluster.wait("it is counted", lambda: counted('drift{kind="no-slices"} 1.0'))
     finally:
@@ -191,9 +195,71 @@ def test_drift_and_progress_are_told_on_the_node(installed: Installed) -> None:
         cluster.kubectl("label", "node", node, f"dra.accelerators/release={release}", "--overwrite")
 
 
+def may(cluster: Cluster, account: str, *words: str) -> bool:
+    """Return whether a service account has a permission."""
+    answer = cluster.kubectl("auth", "can-i", *words, f"--as=system:serviceaccount:{account}", check=False)
+    return answer.strip() == "yes"
+
+
+@pytest.mark.prove
+def test_installed_controller_lists_waiting_claims(installed: Installed, tmp_path: Path) -> None:
+    """With the permissions of the controller and of the node's driver: a pod is bound when its partition exists."""
+    cluster, lists = installed.cluster, "dra-accelerators"
+    first, second = cluster.nodes()
+    cluster.wait(
+        "the sign of the controller",
+        lambda: cluster.kubectl("get", "configmap", "waiting-claims", "-n", lists, "--ignore-not-found"),
+    )
+    layout = json.dumps({"accelerator_layouts": [{"hosts": second, "layout": MIXED_LAYOUT}]})
+    limited = ("site.yml", "--limit", second, "--tags", "layout")
+    recap = cluster.playbook(*limited, "-e", layout)
+    assert not recap.failed, recap.output
+    try:
+        again = cluster.playbook(*limited, "-e", layout)
+        assert not again.failed and not again.changed, again.output
+        wait_for_conditions(cluster, second)
+        documents = waiting_claim(cluster, second)
+        name = documents[0]["metadata"]["name"]
+        cluster.apply(*documents)
+        cluster.wait_running(name)
+        (result,) = cluster.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]
+        assert result["bindingConditions"]
+        listed = cluster.get("configmap", f"waiting-claims-{second}", "-n", lists)
+        (owner,) = listed["metadata"]["ownerReferences"]
+        assert owner["uid"] == cluster.get("node", second)["metadata"]["uid"]
+        driver = f"{lists}:driver-{second}"
+        assert may(cluster, driver, "watch", f"configmaps/waiting-claims-{second}", "-n", lists)
+        assert may(cluster, driver, "get", "configmaps/waiting-claims", "-n", lists)
+        for verb in ("get", "list", "watch"):
+            for forbidden in (f"waiting-claims-{first}", f"driver-{second}"):
+                assert not may(cluster, driver, verb, f"configmaps/{forbidden}", "-n", lists)
+        for verb in ("list", "watch"):
+            assert not may(cluster, driver, verb, "resourceclaims.resource.k8s.io", "--all-namespaces")
+            assert not may(cluster, driver, verb, "configmaps", "-n", lists)
+        stolen = identity(cluster, first, "/etc/dra-accelerators/controller/kubeconfig", tmp_path)
+        document = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"driver-{first}", "namespace": lists},
+        }
+        answer = stolen("apply", "--server-side", "--dry-run=server", "-f", "-", document=document)
+        assert "waiting-claims" in answer and "forbidden" in answer, answer
+        cluster.delete(*reversed(documents))
+        cluster.wait(
+            "no list is left",
+            lambda: (
+                not cluster.kubectl("get", "configmap", f"waiting-claims-{second}", "-n", lists, "--ignore-not-found")
+            ),
+        )
+    finally:
+        recap = cluster.playbook(*limited)
+        assert not recap.failed, recap.output
+    assert not may(cluster, f"{lists}:driver-{second}", "get", "configmaps/waiting-claims", "-n", lists)
+
+
 @pytest.mark.prove
 def test_controller_token_requests_and_secrets_are_limited(installed: Installed, tmp_path: Path) -> None:
-    """What a stolen token of the controller can be exchanged for."""
+    """A stolen token of the controller cannot be exchanged for other identities."""
     cluster = installed.cluster
     first, second = cluster.nodes()
     stolen = identity(cluster, first, "/etc/dra-accelerators/controller/kubeconfig", tmp_path)
@@ -211,7 +277,7 @@ def test_controller_token_requests_and_secrets_are_limited(installed: Installed,
 
 @pytest.mark.prove
 def test_its_token_is_renewed_also_while_it_is_stopped(installed: Installed) -> None:
-    """With what the timer starts, as the controller's own user."""
+    """The timer's service renews the token with the controller's own user."""
     cluster, node = installed.cluster, installed.cluster.nodes()[0]
     assert cluster.run(node, "systemctl", "is-enabled", TOKEN_TIMER).strip() == "enabled"
     assert cluster.run(node, "systemctl", "is-active", TOKEN_TIMER).strip() == "active"
@@ -234,7 +300,7 @@ def test_its_token_is_renewed_also_while_it_is_stopped(installed: Installed) -> 
 
 
 def settings_of(kind: str, version: str, driver: str, percentage: int) -> dict[str, Any]:
-    """A claim, a template or a class with a percentage for MPS, in the form of one version."""
+    """Return a claim, a template, or a class with an MPS thread percentage, in one API version."""
     mps = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": percentage}}
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": mps}
     config = [{"opaque": {"driver": driver, "parameters": parameters}}]
@@ -247,7 +313,7 @@ def settings_of(kind: str, version: str, driver: str, percentage: int) -> dict[s
 
 
 def answer_to(cluster: Cluster, document: dict[str, Any]) -> str:
-    """What the API server says to an object that it is not to keep."""
+    """Return the API server's response to a dry-run create of an object."""
     text = json.dumps(document)
     return cluster.kubectl("create", "--dry-run=server", "-f", "-", text=text, check=False, merge=True)
 
@@ -291,7 +357,9 @@ KEPT = "created (server dry run)"
 
 @pytest.mark.prove
 def test_where_a_site_says_so_nothing_is_stored_that_no_webhook_has_seen(installed: Installed) -> None:
-    """With Fail and no controller: what has a configuration for our drivers is refused, right or wrong, and nothing else is."""
+    """With failure policy Fail and no controller, only objects with a configuration for our drivers are rejected,
+    valid or not.
+    """
     cluster = installed.cluster
     right = [settings_of(kind, "v1", DRIVER, 50) for kind in ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass")]
     plain = settings_of("ResourceClaim", "v1", DRIVER, 50)
@@ -327,19 +395,19 @@ def test_where_a_site_says_so_nothing_is_stored_that_no_webhook_has_seen(install
 
 
 def served(cluster: Cluster, node: str) -> str:
-    """The certificate that a node's webhook shows to who connects now, and "" where nobody answers."""
+    """Return the certificate that a node's webhook serves, or "" if it does not answer."""
     ask = "import ssl; print(ssl.get_server_certificate(('127.0.0.1', 9443)))"
     return cluster.run(node, "python3", "-c", ask, check=False).strip()
 
 
 def trusted(cluster: Cluster) -> str:
-    """The authority that signs now."""
+    """Return the current signing CA certificate."""
     secret = ("secret", "dra-accelerators-controller-authority", "-n", NAMESPACE)
     return cluster.kubectl("get", *secret, "-o", r"jsonpath={.data.active\.crt}", check=False)
 
 
 def trusted_by_server(cluster: Cluster) -> set[str]:
-    """The authorities that the API server trusts, of each webhook."""
+    """Return the CA bundles of all webhooks that the API server trusts."""
     found = json.loads(
         cluster.kubectl("get", "validatingwebhookconfiguration", "dra-accelerators-controller", "-o", "json")
     )
@@ -348,7 +416,9 @@ def trusted_by_server(cluster: Cluster) -> set[str]:
 
 @pytest.mark.parametrize("verb", ["get", "create", "update", "patch", "delete"])
 def test_controller_identity_has_no_right_on_webhook_configurations(installed: Installed, verb: str) -> None:
-    """A stolen token could direct all writes of the cluster, Secrets included, to another server."""
+    """With this permission, a stolen token could redirect all writes of the cluster, Secrets included, to another
+    server.
+    """
     cluster, identity = installed.cluster, f"--as=system:serviceaccount:{NAMESPACE}:controller"
     for resource in ("validatingwebhookconfigurations", "mutatingwebhookconfigurations"):
         asked = (
@@ -379,7 +449,7 @@ def test_patch_of_the_webhook_configuration_as_the_controller_is_forbidden(insta
 
 @pytest.mark.prove
 def test_certificates_and_their_ca_are_replaced_without_a_rejected_request(installed: Installed) -> None:
-    """A run of the playbook rotates the CA under load. With Fail, each of both webhooks is called for each request."""
+    """A playbook run rotates the CA under load. With failure policy Fail, both webhooks are called for each request."""
     cluster, right = installed.cluster, settings_of("ResourceClaim", "v1", DRIVER, 50)
     first, second = cluster.nodes()
     before = trusted(cluster)
@@ -428,8 +498,8 @@ def test_nothing_of_the_controller_stays(installed: Installed) -> None:
     assert not recap.failed, recap.output
     after = cluster.footprint()
     changed = {key: (installed.before.get(key), after.get(key)) for key in installed.before.keys() | after.keys()}
-    # The node driver keeps the environment, and after a stop it publishes anew and systemd gives it folders of its own anew; the
-    # distribution's own programs keep a copy of the former list of users.
+    # The node driver keeps the virtual environment. After a stop it publishes new slices, and systemd creates its
+    # directories again. The distribution's own programs keep a backup of the user list.
     kept = (
         "ResourceSlice /",
         "/opt/dra-accelerators/",

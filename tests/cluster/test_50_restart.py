@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reboots, the driver started before everything that it needs, and what breaks or vanishes meanwhile: it gets there."""
+"""Test reboots, a driver that starts before its dependencies, and failures or deletions at these times: the driver
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def test_pod_deleted_while_its_node_was_down_leaves_nothing(clean: Cluster) -> N
         claim("lost", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("lost", "lost", node=node)
     )
     clean.wait_running("lost")
-    # A reboot takes the partition and the CDI file by itself; what stays is the record, and only the driver ends it.
+    # A reboot removes the partition and the CDI file. The record stays, and only the driver removes it.
     assert clean.recorded(node) == {clean.uid("lost"): "prepared"}
     clean.world("stop", node)
     clean.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
@@ -81,8 +83,9 @@ def test_driver_starts_before_the_kubelet_and_before_the_api_server(clean: Clust
     clean.wait_registered(node)
     clean.world("component", "start", "apiserver")
     clean.wait("the API answers", lambda: clean.kubectl("get", "--raw", "/readyz") == "ok", timeout=120)
-    # Its watches were refused until the API server had read its roles, and come back after a pause. A pod that comes and
-    # goes in that pause keeps its claim reserved for ever (seen with Kubernetes 1.37): this begins with a list instead.
+    # Its watches were refused until the API server had read its roles, and reconnect after a pause. A pod that is
+    # created and deleted in that pause leaves its claim reserved (seen with Kubernetes 1.37). A restart lists the
+    # objects instead.
     clean.world("component", "restart", "controller-manager")
     clean.run(node, "systemctl", "start", "kubelet.service")
     clean.wait("slices are published", lambda: len(clean.devices(node)) == 8 * 26, timeout=180)
@@ -111,7 +114,7 @@ def test_deleted_slices_are_published_again(clean: Cluster) -> None:
 
 
 def named_store(cluster: Cluster, name: str) -> str:
-    """The store that, by a claim's status, has the claim's record; empty where no status is written yet."""
+    """Return the store that has the claim's record, from the claim's status; empty if the status is not written yet."""
     devices = cluster.get("resourceclaim", name)["status"].get("devices", ())
     return next((str(device["data"]["driverStore"]) for device in devices if "data" in device), "")
 
@@ -130,13 +133,15 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
         f"systemctl stop {DRIVER_UNIT} && rm -f {store}-wal {store}-shm && "
         f"printf 'not a database, long enough to be read as a header page' > {store} && systemctl start {DRIVER_UNIT}",
     )
-    # The partition and its CDI file lie where they lay whatever the driver does; the record was in the store alone.
+    # The partition and its CDI file are not affected. The record was only in the store.
     clean.wait(
         "the claim is in the new store",
         lambda: clean.status(node)["ready"] and clean.recorded(node) == {clean.uid("kept"): "prepared"},
     )
-    # Who has the record is told anew: by that a claim which was given back is known from one whose record was lost.
-    clean.wait("the claim's status names the new store", lambda: named_store(clean, "kept") not in {"", old})
+    # The status names the new store. This distinguishes a claim with a lost record from a released one.
+    clean.wait(
+        "the claim's status names the new store", lambda: named_store(clean, "kept") not in {"", old}, timeout=180
+    )
     assert clean.instances(node) == before and len(clean.cdi_files(node)) == 1
     assert "state.db.damaged-" in clean.shell(node, "ls /var/lib/kubelet/plugins/gpu.nvidia.com")
     clean.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
@@ -144,12 +149,12 @@ def test_corrupt_store_is_set_aside_and_claims_survive(clean: Cluster) -> None:
 
 
 def uuid_of(device: dict[str, Any]) -> str:
-    """The UUID that a published device has."""
+    """Return the UUID of a published device."""
     return str(device["attributes"]["uuid"]["string"])
 
 
 def tainted(cluster: Cluster, node: str) -> set[str]:
-    """Names of the node's devices that have a taint against scheduling."""
+    """Return the names of the node's devices with a GPU-lost taint."""
     found = cluster.devices(node)
     wanted = {"key": "gpu.nvidia.com/gpu-lost"}
     return {
@@ -159,7 +164,7 @@ def tainted(cluster: Cluster, node: str) -> set[str]:
     }
 
 
-@pytest.mark.prove  # test_56 is its short brother
+@pytest.mark.prove  # test_56 is the short version
 def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Cluster) -> None:
     node = clean.nodes()[1]
     names = clean.devices(node)
@@ -185,7 +190,9 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
 
 
 def test_another_configuration_is_taken_over_by_the_running_driver(clean: Cluster) -> None:
-    """By hand, as an administrator would: a rule for one GPU; then a mistake, which changes nothing; and back."""
+    """Edit the config file like an administrator: a rule for one GPU, then an invalid change that has no effect, and
+    back.
+    """
     node, file = clean.nodes()[1], "/etc/dra-accelerators/driver.yaml"
     pid, slices = clean.driver_pid(node), len(clean.devices(node))
     former = clean.run(node, "cat", file)

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""One sick GPU: its neighbours notice nothing, what it held can be given back, and it is told of until it is well."""
+"""Test one faulty GPU: other GPUs are not affected, its claims can be released, and the fault is reported until it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
 def taints(cluster: Cluster, node: str) -> dict[str, set[str]]:
-    """The keys of the taints of the node's devices; those without any are left out."""
+    """Return the taint keys of the node's tainted devices."""
     return {
         name: {taint["key"] for taint in device["taints"]}
         for name, device in cluster.devices(node).items()
@@ -26,14 +28,14 @@ def taints(cluster: Cluster, node: str) -> dict[str, set[str]]:
 
 
 def on(cluster: Cluster, node: str, gpu: str, profile: str = "1g.10gb") -> str:
-    """CEL for a partition to be made on one GPU."""
+    """Return CEL for a dynamic partition on one GPU."""
     uuid = cluster.devices(node)[gpu]["attributes"]["uuid"]["string"]
     return f"{dynamic(profile)} && device.attributes['gpu.nvidia.com'].parentUUID == '{uuid}'"
 
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, all of whose GPUs are dynamic; afterwards all are well."""
+    """Yield the second node, all of whose GPUs are dynamic; clear all faults afterwards."""
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""An administrator taints a device: its pod is evicted, what the pod had is given back, and nobody gets the device."""
+"""Test that an administrator taints a device: its pod is evicted, its partition is released, and no pod gets the
+device.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from tests.cluster.manifests import claim, dynamic, example, pod
 
 
 def worn_out(pool: str, device: str) -> dict[str, Any]:
-    """The rule of the example, for this device."""
+    """Return the rule of the example for this device."""
     rule = example("device-taint.yaml")[0]
     rule["spec"]["deviceSelector"].update(pool=pool, device=device)
     return rule
 
 
 def test_a_claim_that_tolerates_a_taint_gets_the_device_and_keeps_it(clean: Cluster) -> None:
-    """Both claims can be met by one GPU alone, which is tainted: who does not tolerate it waits until the taint goes."""
+    """Only one tainted GPU fits both claims: the claim without a toleration is pending until the taint is removed."""
     node = clean.nodes()[1]
     address = clean.devices(node)["gpu-3"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
     there = [{"cel": {"expression": f"device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"}}]

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU tells of an error: taint, eviction, pod status and Events follow, and all of it goes again when it is well."""
+"""Test a GPU error: the driver publishes a taint, pod status, and Events, pods are evicted, and all is removed after
+the recovery.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.cluster.test_55_faults import on, taints
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, all of whose GPUs are dynamic; afterwards all are well."""
+    """Yield the second node, all of whose GPUs are dynamic; clear all faults afterwards."""
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
@@ -27,14 +29,14 @@ def node(clean: Cluster) -> Iterator[str]:
 
 
 def tolerant(name: str, expression: str) -> dict[str, Any]:
-    """A claim that takes a device whatever is wrong with it."""
+    """Return a claim that tolerates every fault."""
     made = claim(name, device_class="mig.nvidia.com", expression=expression)
     made["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
     return made
 
 
 def health(cluster: Cluster, name: str) -> set[tuple[str, str]]:
-    """Health and message of the devices in a pod's status."""
+    """Return health and message of the devices in a pod's status."""
     return {
         (resource["health"], resource.get("message", ""))
         for container in cluster.pod(name)["status"].get("containerStatuses", ())
@@ -44,13 +46,13 @@ def health(cluster: Cluster, name: str) -> set[tuple[str, str]]:
 
 
 def events(cluster: Cluster, kind: str, name: str) -> set[tuple[str, str]]:
-    """Reason and type of the Events on an object."""
+    """Return reason and type of the Events about an object."""
     found = cluster.get("events", "-A", "--field-selector", f"involvedObject.kind={kind},involvedObject.name={name}")
     return {(each["reason"], each["type"]) for each in found["items"]}
 
 
 def ailments(cluster: Cluster, node: str, index: int) -> set[str]:
-    """Cause and value of what the driver knows to be wrong with a GPU."""
+    """Return cause and value of the faults of a GPU that the driver knows."""
     devices = cluster.status(node)["devices"]
     if index >= len(devices):
         return {"not known"}  # the driver did not answer in time

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that have a partition open keep it: a pod's program, and a monitor of the node's that outlives the pod."""
+"""Test that processes with an open partition keep it: a pod's program, and a node's monitor that outlives the pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster.manifests import PRINT_AND_STAY, claim, dynamic, pod
 PYTHON = "/opt/dra-accelerators/venv/bin/python"
 MONITOR = "watching-monitor.service"
 
-#: Asks each MIG device for its memory and keeps NVML open, as a monitoring agent does.
+#: Queries the memory of each MIG device and keeps NVML open, like a monitoring agent.
 WATCH = """
 import time
 import pynvml as nvml
@@ -36,7 +36,7 @@ time.sleep(3600)
 
 @pytest.fixture
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, which has no partition but those of claims; afterwards nobody watches."""
+    """Yield the second node, which has only partitions of claims; stop the monitor afterwards."""
     name = clean.nodes()[1]
     assert clean.instances(name) == []
     yield name
@@ -44,7 +44,7 @@ def node(clean: Cluster) -> Iterator[str]:
 
 
 def instance(cluster: Cluster, node: str) -> tuple[str, str]:
-    """GPU and number of the node's only GPU instance, as an administrator's nvidia-smi lists it."""
+    """Return GPU and ID of the node's only GPU instance, as an administrator's nvidia-smi lists it."""
     ((gpu, number),) = re.findall(
         r"^\|\s+(\d+)\s+MIG 1g\.10gb\s+\d+\s+(\d+)", cluster.run(node, "nvidia-smi", "mig", "-lgi"), re.MULTILINE
     )
@@ -52,7 +52,7 @@ def instance(cluster: Cluster, node: str) -> tuple[str, str]:
 
 
 def run_pod(cluster: Cluster, node: str, name: str, command: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Start a pod with a partition of its own that runs a command; returns its claim and itself."""
+    """Start a pod that runs a command with its own partition; return its claim and the pod."""
     wish, wanted = (
         claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
         pod(name, name, node=node),
@@ -64,7 +64,7 @@ def run_pod(cluster: Cluster, node: str, name: str, command: str) -> tuple[dict[
 
 
 def test_a_pod_that_has_its_partition_open_keeps_it_from_everybody(clean: Cluster, node: str) -> None:
-    """Proof that the pod is a client for the board's own rules, not only for ours: nvidia-smi does not ask the driver."""
+    """The pod is a client for the board itself, not only for the driver: nvidia-smi does not query the driver."""
     documents = run_pod(clean, node, "looking", "exec nvidia-smi -L -l 3600")
     clean.wait("the pod has looked", lambda: "MIG 1g.10gb" in clean.log("looking"))
     gpu, number = instance(clean, node)
@@ -84,7 +84,8 @@ def test_what_a_monitor_holds_is_given_back_when_it_lets_go(clean: Cluster, node
         lambda: "watching" in clean.run(node, "journalctl", "-u", MONITOR, "-o", "cat", "--no-pager"),
     )
     clean.kubectl("delete", "pod", "watched", "--wait=false")
-    # NVML lists processes that compute, a monitor is none: the driver can say what such a process may be, not which it is.
+    # NVML lists only processes that compute, which a monitor does not. So the driver names the likely kinds of
+    # processes.
     clean.wait("the driver says what is in the way", lambda: clean.said(node, "it is in use", "DCGM", uid) > 0)
     assert clean.instances(node) and clean.recorded(node).keys() == {uid}
     assert clean.pod("watched")["metadata"]["deletionTimestamp"]

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Each fault that a GPU can have: told in every place with its severity, and gone from all of them when it is verified to be over.
+"""Test each fault of a GPU: every source reports it with its severity, and reports its verified end.
 
-Faults are injected several at a time, each into a GPU of its own that a pod has whole. What is asserted is the order; the times are
-printed at the end. The fault of a GPU that a virtual machine has is in test_31_passthrough.py.
+Several faults are injected at a time, each into a GPU that one pod uses whole. The order is asserted; the times are
+printed at the end. test_31_passthrough.py tests the fault of a GPU that a virtual machine uses.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ DRAIN = Ailment("recovery-action", "drain-and-reset")
 
 @dataclass(frozen=True)
 class Case:
-    """What is injected, by words of ``accelerator-simulator fault GPU``, and what it is to be seen as.
+    """The injected faults, as arguments of ``accelerator-simulator fault GPU``, and their expected reports.
 
-    ``used`` has a process on the GPU meanwhile: an application's error ends with it.
+    With ``used`` a process runs on the GPU: an application's error ends with it.
     """
 
     faults: tuple[str, ...]
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How the table calls it."""
+        """Return the name in the table."""
         return "; ".join(self.faults)
 
 
@@ -51,7 +51,7 @@ def case(*faults: str, told: tuple[Ailment, ...], used: bool = False) -> Case:
 
 
 CASES = (
-    # Xids of each kind of the catalogue: the application, a workflow, a reset, the machine, power, software.
+    # Xids of each kind of the catalog: application, workflow, reset, machine, power, software.
     case("xid 31", told=(Ailment("xid", "31", ""),), used=True),
     case("xid 78", told=(Ailment("xid", "78", ""),), used=True),
     case(
@@ -69,27 +69,27 @@ CASES = (
         told=(Ailment("xid", "54"), Ailment("recovery-action", "reboot", "NoExecute")),
     ),
     case("xid 79", told=(Ailment("xid", "79", "NoExecute"), Ailment("recovery-action", "reboot", "NoExecute"))),
-    # Repairs of its memory.
+    # Repairs of the GPU's memory.
     case("row-remap pending", told=(Ailment("row-remap-pending", "", ""), DRAIN)),
     case(
         "row-remap failure",
         told=(Ailment("row-remap-failure"), Ailment("xid", "64", "NoExecute"), RESET),
     ),
-    # NVML's other errors.
+    # Other errors that NVML reports.
     case("event retirement-failure", told=(Ailment("memory-failure"), DRAIN)),
     case("event fatal-poison", told=(Ailment("poison", "", "NoExecute"), RESET)),
     case("event unavailable", told=(Ailment("unavailable", "", "NoExecute"), RESET)),
-    # What the GPU asks for.
+    # Recovery actions that the GPU requests.
     case("recovery-action 1", told=(RESET,)),
     case("recovery-action 4", told=(DRAIN,)),
     case("recovery-action 5", told=(Ailment("recovery-action", "recover-imex-domain"),)),
     case("recovery-action 6", told=(Ailment("recovery-action", "bus-reset", "NoExecute"),)),
     case("recovery-action 7", told=(Ailment("recovery-action", "system-reboot", "NoExecute"),)),
-    # What slows it down.
+    # Causes of slow clocks.
     case("thermal", told=(Ailment("slowdown", "thermal"),)),
     case("slowdown power-brake", told=(Ailment("slowdown", "power-brake"),)),
     case("slowdown hardware", told=(Ailment("slowdown", "hardware"),)),
-    # Its place in the NVLink fabric.
+    # States in the NVLink fabric.
     case("fabric not-started", told=(Ailment("fabric", "not-joined"),)),
     case("fabric joining", told=(Ailment("fabric", "not-joined"),)),
     case("fabric failed", told=(Ailment("fabric", "failed"),)),
@@ -97,7 +97,7 @@ CASES = (
     case("fabric mending", told=(Ailment("fabric", "mending"),)),
     case("fabric place", told=(Ailment("fabric", "place"),)),
     case("fabric bandwidth", told=(Ailment("fabric", "bandwidth", ""),)),
-    # It does not answer, or with an error.
+    # The GPU does not answer, or with an error.
     case(f"{CALL} fail 999", told=(Ailment("unknown-error"),)),
     case(f"{CALL} fail 16", told=(Ailment("reset-required", "", "NoExecute"),)),
     case(f"{CALL} fail 8", told=(Ailment("insufficient-power"),)),
@@ -110,7 +110,7 @@ TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_
 
 
 def documents(node: str, index: int, uuid: str) -> list[dict[str, Any]]:
-    """A claim for one whole GPU whatever is wrong with it, and its pod."""
+    """Return a claim for one whole GPU that tolerates all taints, and its pod."""
     wanted = claim(f"whole-{index}", device_class="gpu.nvidia.com", expression=device_named(uuid))
     wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
     return [wanted, pod(f"whole-{index}", f"whole-{index}", node=node)]
@@ -118,7 +118,7 @@ def documents(node: str, index: int, uuid: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> str:
-    """The second node, all of whose GPUs are dynamic."""
+    """Return the second node, all of whose GPUs are dynamic."""
     name = cluster.nodes()[1]
     cluster.wait("all devices are published", lambda: len(cluster.devices(name)) == 8 * 26)
     return name
@@ -126,7 +126,7 @@ def node(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
-    """Some GPUs, each with a pod that stays whatever happens to it; afterwards all are well and nobody's."""
+    """Yield some GPUs, each with a pod that tolerates all faults; release and clear them afterwards."""
     found, made = [], []
     for index in range(AT_ONCE):
         uuid = str(cluster.devices(node)[f"gpu-{index}"]["attributes"]["uuid"]["string"])
@@ -142,7 +142,7 @@ def holders(cluster: Cluster, node: str) -> Iterator[list[Holder]]:
 
 @pytest.fixture()
 def surfaces(cluster: Cluster, node: str, holders: list[Holder]) -> Iterator[Surfaces]:
-    """All places, listened to; afterwards no fault is left."""
+    """Record all sources; clear all faults afterwards."""
     start_listening(cluster, node)
     listening = Surfaces(cluster, node)
     yield listening

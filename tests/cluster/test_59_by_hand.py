@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What people do to GPUs by hand while the driver runs: partitions of their own, boards taken out; and the reset that they may leave to it."""
+"""Test manual changes of GPUs while the driver runs: created partitions, removed boards, and the reset that the driver
+can do.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ pytestmark = pytest.mark.prove
 
 CONFIGURATION = "/etc/dra-accelerators/driver.yaml"
 BOARD = json.loads((ROOT / "roles/simulator/files/boards/h100-80.json").read_text(encoding="utf-8"))
-#: Memory slices of each profile, by its number.
+#: Memory slices of each profile, by profile ID.
 SIZES = {profile["id"]: profile["placements"]["size"] for profile in BOARD["mig"]["profiles"]}
 
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, all of whose GPUs are dynamic; afterwards nothing is left of what was done by hand."""
+    """Return the second node, all of whose GPUs are dynamic; undo the manual changes afterwards."""
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
@@ -39,19 +41,19 @@ def node(clean: Cluster) -> Iterator[str]:
 
 
 def of_gpu(cluster: Cluster, node: str, index: int) -> set[str]:
-    """Names of a GPU's published devices."""
+    """Return the names of a GPU's published devices."""
     return {name for name in cluster.devices(node) if name == f"gpu-{index}" or name.startswith(f"gpu-{index}-")}
 
 
 def slices_of(name: str) -> set[int]:
-    """The memory slices of a published partition, by its name."""
+    """Return the memory slices of a published partition, by its name."""
     number, start = (int(word) for word in name.rsplit("-", 2)[1:])
     return set(range(start, start + SIZES[number]))
 
 
 @pytest.fixture()
 def hand_made(clean: Cluster, node: str) -> Iterator[tuple[str, int, str, set[str]]]:
-    """A partition that an administrator has made on the idle GPU 4: its name, its number, its UUID, and what was published before."""
+    """Create a partition manually on the idle GPU 4; yield its name, number, UUID, and the devices published before."""
     before = set(clean.devices(node))
     clean.shell(node, "nvidia-smi -i 4 -mig 1 && nvidia-smi mig -i 4 -cgi 9 -C")
     try:
@@ -106,7 +108,7 @@ def test_a_partition_made_by_hand_is_published_claimed_and_left_alone(
     clean.wait("the driver looked", lambda: clean.status(node)["published"])
     assert uuid in clean.instances(node)[0] and published()
     assert generations(clean, node) == written, "the new process has written slices again"
-    # A Prometheus that looks keeps nobody from destroying it.
+    # A Prometheus scrape does not prevent its destruction.
     assert [each["owner"] for each in info(scraped(clean, node), "partitions")] == ["administrator"]
 
     clean.shell(node, f"nvidia-smi mig -i 4 -dci -gi {number} && nvidia-smi mig -i 4 -dgi -gi {number}")
@@ -115,14 +117,14 @@ def test_a_partition_made_by_hand_is_published_claimed_and_left_alone(
 
 
 def gpu_uuid(cluster: Cluster, node: str, index: int) -> str:
-    """The UUID of a GPU, by nvidia-smi."""
+    """Return the UUID of a GPU from nvidia-smi."""
     return re.findall(
         rf"^GPU {index}: .*\(UUID: (GPU-[0-9a-f-]+)\)", cluster.run(node, "nvidia-smi", "-L"), re.MULTILINE
     )[0]
 
 
 def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> None:
-    """One that nobody has, and one of which a pod has a partition: that pod can end, and nothing is owed afterwards."""
+    """One GPU is idle, and a pod uses a partition of the other. That pod can end, and no cleanup stays pending."""
     before, pid = set(clean.devices(node)), clean.driver_pid(node)
     gone = of_gpu(clean, node, 5) | of_gpu(clean, node, 6)
     held = [
@@ -148,13 +150,13 @@ def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> 
 
 
 def boards(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """The boards as they are."""
+    """Return the current state of the boards."""
     return list(json.loads(cluster.run(node, "accelerator-simulator", "show", "--json"))["gpus"])
 
 
 @pytest.fixture()
 def resetting(clean: Cluster, node: str) -> Iterator[str]:
-    """The node with a driver that may reset GPUs, by a configuration that was written by hand."""
+    """Return the node with a driver that can reset GPUs, set in its configuration file."""
     former = clean.run(node, "cat", CONFIGURATION)
     assert "health_reset: true" not in former
     wanted = re.sub(r"^health_reset:.*\n", "", former, flags=re.MULTILINE) + "health_reset: true\n"
@@ -168,9 +170,9 @@ def resetting(clean: Cluster, node: str) -> Iterator[str]:
 
 
 def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean: Cluster, resetting: str) -> None:
-    """Reset with nvidia-smi after the driver has released NVML. The simulator's faults are not cleared.
+    """The driver resets with nvidia-smi after it has released NVML. The simulator's faults are not cleared.
 
-    After Xid 119 a GPU needs a reset and asks for none, after recovery action 4 it asks.
+    After Xid 119 a GPU needs a reset without requesting it. With recovery action 4 it requests one.
     """
     node, pid = resetting, clean.driver_pid(resetting)
     wanted = [tolerant("used", on(clean, node, "gpu-6")), pod("used", "used", node=node)]
@@ -199,7 +201,7 @@ def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean
 
 
 def resets_told(cluster: Cluster, node: str) -> set[str]:
-    """The UUIDs of the GPUs whose reset an Event of the node tells of."""
+    """Return the UUIDs of GPUs in the node's reset Events."""
     found = cluster.get("events", "-A", "--field-selector", f"involvedObject.kind=Node,involvedObject.name={node}")
     said = " ".join(each["message"] for each in found["items"] if each["reason"] == "DeviceReset")
     return set(re.findall(r"GPU-[0-9a-f-]{36}", said))

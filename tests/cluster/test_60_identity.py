@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node's driver can touch that node's slices only, and holds no right that it does not use."""
+"""Test that a node's driver can write only that node's slices, and has no unused permission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KUBECONFIG = "/etc/dra-accelerators/kubeconfig"
 
 @pytest.fixture()
 def as_driver(cluster: Cluster, tmp_path: Path) -> Callable[..., str]:
-    """Calls kubectl with the kubeconfig of a node's driver; returns all that it printed."""
+    """Return a function that calls kubectl with the kubeconfig of a node's driver and returns the whole output."""
 
     def call(node: str, *arguments: str, document: dict[str, Any] | None = None) -> str:
         kubeconfig = tmp_path / node
@@ -84,7 +84,7 @@ def test_a_slice_of_another_pool_may_be_deleted_where_it_is_of_the_own_node_and_
     }[kind]
     cluster.kubectl("create", "-f", "-", text=json.dumps(document))
     try:
-        # The driver itself removes the first one: either of the two is there first, and neither is refused.
+        # The driver deletes the first slice too: either of the two is first, and both succeed.
         answer = as_driver(first, "delete", "resourceslice", "former", "--ignore-not-found")
         left = [item["metadata"]["name"] for item in cluster.slices() if item["metadata"]["name"] == "former"]
         if kind == "the own node":
@@ -96,7 +96,7 @@ def test_a_slice_of_another_pool_may_be_deleted_where_it_is_of_the_own_node_and_
 
 
 def test_a_foreign_update_is_refused(cluster: Cluster, as_driver: Callable[..., str]) -> None:
-    """Node and driver of a slice are immutable by the API itself; what it holds is kept by the policy."""
+    """The API makes node and driver of a slice immutable. The policy protects its other contents."""
     first, second = cluster.nodes()
     victim = cluster.slices(second)[0]
     document = json.loads(json.dumps(victim))
@@ -114,7 +114,7 @@ def test_the_own_slice_may_be_updated_as_it_is(cluster: Cluster, as_driver: Call
 
 
 def account(cluster: Cluster, node: str) -> tuple[str, str]:
-    """Namespace and name of the service account of a node's driver."""
+    """Return namespace and name of the service account of a node's driver."""
     found = [
         (item["metadata"]["namespace"], item["metadata"]["name"])
         for item in cluster.get("serviceaccounts", "-A", "-l", "app.kubernetes.io/component=node-driver")["items"]
@@ -181,7 +181,7 @@ API_SERVER = "/etc/systemd/system/kube-apiserver.service"
 
 
 def claims_of(cluster: Cluster, node: str) -> dict[str, Any]:
-    """What the token in a node's kubeconfig claims."""
+    """Return the claims in the token of a node's kubeconfig."""
     token = json.loads(cluster.run(node, "cat", KUBECONFIG))["users"][0]["user"]["token"]
     part = token.split(".")[1]
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
@@ -190,7 +190,7 @@ def claims_of(cluster: Cluster, node: str) -> dict[str, Any]:
 
 @pytest.fixture()
 def short_tokens(cluster: Cluster) -> Iterator[int]:
-    """An API server that grants tokens for an hour at most; yields that, in seconds."""
+    """Run an API server that limits tokens to 1 h; yield the limit in seconds."""
     restart = "systemctl daemon-reload && systemctl restart kube-apiserver"
 
     def answers() -> bool:
@@ -219,7 +219,9 @@ def test_a_shorter_life_is_taken_and_said(cluster: Cluster, short_tokens: int) -
 
 @pytest.mark.prove
 def test_the_driver_renews_its_own_token(cluster: Cluster) -> None:
-    """The shortest token there is, ten minutes, is renewed by the driver, in its unit's confinement, in its last third."""
+    """The driver, confined by its unit, renews a token with the minimum lifetime of 10 min in the last third of its
+    life.
+    """
     node = cluster.nodes()[0]
     old = claims_of(cluster, node)
     bound = ("--bound-object-kind=Node", f"--bound-object-name={node}", "--duration=600s")
@@ -239,7 +241,9 @@ def test_the_driver_renews_its_own_token(cluster: Cluster) -> None:
 
 
 def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster, tmp_path: Path) -> None:
-    """Why a node that was deleted and joined again needs the operator: nothing that is on it may request the token."""
+    """A node that was deleted and joined again needs the operator, because no identity on the node can request the
+    token.
+    """
     node = cluster.nodes()[0]
     kubeconfig = tmp_path / "kubelet.conf"
     kubeconfig.touch(mode=0o600)
@@ -253,13 +257,14 @@ def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster,
 def test_a_node_that_was_deleted_and_joined_again_is_told_the_command(
     cluster: Cluster, as_driver: Callable[..., str]
 ) -> None:
-    """Nobody on the node can get the driver a new identity: it says so in one line, and the status does."""
+    """No identity on the node can get a new driver token. The driver's log and its status report this in one line."""
     node = cluster.nodes()[1]
     cluster.kubectl("delete", "node", node)
     cluster.shell(node, "systemctl restart kubelet")
     cluster.wait("the node has joined again", lambda: node in cluster.nodes())
     command = f"ansible-playbook dra.accelerators.site --limit {node}"
-    # The API server remembers for some seconds that the token was good; a driver that has just published asks again in minutes.
+    # The API server caches a valid token for some seconds. A driver that has just published sends its next request
+    # minutes later.
     cluster.wait(
         "the token is good no more", lambda: "unauthorized" in as_driver(node, "get", "--raw", "/version").lower()
     )

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver tells the API server and the kubelet, where others are in its way: gates, folders, sockets, pools."""
+"""Test what the driver publishes to the API server and the kubelet despite interference: feature gates, directories,
+sockets, pools.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ALL = 8 * 26
 REGISTRY = "/var/lib/kubelet/plugins_registry"
 REGISTRATION = f"{REGISTRY}/{DRIVER}-reg.sock"
 API_SERVER = "/etc/systemd/system/kube-apiserver.service"
-# What counters and taints need, with the gates that need those.
+# The gates of counters and taints, and those that depend on them.
 GATES = ("DRAPartitionableDevices", "DRAPartitionableDevicesType", "DRADeviceTaints", "DRADeviceTaintRules")
 
 
@@ -25,7 +27,7 @@ def published(cluster: Cluster, node: str) -> set[str]:
 
 
 def problems(cluster: Cluster, node: str, reason: str) -> str:
-    """The messages of the Events on a node with this reason."""
+    """Return the messages of a node's Events with this reason."""
     items = cluster.get("events", "-n", "default", "--field-selector", f"involvedObject.name={node}")["items"]
     return "\n".join(item["message"] for item in items if item["reason"] == reason)
 
@@ -37,7 +39,7 @@ def is_well(cluster: Cluster, node: str) -> bool:
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, all of whose GPUs are dynamic, with its whole pool before and after."""
+    """Yield the second node, all of whose GPUs are dynamic, with its whole pool before and after."""
     name = clean.nodes()[1]
     clean.wait(
         "all devices are published", lambda: len(clean.devices(name)) == ALL and is_well(clean, name), timeout=180
@@ -55,14 +57,14 @@ def uses_a_gpu(cluster: Cluster, node: str, name: str) -> None:
 
 
 def test_the_kubelets_folder_is_removed_and_made_anew(clean: Cluster, node: str) -> None:
-    """What `kubeadm reset` and a new join do to it."""
+    """`kubeadm reset` and a new join do the same."""
     before = clean.driver_pid(node)
     clean.shell(node, f"systemctl stop kubelet && rm -rf {REGISTRY} && systemctl start kubelet")
     clean.wait(
         "the socket is in the new folder", lambda: clean.shell(node, f"test -S {REGISTRATION} && echo yes", check=False)
     )
     clean.wait("the kubelet has registered the driver", lambda: is_well(clean, node), timeout=120)
-    # The new folder is outside the old process's view of the files: only a new process serves there.
+    # The new directory is not in the old process's mount namespace: only a new process can serve there.
     assert clean.driver_pid(node) != before
     uses_a_gpu(clean, node, "anew")
 
@@ -114,9 +116,9 @@ def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
 
 
 def test_the_driver_may_make_character_devices_and_no_others(clean: Cluster, node: str) -> None:
-    """The unit's capability and its device rules say the same: NVML's helper makes nodes as this process."""
+    """The unit's capability and its device rules agree: NVML's helper creates nodes as this process."""
     group = f"$(systemctl show --property=ControlGroup --value {DRIVER_UNIT})"
-    # Version 1 of control groups has a tree of its own for devices.
+    # Version 1 of control groups has a separate tree for devices.
     enter = f"[ -d /sys/fs/cgroup/devices ] && cd /sys/fs/cgroup/devices{group} || cd /sys/fs/cgroup{group}; echo $$ > cgroup.procs"
     made = "mknod /run/probe-c c 195 200 && rm /run/probe-c && echo made"
     assert clean.shell(node, f"{enter} && {made}").strip() == "made"
@@ -128,7 +130,7 @@ def test_the_driver_may_make_character_devices_and_no_others(clean: Cluster, nod
 
 @pytest.fixture()
 def without_gates(clean: Cluster, node: str) -> Iterator[str]:
-    """The API server without counters and taints."""
+    """Run the API server without counters and taints."""
     switched = "; ".join(f"s/{gate}=true/{gate}=false/" for gate in GATES)
     clean.shell("control", f"cp {API_SERVER} /root/api-server.unit && sed -i '{switched}' {API_SERVER}")
     restart = "systemctl daemon-reload && systemctl restart kube-apiserver"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The API server takes the slices of every board whole: sent as a dry run, nothing refused and nothing dropped."""
+"""Test that the API server accepts the slices of every board in a dry run without dropping a field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPUS = 8
 
 
 def slices_of(board: str) -> list[dict[str, Any]]:
-    """What a node with eight of a board publishes."""
+    """Return the slices of a node with eight boards of one kind."""
     return board_model.slices_of([board_model.device(board, index) for index in range(GPUS)], DRIVER, "dry-run")
 
 

@@ -1,9 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Labels of a Node on the real API server: written, left to others, taken back, and handed to Node Feature Discovery where that runs.
+"""Test Node labels on the real API server: written, not overwritten if others own them, removed, and passed to Node
+Feature Discovery if it runs.
 
-Node Feature Discovery itself is not there: its API, a DaemonSet of its name with pods and its object for the node are put there by hand.
+Node Feature Discovery is simulated: the test creates its API, a DaemonSet of its name with pods, and its object for
+the node.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ GROUP = "nfd.k8s-sigs.io"
 
 @pytest.fixture(scope="module")
 def play(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Play:
-    """Runs the role on the first node with these variables; returns what was printed, warnings included."""
+    """Return a function that runs the role on the first node with variables and returns the output including warnings."""
     folder = tmp_path_factory.mktemp("labels")
     (folder / "hosts.yml").write_text(cluster.world("inventory"), encoding="utf-8")
     node = cluster.nodes()[0]
@@ -60,7 +62,7 @@ def node(cluster: Cluster, play: Play) -> Iterator[str]:
 
 @pytest.fixture
 def discovery(cluster: Cluster, node: str) -> Iterator[None]:
-    """As much of Node Feature Discovery as the role asks for."""
+    """Create the objects of Node Feature Discovery that the role reads."""
     any_object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -131,7 +133,7 @@ def annotations(cluster: Cluster, node: str) -> set[str]:
 
 
 def our_verbs(cluster: Cluster, node: str) -> list[str]:
-    """The operations by which our manager has something on the Node."""
+    """Return the operations of our field manager on the Node."""
     found = json.loads(cluster.kubectl("get", "node", node, "-o", "json", "--show-managed-fields"))["metadata"]
     return [each["operation"] for each in found["managedFields"] if each["manager"] == MANAGER]
 
@@ -145,7 +147,7 @@ def test_through_the_api_and_back(cluster: Cluster, node: str, play: Play) -> No
     assert found[COUNT] == "8" and found[BUS] == "true" and found["nvidia.com/gpu.mode"] == "compute"
     assert our_verbs(cluster, node) == ["Apply"]
     assert "changed=0" in play(node_features_pci_label_fields=["class", "vendor"])
-    # A fact that goes takes its label along.
+    # A fact that disappears removes its label.
     assert "changed=1" in play()
     assert BUS not in labels(cluster, node)
     assert "changed=1" in play(node_features_state="absent")
@@ -186,7 +188,7 @@ def test_a_feature_file_where_discovery_runs(cluster: Cluster, node: str, play: 
     assert said[COUNT] == "8" and said["nvidia.com/gpu.family"] == "hopper" and BUS not in said
     assert labels(cluster, node) == before and "dra-accelerators/feature-file" in annotations(cluster, node)
     assert "changed=0" in play(node_features_pci_label_fields=["class", "vendor"])
-    # To the API and back again.
+    # Change to the API and back.
     play(node_features_way="api")
     assert labels(cluster, node)[COUNT] == "8" and "dra-accelerators/feature-file" not in annotations(cluster, node)
     assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"

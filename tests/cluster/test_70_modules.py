@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The modules as a user runs them: by Ansible, on nodes where the node driver runs, and on the real API server."""
+"""Test the modules as a user runs them: with Ansible, on nodes with a running driver, and on the real API server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXED = {"3g.40gb": 1, "1g.10gb": 4}
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster, ansible: Module) -> Iterator[str]:
-    """The node whose GPUs are all dynamic; its last GPU is whole before and after the tests."""
+    """Yield the node with dynamic GPUs. Its last GPU is whole before and after the tests."""
     name = cluster.nodes()[1]
     cluster.run(name, "accelerator-simulator", "clear")
     whole = {"layout": [{"match": {"index": GPU}, "mode": "whole"}]}
@@ -43,12 +43,12 @@ def static(partitions: Any, index: int = GPU) -> Result:
 
 
 def instances(cluster: Cluster, node: str) -> list[str]:
-    """Profiles of the partitions of the node, as its own tool lists them."""
+    """Return the profiles of the node's partitions as nvidia-smi lists them."""
     return sorted(line.split()[1] for line in cluster.instances(node))
 
 
 def published(cluster: Cluster, node: str, index: int = GPU) -> list[str]:
-    """Profiles of the partitions of a GPU that exist and are published."""
+    """Return the profiles of the existing, published partitions of a GPU."""
     return sorted(
         device["attributes"]["profile"]["string"]
         for name, device in cluster.devices(node).items()
@@ -170,7 +170,7 @@ def test_a_fleet_answers_how_its_accelerators_are(clean: Cluster, inventory: Pat
     assert held == (given["pool"], int(given["device"].split("-")[1]), "1g.10gb")
     (waits,) = picture["waiting"]
     assert (waits["claim"], waits["pods"]) == ("default/too-large", ["waiter"])
-    # Not the scheduler's one sentence: the explanation that why.yml gives as well.
+    # Not the scheduler's short message, but the explanation that why.yml returns too.
     assert waits["reason"]["source"] == "explained", waits
     assert waits["reason"]["message"].startswith("No node has devices for it"), waits
     page = (tmp_path / "accelerators.html").read_text(encoding="utf-8")
@@ -213,7 +213,7 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
 
 
 def test_settings_of_the_node_are_what_a_claim_finds_and_leaves(clean: Cluster, node: str, ansible: Module) -> None:
-    """Also clocks, of which NVML does not tell whether they are locked."""
+    """Includes locked clocks, which NVML cannot query."""
     locked = {"minimum": 345, "maximum": 1410}
     rule = {"match": {}, "power_limit": 600, "graphics_clocks": locked}
 
@@ -247,7 +247,7 @@ def test_settings_of_the_node_are_what_a_claim_finds_and_leaves(clean: Cluster, 
 
 @pytest.fixture
 def one_partition(cluster: Cluster, node: str, ansible: Module) -> None:
-    """The last GPU is one partition, which is there when a test begins that counts what it leaves."""
+    """Create one partition on the last GPU before a test that counts the remaining ones."""
     ansible(node, "nvidia_mig", static({"7g.80gb": 1}))
     cluster.wait("the partition is published", lambda: published(cluster, node) == ["7g.80gb"])
 
@@ -257,7 +257,7 @@ def one_partition(cluster: Cluster, node: str, ansible: Module) -> None:
 def test_claims_and_layouts_of_a_gpu_that_is_being_worked_on_wait_and_are_told_by_whom(
     clean: Cluster, node: str, ansible: Module
 ) -> None:
-    """Somebody holds the GPU's lock as whoever changes its layout does, for as long as this takes."""
+    """A process holds the GPU's lock during the test, like a layout change."""
     uuid = ansible(node, "accelerator_info", {"match": {"index": GPU}})["devices"][0]["uuid"]
     text = "a person with a screwdriver"
     hold = (

@@ -1,7 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module resource_slices as a user runs it, on the real API server: pools come, change and go, and the scheduler gives out what is in them."""
+"""Test the module resource_slices as a user runs it, on the real API server: pools are created, changed, and deleted,
+and the scheduler allocates their devices.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,7 @@ def test_somebody_elses_pool_is_taken_over_by_force(world: Cluster, publish: Mod
 
 
 def test_a_published_device_is_allocated(world: Cluster, publish: Module) -> None:
-    """The scheduler takes a device of the pool for a pod, in the order in which the devices were given."""
+    """The scheduler allocates a device of the pool to a pod, in the order of the devices."""
     publish(all_nodes=True, devices=fpgas(3))
     selector = f"device.driver == '{SLICES_DRIVER}' && device.capacity['{SLICES_DRIVER}'].memory.isGreaterThan(quantity('8Gi'))"
     device_class = {

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes by what they hold: the inventory and the playbook of the examples, on a cluster whose scheduler gives a GPU away."""
+"""Test nodes by their devices: the inventory and the playbook of the examples, on a cluster whose scheduler allocates
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Free = dict[str, list[str]]
 
 
 def ansible(cluster: Cluster, *words: object) -> Any:
-    """The JSON that a program of Ansible's says with the inventory of the examples, which asks the cluster and no node."""
+    """Return the JSON output of an Ansible program with the inventory of the examples, which reads the cluster and no
+    node.
+    """
     environment = {
         **os.environ,
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
@@ -30,7 +34,7 @@ def ansible(cluster: Cluster, *words: object) -> Any:
 
 
 def told(cluster: Cluster) -> tuple[Free, list[str], list[str]]:
-    """What the playbook of the examples says: free GPUs by node, nodes with four of them, and who has what."""
+    """Return the output of the examples' playbook: free GPUs by node, nodes with four of them, and devices in use."""
     plays = ansible(cluster, "ansible-playbook", EXAMPLES / "find-accelerators.yml")["plays"]
     by_node, _taints = (task["hosts"] for task in plays[0]["tasks"])
     roomy, held = (task["hosts"]["localhost"] for task in plays[1]["tasks"])
@@ -39,7 +43,7 @@ def told(cluster: Cluster) -> tuple[Free, list[str], list[str]]:
 
 
 def whole_gpus(cluster: Cluster, node: str) -> list[str]:
-    """The GPUs of a node that the driver publishes as such, free or not."""
+    """Return the published whole GPUs of a node, free or not."""
     return sorted(name for name in cluster.devices(node) if re.fullmatch(r"gpu-\d+", name))
 
 

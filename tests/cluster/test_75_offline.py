@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node without a way out gets its Python environment from a folder of wheels on the controller."""
+"""Test that an air-gapped node gets its Python environment from a directory of wheels on the controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[str, dict[str, Any]], str]
 
 @pytest.fixture(scope="module")
 def ansible(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs one module or action on one node and returns what Ansible printed."""
+    """Return a function that runs one module or action on one node and returns Ansible's output."""
     inventory = tmp_path_factory.mktemp("offline-inventory") / "hosts.yml"
     inventory.write_text(cluster.world("inventory"), encoding="utf-8")
 
@@ -38,7 +38,7 @@ def ansible(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def wheelhouse(cluster: Cluster, ansible: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the role's README says: wheels downloaded on a connected machine of the same platform."""
+    """Download wheels on a connected host of the same platform, as the role's README describes."""
     node = cluster.nodes()[0]
     cluster.run(node, "sh", "-c", "cat > /tmp/requirements.txt", text=REQUIREMENTS.read_text("utf-8"))
     cluster.shell(

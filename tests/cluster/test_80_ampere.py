@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Boards of the Ampere generation: the MIG mode changes by a reset only, which needs consent, and outlives a reboot."""
+"""Test boards of the Ampere generation: the MIG mode changes only with a reset, which needs consent and the fabric
+manager, and outlives a reboot.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,31 @@ LAYOUT = [
     {"match": {"index": 1}, "mode": "whole"},
     {"match": {}, "mode": "dynamic"},
 ]
+CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+SOCKET = "/run/nvidia-fabricmanager/socket"
 MIG_MODES = ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader")
 
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[str]:
-    """The second node, its boards exchanged for A100 of 40 GB; afterwards it has H100 again."""
+    """Yield the second node with A100 of 40 GB instead of its boards; restore H100 afterwards."""
     name = cluster.nodes()[1]
     cluster.world("up", "--nodes", "2", "--silicon", "8xH100,8xA100-40")
     yield name
+    cluster.shell(name, f"systemctl stop nvidia-fabricmanager; rm -rf $(dirname {CONFIGURATION}) {SOCKET}", check=False)
     cluster.world("up", "--nodes", "2", "--silicon", "8xH100")
     recap = cluster.playbook("site.yml")
     assert not recap.failed, recap.output
 
 
 def site(cluster: Cluster, node: str, **more: Any) -> Any:
-    """The site playbook on this node with the layout for its boards."""
+    """Run the site playbook on this node with the layout for its boards."""
     variables = {"accelerator_layouts": [{"hosts": node, "layout": LAYOUT}], **more}
     return cluster.playbook("site.yml", "--limit", node, "-e", json.dumps(variables), check=False)
 
 
 def profiles(cluster: Cluster, node: str) -> Counter[str]:
-    """How many partitions of each profile the node has."""
+    """Return the number of the node's partitions by profile."""
     return Counter(line.split()[1] for line in cluster.instances(node))
 
 
@@ -52,6 +57,21 @@ def test_a_needed_reset_is_explained_and_not_done(cluster: Cluster, node: str) -
     assert recap.failed == 1, recap.output
     assert "when_needed" in recap.output
     assert set(cluster.run(node, *MIG_MODES).split()) == {"Disabled"}
+
+
+def test_reset_without_the_fabric_manager_is_refused(cluster: Cluster, node: str) -> None:
+    recap = site(cluster, node, nvidia_mig_reset="when_needed")
+    assert recap.failed == 1 and "systemctl start nvidia-fabricmanager" in recap.output, recap.output
+    assert set(cluster.run(node, *MIG_MODES).split()) == {"Disabled"}
+    # In its mode for bare metal.
+    cluster.shell(
+        node,
+        f"mkdir -p $(dirname {CONFIGURATION}) && printf 'FABRIC_MODE=0\\nFM_CMD_UNIX_SOCKET_PATH={SOCKET}\\n' > {CONFIGURATION} && "
+        "systemd-run --unit=nvidia-fabricmanager --collect accelerator-simulator fabric-manager",
+    )
+    cluster.wait(
+        "the fabric manager listens", lambda: cluster.shell(node, f"test -S {SOCKET} && echo yes", check=False)
+    )
 
 
 def test_with_consent_the_layout_is_made_and_stays(cluster: Cluster, node: str) -> None:
@@ -90,5 +110,5 @@ def test_pods_use_partitions_and_come_back_after_a_reboot(cluster: Cluster, node
     cluster.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     cluster.wait("only the static layout is left", lambda: profiles(cluster, node) == STATIC, timeout=60)
     assert cluster.cdi_files(node) == []
-    # The mode belongs to the layout, not to the claims: no board is reset for a pod.
+    # The layout determines the mode, not the claims: no board is reset for a pod.
     assert cluster.run(node, *MIG_MODES).split() == ["Enabled", "Disabled", *["Enabled"] * 6]

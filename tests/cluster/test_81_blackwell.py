@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Boards of the Blackwell generation: the workload profiles that they have."""
+"""Test boards of the Blackwell generation: their workload profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = "No profiles are currently requested."
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[str]:
-    """The second node, its boards exchanged for B200; afterwards it has H100 again."""
+    """Yield the second node with B200 instead of its boards; restore H100 afterwards."""
     name = cluster.nodes()[1]
     cluster.world("up", "--nodes", "2", "--silicon", "8xH100,8xB200")
     recap = cluster.playbook("site.yml", "--limit", name)
@@ -32,12 +32,12 @@ def node(cluster: Cluster) -> Iterator[str]:
 
 
 def profiles(cluster: Cluster, node: str, uuid: str) -> list[str]:
-    """The workload profiles that are requested of a GPU, as the node's own nvidia-smi shows them."""
+    """Return the requested workload profiles of a GPU from the node's nvidia-smi."""
     return cluster.run(node, "nvidia-smi", "power-profiles", "-gr", "-i", uuid).strip().splitlines()
 
 
 def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluster, node: str) -> None:
-    """The first wish of the example is met here. Its settings outlive the driver."""
+    """These boards satisfy the first alternative of the example. Its settings outlive the driver."""
     documents = example("tuned-gpu.yaml", node)
     cluster.apply(*documents)
     cluster.wait_running("tuned-gpu")

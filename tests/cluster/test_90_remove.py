@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything is taken away again, claims first; the last test of the folder, because nothing is left after it."""
+"""Test the removal of everything, claims first. These are the last tests of the directory, because nothing is left
+afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens and Secrets that a stolen identity could get: server-side dry runs with the kubeconfig of that identity."""
+"""Test which tokens and Secrets a stolen identity could get: server-side dry runs with the kubeconfig of that
+identity.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import yaml
 
 from tests.cluster.cluster import Cluster
 
-#: Runs kubectl as the identity, with a document on its standard input; returns its output.
+#: Runs kubectl as the identity with a document on its standard input; returns its output.
 As = Callable[..., str]
 
 
@@ -55,7 +57,7 @@ def with_kubeconfig(cluster: Cluster, text: str, folder: Path) -> As:
 
 
 def request_token(call: As, namespace: str, account: str, node: str | None, **spec: Any) -> str:
-    """Request a token as a dry run; return the answer. The API server issues tokens in dry runs as well."""
+    """Request a token as a dry run; return the answer. The API server issues tokens in dry runs too."""
     if node:
         spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Node", "name": node}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token?dryRun=All"
@@ -64,7 +66,7 @@ def request_token(call: As, namespace: str, account: str, node: str | None, **sp
 
 
 def check_limits(call: As, namespace: str, account: str, node: str, other: str) -> None:
-    """Check that an identity gets tokens of its own node, lifetime, and audience only."""
+    """Assert that an identity gets only tokens of its own node, lifetime, and audience."""
     answer = request_token(call, namespace, account, node, expirationSeconds=2592000)
     assert json.loads(answer)["status"]["token"].count(".") == 2, answer
     refused = {

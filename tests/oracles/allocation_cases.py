@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Random inventories with random claims over them: each case has nodes, slices, classes, rules and claims of its own, so that one cluster holds many."""
+"""Random inventories with random claims. Each case has its own nodes, slices, classes, rules, and claims, so that one
+cluster holds many cases.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ READY = {
 
 @dataclass
 class Case:
-    """One inventory, what is held of it, and a pod with its claims."""
+    """One inventory, its existing allocations, and a pod with its claims."""
 
     name: str
     nodes: list[Json] = field(default_factory=list)
@@ -40,7 +42,7 @@ class Case:
 
 
 def make_case(seed: int) -> Case:
-    """The case of a seed, always the same."""
+    """Return the case of a seed, always the same."""
     return _Maker(seed).make()
 
 
@@ -189,7 +191,7 @@ class _Maker:
     # ------------------------------------------------------------------ claims
 
     def hold(self) -> None:
-        """What others have: devices, or shares of them, as long as there is room."""
+        """Allocate devices or shares to other claims as long as there is room."""
         left: dict[tuple[str, str], int] = {}
         drawn: dict[tuple[str, str, str], int] = {}
         amount = {"80Gi": 80, "40Gi": 40, "20Gi": 20}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What NVIDIA's DCGM exporter measures, by the container that has it: the queries of docs/monitoring.md and the dashboard's in Prometheus.
+"""Test the queries of docs/monitoring.md and of the dashboard that attribute DCGM exporter metrics to containers, in
+Prometheus.
 
-The fleet has a GPU that a container has whole, one that two have by turns, one that is partitioned, and one that nobody has. The exporter
-tells of a partition with the UUID of its GPU, and where it knows of pods it tells of a shared GPU once for each of them.
+The fleet has a whole GPU of one container, a time-sliced GPU of two, a partitioned GPU, and a free one. The exporter
+reports a partition with its GPU's UUID. If it knows pods, it reports a shared GPU once per pod.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ WHOLE, TURNS, CUT, FREE = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 
 
 def measured(name: str, uuid: str, value: int, **more: str) -> dict[str, str]:
-    """A series as the exporter tells it."""
+    """Return a series of the exporter."""
     labels = "".join(f',{key}="{text}"' for key, text in more.items())
     return {"series": f'{name}{{UUID="{uuid}",{EXPORTER}{labels}}}', "values": f"{value}x10"}
 
 
 def told(name: str, value: int = 1, **labels: str) -> dict[str, str]:
-    """A series as the node driver tells it."""
+    """Return a series of the node driver."""
     words = "".join(f',{key}="{text}"' for key, text in labels.items())
     return {"series": f"{name}{{{DRIVER}{words}}}", "values": f"{value}x10"}
 
 
 def held(pod: str, uuid: str, device_uuid: str, partition_id: str = "", share_id: str = "") -> list[dict[str, str]]:
-    """What the driver tells of a container with a device of a claim of its own, and of the claim."""
+    """Return the driver's series of a container with a device of a separate claim, and of the claim."""
     device = {"uuid": uuid, "device_uuid": device_uuid, "partition_id": partition_id, "share_id": share_id}
     of_claim = {"namespace": "default", "claim": f"claim-{pod}", "device": device_uuid.lower(), **device}
     return [
@@ -49,7 +50,7 @@ def partition(number: str) -> dict[str, str]:
     return {"GPU_I_ID": number, "GPU_I_PROFILE": "1g.10gb"}
 
 
-#: Each metric of a partitioned GPU comes once for the GPU, where it has one, and once for each partition.
+#: Each metric of a partitioned GPU has one series per partition, and one for the GPU if it has the metric.
 SERIES = [
     *held("alone", WHOLE, WHOLE),
     *held("first", TURNS, TURNS, share_id="1"),
@@ -78,7 +79,7 @@ SERIES = [
 
 
 def documented() -> dict[str, str]:
-    """The queries of the page, each under the comment that stands above it."""
+    """Return the queries of the page by the comment above each."""
     (block,) = (
         text
         for text in re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -89,7 +90,7 @@ def documented() -> dict[str, str]:
 
 
 def evaluate(folder: Path, expression: str, expected: list[dict[str, Any]]) -> None:
-    """Have promtool evaluate an expression over the fleet, and compare."""
+    """Evaluate an expression over the fleet with promtool, and compare the result."""
     check = {"expr": expression, "eval_time": "5m", "exp_samples": expected}
     document = {"tests": [{"interval": "1m", "input_series": SERIES, "promql_expr_test": [check]}]}
     path = folder / "test.yml"
@@ -110,7 +111,7 @@ def test_what_the_exporter_measures_is_given_to_the_containers_that_have_it(
 ) -> None:
     (query,) = (text for title, text in documented().items() if about in title)
     evaluate(tmp_path, f"sum by (pod) ({query})", by_pod(values))
-    # Nothing is counted twice: a series for each container, and none besides.
+    # Nothing is counted twice: one series per container and no other.
     evaluate(tmp_path, f"count({query})", [{"labels": "{}", "value": len(values)}])
 
 

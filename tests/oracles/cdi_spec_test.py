@@ -1,7 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module cdi_spec beside nvidia-ctk, on the same simulated node: the same devices by the same names, judged edit by edit."""
+"""Compare the module cdi_spec with nvidia-ctk on the same simulated node: same devices and names, and each container
+edit.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from typing import Any
 
 from nvidia_ctk_test import generated
 
-# The module looks for libraries where they are on a node, so it is told where they are here.
+# The module searches libraries at a node's paths, so the test replaces these.
 OURS = """
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
-files = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.driver_files")
+files = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.driver_files")
 files.LIBRARY_FOLDERS = (sys.argv[1],)
 module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.cdi_spec")
 with patch_module_args({"vendor": ["nvidia"], "directory": sys.argv[2]}):
@@ -28,8 +30,8 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-#: What a device of theirs has and ours has not, or has otherwise, with the words of docs/container-edits.md. One that explains nothing any more
-#: is an error as well.
+#: Explained differences of a device in nvidia-ctk's output, with the wording of docs/container-edits.md. An unused
+#: explanation is an error.
 EXPLAINED = {
     "permissions of /dev/nvidia#: rwm, ours rw": "a container has no reason to make nodes",
     "permissions of /dev/nvidia-caps/nvidia-cap#: rwm, ours r": "read access to a capability node grants the capability",
@@ -39,7 +41,8 @@ EXPLAINED = {
     "type of /dev/nvidia-caps/nvidia-cap#: none, ours c": "without a type the runtime asks the node on the host",
     "hook apply-cuda-memory-limits": "limits of memory are a claim's own configuration",
 }
-#: The same for what all devices share. A name of a library is a link of a hook there, and a mount here.
+#: The same for the common edits of all devices. Additional names of a library are links of a hook there, and mounts
+#: here.
 EXPLAINED_OF_ALL = {
     "permissions of *: rwm, ours rw": "a container has no reason to make nodes",
     "fileMode of *: 0o666, ours none": "its control group decides what it may open",
@@ -58,13 +61,13 @@ def nodes(edits: Json) -> set[str]:
 
 
 def verb_of(hook: Json) -> str:
-    """What a hook of the toolkit does."""
+    """Return the command of a toolkit hook."""
     words: list[str] = [word for word in hook["args"][1:] if word != "hook"]
     return words[0]
 
 
 def differences(theirs: Json, ours: Json, *, shared: bool = False) -> set[str]:
-    """Take edits apart, one by one: what the two do not share, in short words. Numbers of nodes count as one, as do the shared nodes."""
+    """Return the differences of two edits as short descriptions. Node numbers count as one, as do the shared nodes."""
     kinds = {"deviceNodes", "hooks", "env", "mounts"}
     found = {f"edits of the kind {kind}" for kind in (set(theirs) | set(ours)) - kinds}
     mine, other = ({one["path"]: one for one in each.get("deviceNodes", ())} for each in (ours, theirs))
@@ -86,7 +89,7 @@ def differences(theirs: Json, ours: Json, *, shared: bool = False) -> set[str]:
 
 
 def mounts(edits: Json) -> set[tuple[str, str, tuple[str, ...]]]:
-    """Mounts of files by their own paths; those of a library by a further name are what a hook makes there."""
+    """Return mounts of files at their own paths. Mounts of a library at another name replace a hook's link."""
     return {
         (one["hostPath"], one["containerPath"], tuple(one["options"]))
         for one in edits.get("mounts", ())
@@ -95,7 +98,7 @@ def mounts(edits: Json) -> set[tuple[str, str, tuple[str, ...]]]:
 
 
 def names(edits: Json) -> dict[str, str]:
-    """The further names of libraries, made by mounts or by links, and the file that each leads to."""
+    """Return the additional names of libraries, from mounts or links, with their target files."""
     found = {
         one["containerPath"]: one["hostPath"]
         for one in edits.get("mounts", ())
@@ -121,7 +124,7 @@ def test_each_device_has_the_same_edits_but_for_what_is_explained(
 ) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     ours = f"{sys.executable} {tmp_path / 'ours.py'} {library} {tmp_path / 'cdi'}"
-    # What the module says of a failure is on its standard output.
+    # The module prints its failures to standard output.
     before = "\n".join(
         f"{ours} > {tmp_path / name} || {{ cat {tmp_path / name} >&2; exit 1; }}" for name in ("said", "again")
     )
@@ -134,10 +137,10 @@ def test_each_device_has_the_same_edits_but_for_what_is_explained(
     mine = {each["name"]: each["containerEdits"] for each in written["devices"]}
     other = {each["name"]: each["containerEdits"] for each in theirs["devices"]}
     assert set(mine) == set(other)
-    # Partitions are counted by their numbers here, and there as the library lists them; by UUID they are the same.
+    # The module names partitions by their index, nvidia-ctk by the library's order. By UUID they are the same.
     counted = {name for name in mine if ":" in name}
     assert len(counted) == 3
-    # By the nodes that a partition has, which say what it is, its entry of ours is found beside theirs.
+    # A partition's device nodes identify it, so they match its entries in both files.
     by_nodes = {frozenset(nodes(mine[name])): mine[name] for name in counted}
     assert {frozenset(nodes(other[name])) for name in counted} == set(by_nodes)
     beside = {

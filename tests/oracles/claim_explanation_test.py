@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is said of claims against the real scheduler: random claims over random inventories, the examples of the page, and the module on that cluster."""
+"""Compare the explanation of claims with the real scheduler: random claims and inventories, the examples of the page,
+and the module on that cluster.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ Json = dict[str, Any]
 UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
 FITS, NO, ERROR = "fits", "no", "error"
 SHORT, LONG = 60, 1000
-#: Cases on one cluster; what a scheduler does for each pod grows with the nodes that there are.
+#: Cases per cluster. The scheduler's work per pod grows with the number of nodes.
 AT_ONCE = 100
-#: Another number tries other cases: DRA_ACCELERATORS_CASES=5000 make prove.
+#: Another number tests other cases: DRA_ACCELERATORS_CASES=5000 make prove.
 FIRST = int(os.environ.get("DRA_ACCELERATORS_CASES", "0"))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a pod: fits, no or error, the devices of its claims request by request, and the words for it."""
+    """The result for a pod: fits, no, or error, the devices of its claims by request, and the message."""
 
     word: str
     devices: tuple[tuple[str, ...], ...] = ()
@@ -41,7 +43,7 @@ class Verdict:
 
 
 def said(case: Case, judge: Any) -> tuple[str, list[tuple[tuple[str, ...], ...]], Json]:
-    """What is explained of a case: the verdict, the devices that each node would give, and everything."""
+    """Return the explanation of a case: the verdict, the devices that each node would provide, and the whole data."""
     explanation = importlib.import_module(f"{UTILS}.core.allocation.explanation")
     cluster = explanation.Cluster(
         slices=case.slices,
@@ -62,7 +64,7 @@ def said(case: Case, judge: Any) -> tuple[str, list[tuple[tuple[str, ...], ...]]
 
 
 def became(pod: Json, claims: dict[str, Json]) -> Verdict:
-    """What the scheduler has made of a pod."""
+    """Return the scheduler's result for a pod."""
     names = [one["resourceClaimName"] for one in pod["spec"]["resourceClaims"]]
     allocations = {name: (claims[name].get("status") or {}).get("allocation") for name in names}
     if all(allocations.values()):
@@ -77,7 +79,7 @@ def became(pod: Json, claims: dict[str, Json]) -> Verdict:
 
 
 def disagreements(cases: Iterable[Case], cluster: Cluster, judge: Any) -> tuple[Counter[str], list[str]]:
-    """How often each verdict was agreed on, and where not, in words."""
+    """Return how often each verdict was the same, and descriptions of the differences."""
     pods, claims = cluster.pods(), cluster.claims()
     agreed: Counter[str] = Counter()
     found = []
@@ -93,7 +95,7 @@ def disagreements(cases: Iterable[Case], cluster: Cluster, judge: Any) -> tuple[
 
 @pytest.fixture(scope="module")
 def judge() -> Any:
-    return importlib.import_module(f"{UTILS}._cel").CelJudge()
+    return importlib.import_module(f"{UTILS}._scheduling.cel").CelJudge()
 
 
 @pytest.mark.parametrize("number", [SHORT, pytest.param(LONG, marks=pytest.mark.prove)])
@@ -123,12 +125,14 @@ def test_random_claims_over_random_inventories(tmp_path: Path, judge: Any, numbe
         flush=True,
     )
     assert not wrong, "\n".join(wrong)
-    # All three verdicts come up, so that an answer that is always the same is not taken for a right one.
+    # All three verdicts must occur, so that a constant answer is detected.
     assert all(agreed[word] > number / 20 for word in (FITS, NO, ERROR)), agreed
 
 
 def test_the_examples_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The scheduler agrees with each example, and of the living cluster the module says what it says of the manifests."""
+    """The scheduler agrees with each example, and the module returns the same for the live cluster as for the
+    manifests.
+    """
     module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.claim_explanation_info")
 
     def run(options: Json) -> Json:
@@ -142,7 +146,7 @@ def test_the_examples_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
     held = [each for each in base if each["kind"] == "ResourceClaim"]
     files = tmp_path / "cluster.json"
     files.write_text(json.dumps({"items": base}))
-    # A kubelet says that a node has room for pods; the page says nothing of it.
+    # A kubelet reports a node's capacity for pods. The page omits it.
     kept = [{**each, "status": READY} if each["kind"] == "Node" else each for each in kept]
     cluster = Cluster(tmp_path)
     with cluster.running():
@@ -153,7 +157,7 @@ def test_the_examples_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
             made = [each for each in example.documents if each["kind"] != "ResourceClaimTemplate"]
             claims = [each for each in made if each["kind"] == "ResourceClaim"]
             if any(each["kind"] == "Pod" for each in made):
-                # Nobody makes claims from templates here.
+                # No controller creates claims from templates here.
                 made, claims = [], []
             with cluster.with_objects([*made, *map(pod_of, claims)]):
                 for claim in claims:
@@ -170,7 +174,7 @@ def test_the_examples_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def pod_of(claim: Json) -> Json:
-    """A pod that wants a claim and nothing else."""
+    """Return a pod that uses one claim."""
     name = claim["metadata"]["name"]
     container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "it"}]}}
     spec = {

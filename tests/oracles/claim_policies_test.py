@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A real API server rejects writes of claims that stolen tokens of the controller and of a node driver allow by RBAC."""
+"""Test that a real API server rejects writes of claims that RBAC allows to stolen tokens of the controller and of a
+node driver.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ OWN, KEPT = "dra.accelerators/own", "example.com/kept"
 PODS = [{"resource": "pods", "name": "pod", "uid": "1"}]
 STATUS = "/status"
 DENIED = "ValidatingAdmissionPolicy"
-#: Patches a claim as an identity, as a dry run; returns the answer.
+#: Patches a claim as an identity in a dry run; returns the answer.
 Patch = Callable[..., str]
 
 
 def claim(cluster: NoNodes, name: str, *drivers: str, term: dict[str, Any] | None = None) -> None:
-    """Create a claim with a device of each driver, which a pod has reserved."""
+    """Create a claim with a device of each driver, reserved for a pod."""
     requests = [{"name": f"r{index}", "exactly": {"deviceClassName": "any"}} for index, _driver in enumerate(drivers)]
     metadata = {"name": name, "namespace": "default", "finalizers": [KEPT, OWN]}
     spec = {"devices": {"requests": requests}}
@@ -56,11 +58,12 @@ def remove(cluster: NoNodes, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(administrator: Path, kubectl: Path) -> Iterator[NoNodes]:
-    """An API server with the roles' objects, a Node, and the account of its driver."""
+    """Yield an API server with the roles' objects, a Node, and the account of its driver."""
     made = NoNodes(kubectl, administrator)
     account = {"name": f"driver-{NODE}", "namespace": DRIVER_NAMESPACE}
     group = "rbac.authorization.k8s.io"
-    # Kubernetes 1.36 and later reject part of the writes themselves. With this right only the policies do, as with older ones.
+    # Kubernetes 1.36 and later reject a part of the writes themselves. With this permission only the policies do, as
+    # with older ones.
     every_driver = {
         "apiVersion": f"{group}/v1",
         "kind": "ClusterRole",
@@ -100,7 +103,7 @@ def cluster(administrator: Path, kubectl: Path) -> Iterator[NoNodes]:
 
 @pytest.fixture()
 def claims(cluster: NoNodes) -> Iterator[Callable[..., None]]:
-    """Create claims that are deleted after the test."""
+    """Yield a function that creates claims; delete them after the test."""
     names: list[str] = []
 
     def make(name: str, *drivers: str, term: dict[str, Any] | None = None) -> None:
@@ -120,7 +123,7 @@ def identity(cluster: NoNodes, folder: Path, *account: str) -> Patch:
     kubeconfig.write_text(json.dumps(own), encoding="utf-8")
 
     async def send(path: str, document: dict[str, Any]) -> str:
-        # kubectl would first read the status, which neither account may do.
+        # kubectl would first read the status, for which neither account has a permission.
         client = ApiClient(str(kubeconfig), user_agent="test")
         try:
             await client.request("PATCH", path, body=document, content_type="application/merge-patch+json")
@@ -142,13 +145,13 @@ def identity(cluster: NoNodes, folder: Path, *account: str) -> Patch:
 
 @pytest.fixture(scope="module")
 def as_controller(cluster: NoNodes, tmp_path_factory: pytest.TempPathFactory) -> Patch:
-    """Patch as the controller."""
+    """Return a function that patches as the controller."""
     return identity(cluster, tmp_path_factory.mktemp("controller"), ACCOUNT, "-n", NAMESPACE)
 
 
 @pytest.fixture(scope="module")
 def as_driver(cluster: NoNodes, tmp_path_factory: pytest.TempPathFactory) -> Patch:
-    """Patch as the driver of the node, with a token that is bound to it."""
+    """Return a function that patches as the driver of the node, with a token that is bound to it."""
     bound = ("--bound-object-kind=Node", f"--bound-object-name={NODE}")
     return identity(cluster, tmp_path_factory.mktemp("driver"), f"driver-{NODE}", "-n", DRIVER_NAMESPACE, *bound)
 

@@ -1,7 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The modules that read and write a cluster's objects, against a real API server without a node: slices, claims and pods are written by hand."""
+"""Test the modules that read and write a cluster's objects on a real API server without nodes: the test writes slices,
+claims, and pods.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ DRIVER = "gpu.nvidia.com"
 
 
 class Server:
-    """Speaks for whoever else writes to the cluster."""
+    """Client that acts as the other writers of the cluster."""
 
     def __init__(self, kubeconfig: Path) -> None:
         document = json.loads(kubeconfig.read_text())
@@ -53,7 +55,7 @@ class Server:
         return name in [each["metadata"]["name"] for each in self.request("GET", path)["items"]]
 
     def allocate(self, name: str, *results: Json, pods: tuple[str, ...] = ()) -> None:
-        """A claim with devices, as the scheduler leaves it."""
+        """Create an allocated claim like the scheduler."""
         requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]
         claim = self.request(
             "POST",
@@ -85,7 +87,7 @@ def server(administrator: Path) -> Server:
 
 
 def prepare(server: Server) -> None:
-    """Two nodes with a GPU each that is shared or cut, and claims that hold some of it."""
+    """Create two nodes with a shared or partitioned GPU each, and claims that use parts of them."""
     server.request("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
     tainted = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoExecute"}]
     text = {name: {"string": value} for name, value in (("type", "gpu"), ("productName", "NVIDIA H100 80GB HBM3"))}
@@ -124,7 +126,7 @@ def prepare(server: Server) -> None:
 
 @pytest.fixture
 def module(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., Json]:
-    """Runs a module against the server."""
+    """Return a function that runs a module against the server."""
 
     def run(name: str, options: Json, *, check: bool = False) -> Json:
         given = {"kubeconfig": str(server.kubeconfig), **options, "_ansible_check_mode": check, "_ansible_diff": True}
@@ -189,7 +191,7 @@ def test_a_rule_is_made_once_changed_and_removed(module: Callable[..., Json], se
     assert stored["metadata"]["labels"]["dra.accelerators/node"] == "node-1"
     since = stored["spec"]["taint"]["timeAdded"]
 
-    # Another reason leaves the time; another effect does not tolerate less than it says.
+    # Another reason keeps the time. Another effect reports which holders tolerate it.
     told = module("device_taint", {**options, "reason": "Two rows."})
     assert told["steps"][0]["verb"] == "update" and told["diff"]["before"]["reason"] == "It is worn out."
     assert server.request("GET", f"{RULES}/worn-out")["spec"]["taint"]["timeAdded"] == since
@@ -232,7 +234,7 @@ def test_a_rule_that_the_server_does_not_take_is_refused_in_check_mode_too(modul
 def test_rules_of_older_versions_of_the_api(
     module: Callable[..., Json], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    rules = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._taint_rules")
+    rules = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.taint_rules")
     monkeypatch.setattr(rules, "VERSIONS", ("v1alpha1", version))
     options = {"name": "older", "match": {"pool": "node-1"}, "effect": "None", "reason": "It is only asked."}
     made = module("device_taint", options)
@@ -263,7 +265,7 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 @pytest.fixture
 def _drained_node(server: Server) -> Iterator[None]:
-    """A node with a GPU that a pod of a ReplicaSet has; nobody knows of its budget yet whether it allows anything."""
+    """Create a node with a GPU that a pod of a ReplicaSet uses. Its budget does not have a status yet."""
     server.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-3"}})
     spec = {
         "driver": DRIVER,
@@ -279,7 +281,7 @@ def _drained_node(server: Server) -> Iterator[None]:
         "spec": {"automountServiceAccountToken": False, "containers": [{"name": "main", "image": "i"}]},
     }
     made = server.request("POST", PODS, pod)
-    # One that has not begun would go whatever its budget.
+    # A pod that has not started would be evicted despite its budget.
     made["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     server.request("PUT", f"{PODS}/trainer/status", made)
     server.allocate("trained", {"pool": "node-3", "device": "gpu-0"}, pods=("trainer",))
@@ -292,7 +294,7 @@ def _drained_node(server: Server) -> Iterator[None]:
     }
     server.request("POST", BUDGETS, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
     yield
-    # The other tests know of two nodes.
+    # The other tests expect two nodes.
     server.request("DELETE", f"{DRA}/resourceslices/node-3")
     server.request("DELETE", "/api/v1/nodes/node-3")
 
@@ -378,7 +380,7 @@ def test_classes_are_made_once_changed_and_removed(module: Callable[..., Json], 
     assert changed["steps"] == [{"verb": "update", "name": "large"}]
     assert changed["diff"]["before"]["large"]["extended_resource"] == "example.com/large"
     assert "extendedResourceName" not in server.request("GET", f"{path}/large")["spec"]
-    # One that the server does not take keeps the others from being touched.
+    # If the server rejects one class, the others are not changed.
     wrong = [{**classes[0], "selectors": []}, {"name": "wrong", "selectors": ["device.driver =="]}]
     refused = module("device_class", {"classes": wrong})
     assert refused["failed"] and refused["status"] == 422 and "wrong" in refused["msg"]
@@ -428,7 +430,7 @@ def test_the_inventory_of_a_cluster(server: Server, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout, object_hook=lambda each: each.get("__ansible_unsafe", each))
     assert found["accelerators"]["hosts"] == ["node-1", "node-2"]
-    # Two claims have 20 GiB each of the first node's GPU, which has 80; the second node's has a taint.
+    # Two claims use 20 GiB each of the first node's GPU with 80 GiB. The second node's GPU has a taint.
     assert found["roomy"]["hosts"] == found["accelerator_free"]["hosts"] == ["node-1"]
     assert found["accelerator_tainted"]["hosts"] == ["node-2"]
     variables = found["_meta"]["hostvars"]["node-1"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Programs that nobody here wrote, at the versions that the test world pins and builds."""
+"""Programs of other projects, at the versions that the test world pins and builds."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CACHE = Path(
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """The folder of the programs that the test world builds, for its nodes and as oracles; what is missing is built now."""
+    """Build missing programs of the test world's nodes and oracles; return their directory."""
     subprocess.run([ROOT / "tests/world/world", "build"], check=True)
     return CACHE / "world/binaries"
 
 
 def newest(programs: Path, name: str, package: str = "") -> Path:
-    """The program of that name, of the package of that name or another one; of several builds the one made last."""
+    """Return the program with this name from the package of the same or the given name; of several builds the newest."""
     found = sorted(programs.glob(f"{package or name}-*/{name}"), key=lambda path: path.stat().st_mtime)
     assert found, f"{programs} has no {name}; `tests/world/world build` makes it"
     return found[-1]
@@ -38,7 +38,7 @@ def newest(programs: Path, name: str, package: str = "") -> Path:
 
 @pytest.fixture(scope="session")
 def administrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An administrator's kubeconfig of a Kubernetes API server without a node, which all tests share."""
+    """Start an API server without nodes, which all tests share; yield the administrator's kubeconfig."""
     made = ApiServer(tmp_path_factory.mktemp("api"))
     with made.running():
         yield made.kubeconfig
@@ -46,7 +46,7 @@ def administrator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NVIDIA's simulated library as a node has it."""
+    """Return the directory of NVIDIA's simulated library as on a node."""
     folder = tmp_path_factory.mktemp("library")
     subprocess.run(["make", "-s", "-C", ROOT / "roles/simulator/files/nvml", f"OUT={folder}"], check=True)
     return folder
@@ -54,49 +54,49 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mig_parted(built: Path) -> Path:
-    """The folder that holds nvidia-mig-parted."""
+    """Return the directory of nvidia-mig-parted."""
     return newest(built, "nvidia-mig-parted").parent
 
 
 @pytest.fixture(scope="session")
 def nvidia_ctk(built: Path) -> Path:
-    """The program nvidia-ctk."""
+    """Return the program nvidia-ctk."""
     return newest(built, "nvidia-ctk")
 
 
 @pytest.fixture(scope="session")
 def kubectl(built: Path) -> Path:
-    """Kubernetes' own client."""
+    """Return Kubernetes' client."""
     return newest(built, "kubectl", "kubernetes")
 
 
 @pytest.fixture(scope="session")
 def containerd(built: Path) -> Path:
-    """The containerd of the world's nodes."""
+    """Return the containerd of the world's nodes."""
     return newest(built, "containerd")
 
 
 @pytest.fixture(scope="session")
 def old_containerd(built: Path) -> Path:
-    """containerd 1.7."""
+    """Return containerd 1.7."""
     return newest(built, "containerd-1.7")
 
 
 @pytest.fixture(scope="session")
 def crio() -> Path:
-    """CRI-O, which is built for tests marked ``prove`` alone."""
+    """Build CRI-O, which only tests marked ``prove`` use; return the program."""
     subprocess.run([ROOT / "tests/world/world", "build", "--only", "long-oracles"], check=True)
     return newest(CACHE / "world/binaries", "crio")
 
 
 @pytest.fixture(scope="session")
 def docker() -> Path:
-    """The command of a Docker Engine with CDI, beside its daemon; they are built for tests marked ``prove`` alone."""
+    """Build a Docker Engine with CDI, which only tests marked ``prove`` use; return its command."""
     subprocess.run([ROOT / "tests/world/world", "build", "--only", "long-oracles"], check=True)
     return newest(CACHE / "world/binaries", "docker")
 
 
 @pytest.fixture(scope="session")
 def crictl(built: Path) -> Path:
-    """The program that asks a container runtime."""
+    """Return the client program of container runtimes."""
     return newest(built, "crictl")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""nvidia-ctk and our own list of container edits, point by point, on a node with Debian's packages of NVIDIA's user space.
+"""Compare nvidia-ctk with our own container edits, item by item, on a node with Debian's packages of NVIDIA's user
+space.
 
-The kernel's side is the simulator's, and so is libnvidia-ml, because the real one asks a kernel module. Every difference is in EXPLAINED,
-with the words of docs/container-edits.md; an explanation that explains nothing any more is an error as well.
+The simulator provides the kernel's part and libnvidia-ml, because the real library calls a kernel module. Every
+difference is in EXPLAINED, with the wording of docs/container-edits.md. An unused explanation is an error too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FILES = ROOT / "roles/simulator/files"
 CURRENT = "/usr/lib/x86_64-linux-gnu/nvidia/current"
 SOCKET = "/run/nvidia-persistenced/socket"
 
-#: What nvidia-ctk has and our list has not, or has otherwise.
+#: Differences between nvidia-ctk's list and ours.
 EXPLAINED = {
     "env NVIDIA_CTK_LIBCUDA_DIR": "nothing in driver or toolkit reads it",
     "hook create-symlinks": "each name is a mount of the library",
@@ -57,12 +58,13 @@ import importlib, json, os, socket, subprocess, sys, types
 os.makedirs("/run/nvidia-persistenced")
 socket.socket(socket.AF_UNIX).bind("/run/nvidia-persistenced/socket")
 package = types.ModuleType("core"); package.__path__ = ["/oracle"]; sys.modules["core"] = package
-files = importlib.import_module("core.nvidia.driver_files")
-common_edits = importlib.import_module("core.nvidia.common_edits")
-edits = importlib.import_module("core.nvidia.edits")
-System = importlib.import_module("core.system").System
+files = importlib.import_module("core.vendors.nvidia.driver_files")
+common_edits = importlib.import_module("core.vendors.nvidia.common_edits")
+edits = importlib.import_module("core.vendors.nvidia.container_edits")
+System = importlib.import_module("core.host.system").System
 version = sys.argv[1] if len(sys.argv) > 1 else open("/work/version").read()
 system, said = System(), {}
+files.create_uvm_nodes(system)
 said["ours"] = files.driver_edits(system, version).to_dict()
 theirs = ["/usr/bin/nvidia-ctk", "--quiet", "cdi", "generate", "--mode=nvml", "--format=json"]
 done = subprocess.run([*theirs, "--nvidia-cdi-hook-path=/usr/bin/nvidia-ctk"], stdout=subprocess.PIPE, check=True)
@@ -82,7 +84,7 @@ with open("/work/said.json", "w") as file:
 
 @dataclass(frozen=True)
 class Points:
-    """Container edits, one point after the other."""
+    """Container edits as separate items."""
 
     env: frozenset[str]
     nodes: frozenset[tuple[str, int, int]]
@@ -94,7 +96,7 @@ class Points:
 
 
 def points(edits: Mapping[str, Any]) -> Points:
-    """Take edits apart. A name of a library, made by a link or by a mount, counts with the library that it leads to."""
+    """Return the items of container edits. A library's name from a link or mount is listed with its target."""
     hooks: dict[str, tuple[str, ...]] = {}
     links: dict[str, str] = {}
     for hook in edits.get("hooks", ()):
@@ -130,7 +132,9 @@ def points(edits: Mapping[str, Any]) -> Points:
 
 
 def differences(theirs: Points, ours: Points) -> set[str]:
-    """What the two lists do not share, in short words. Names of libraries that only our list has are checked apart."""
+    """Return the differences of the two lists as short descriptions. Library names in our list only are checked
+    separately.
+    """
     found = {f"env {name}" for name in theirs.env ^ ours.env}
     found |= {f"node {node}" for node in theirs.nodes ^ ours.nodes}
     found |= {f"mount {mount}" for mount in theirs.mounts ^ ours.mounts}
@@ -149,7 +153,7 @@ def differences(theirs: Points, ours: Points) -> set[str]:
 def said(
     request: pytest.FixtureRequest, nvidia_ctk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What nvidia-ctk and our code say on the node."""
+    """Return the edits of nvidia-ctk and of our code on the node."""
     root, version = driver_root(request.param)
     work = tmp_path_factory.mktemp("work")
     library = tmp_path_factory.mktemp("library")
@@ -178,7 +182,7 @@ def said(
 def test_our_list_is_nvidia_s_but_for_what_is_explained(said: dict[str, dict[str, Any]]) -> None:
     theirs, ours = points(said["theirs"]["containerEdits"]), points(said["ours"])
     assert differences(theirs, ours) == set(EXPLAINED)
-    # Names that only our list has are the host's own, in folders of its loader.
+    # Names in our list only are the host's own names in its loader's directories.
     beyond = {name: to for name, to in ours.names.items() if name not in theirs.names}
     assert beyond and all(to.startswith("/usr/lib/") for to in beyond.values())
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= {posixpath.basename(name) for name in beyond}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The module containerd_config on a real containerd 1.7 that runs: changes, restarts, what goes wrong, and the way back."""
+"""Test the module containerd_config on a real running containerd 1.7: changes, restarts, failures, and removal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = dict[str, Any]
 
 
 class Machine:
-    """A node with a containerd of its own, below a folder."""
+    """A node with its own containerd, below a directory."""
 
     def __init__(self, folder: Path, containerd: Path, crictl: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Machine:
         self.start_with("")
 
     def start_with(self, text: str, check: str = "true", options: str = "", main: Path | None = None) -> None:
-        """Start containerd with this in its main file; ``check`` is what its unit does before each start.
+        """Start containerd with this text in its main file. ``check`` runs before each start.
 
         ``options`` are options of its command, ``main`` is another main file.
         """
@@ -61,17 +61,17 @@ class Machine:
         self.systemctl("restart", "containerd.service")
 
     def environment(self) -> dict[str, str]:
-        """What the module's process finds."""
+        """Return the environment of the module's process."""
         folders = [str(self.programs), os.environ["PATH"]]
         return {**os.environ, "PATH": ":".join(folders), "SERVICE_MANAGER_FOLDER": str(self.folder)}
 
     def systemctl(self, *words: str) -> str:
-        """Ask the service manager."""
+        """Call the service manager."""
         command = [self.programs / "systemctl", *words]
         return subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False).stdout
 
     def stop(self) -> None:
-        """End the daemon."""
+        """Stop the daemon."""
         (self.folder / "command").write_text(f"false\n{self.socket}\n")
         self.systemctl("restart", "containerd.service")
 
@@ -87,7 +87,7 @@ class Machine:
         return self.run("containerd_config", given)
 
     def run(self, name: str, options: dict[str, Any]) -> Result:
-        """Run a module of containerd."""
+        """Run a containerd module."""
         given = {
             "command": str(self.containerd),
             "config": str(self.main),
@@ -111,7 +111,7 @@ class Machine:
         return result
 
     def knows(self) -> bool:
-        """Whether the running containerd says that CDI is on."""
+        """Return whether the running containerd reports that CDI is enabled."""
         done = subprocess.run(
             [self.programs / "crictl", "--runtime-endpoint", f"unix://{self.socket}", "info"],
             capture_output=True,
@@ -121,7 +121,7 @@ class Machine:
         return bool(json.loads(done.stdout)["config"]["enableCDI"])
 
     def files(self) -> dict[str, str]:
-        """What can be changed on the machine: configuration, record, CDI folders."""
+        """Return the files that the module can change: configuration, record, and CDI files."""
         found = {}
         for name in ("etc", "record", "cdi"):
             for path in sorted([self.folder / name, *(self.folder / name).rglob("*")]):
@@ -130,13 +130,13 @@ class Machine:
         return found
 
     def pid(self) -> str:
-        """The daemon's process."""
+        """Return the daemon's process ID."""
         return (self.folder / "pid").read_text()
 
 
 @pytest.fixture
 def machine(old_containerd: Path, crictl: Path) -> Iterator[Machine]:
-    """A node whose containerd 1.7 runs with CDI off. A socket's path has to be short."""
+    """Yield a node whose containerd 1.7 runs without CDI. A socket path must be short."""
     with tempfile.TemporaryDirectory(prefix="dra-", ignore_cleanup_errors=True) as folder:
         node = Machine(Path(folder), old_containerd, crictl)
         assert not node.knows()
@@ -165,7 +165,7 @@ def test_there_and_back_again(machine: Machine) -> None:
     back = machine.module(state="absent")
     assert back["restarted"]
     assert not machine.knows()
-    # The folder of drop-ins was not there before, either.
+    # The directory of drop-in files did not exist before either.
     assert machine.files() == before
     assert not machine.module(state="absent")["changed"]
 
@@ -196,7 +196,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     machine.module()
     text = machine.files()["etc/conf.d/60-dra-accelerators.toml"]
     machine.module(state="absent")
-    # The file is there and the daemon has not been restarted, as after a kill between the two.
+    # The file exists and the daemon has not been restarted, as after a kill between the two steps.
     (machine.main.parent / "conf.d").mkdir()
     (machine.main.parent / "conf.d/60-dra-accelerators.toml").write_text(text)
     assert not machine.knows()
@@ -205,7 +205,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert done["files"] == []
     assert "does not know" in done["reason"]
     assert machine.knows()
-    # Where nobody can ask it, a file that is younger than the process tells.
+    # Without crictl, a file that is newer than the process shows the pending restart.
     (machine.programs / "crictl").unlink()
     pid = machine.pid()
     assert not machine.module()["restarted"]
@@ -253,7 +253,7 @@ def test_process_with_settings_other_than_its_older_files_is_not_restarted_repea
         f"{TABLE}\n  enable_cdi = true\n  cdi_spec_dirs = ['{machine.folder}/cdi/etc', '{machine.folder}/cdi/run']\n"
     )
     text = machine.main.read_text()
-    # A mount over the file that only the process sees is like a file that is put back with its time.
+    # A bind mount that only the process sees has the effect of a file that is restored with its modification time.
     machine.start_with("")
     machine.main.write_text(text)
     os.utime(machine.main, (1, 1))
@@ -328,7 +328,7 @@ def test_read_only_file_system_is_rejected_by_check_mode_too(machine: Machine) -
 def test_main_file_that_cannot_be_replaced_leaves_nothing_behind(machine: Machine) -> None:
     machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
     before, pid = machine.files(), machine.pid()
-    # A file that is a mount point cannot be replaced, nor can one with the immutable attribute.
+    # A file that is a mount point or has the immutable attribute cannot be replaced.
     other = machine.folder / "other.toml"
     other.write_text(machine.main.read_text())
     subprocess.run(["mount", "--bind", other, machine.main], check=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is changed in containerd's files, tried on the containerd 1.7 and the 2.x that the test world pins.
+"""Test our changes to containerd's files with the containerd 1.7 and 2.x that the test world pins.
 
-Each case is a set of files as they are found on sites. Judged is what the daemon itself says of the files afterwards.
+Each case is a set of files as found on sites. The assertions use the daemon's own dump of the files afterwards.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Settings, differences
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Settings,
+    differences,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import Daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import (
     BACKUP,
     Record,
     plan_absent,
@@ -23,9 +26,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan 
     recorded,
     see_nothing_else,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._distribution import place_of, ready_daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.k3s_rke2 import (
+    place_of,
+    ready_daemon,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 FOLDERS = ["/etc/cdi", "/var/run/cdi"]
 OLD_TABLE = 'plugins."io.containerd.grpc.v1.cri"'
@@ -52,7 +58,7 @@ version = 2
 
 @dataclass
 class Site:
-    """A node's files below a folder, and the daemon that reads them."""
+    """A node's files below a directory, and the daemon that reads them."""
 
     folder: Path
     command: Path
@@ -65,24 +71,24 @@ class Site:
         )
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Write the files; {drop_ins} and {folder} in them are filled in."""
+        """Write the files with {drop_ins} and {folder} replaced."""
         for name, text in files.items():
             path = self.folder / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(text.replace("{drop_ins}", self.drop_ins).replace("{folder}", str(self.folder)))
 
     def texts(self) -> dict[str, str]:
-        """All files, by their paths below the folder."""
+        """Return all files by their paths below the directory."""
         found = sorted(path for path in self.folder.rglob("*") if path.is_file())
         return {str(path.relative_to(self.folder)): path.read_text() for path in found}
 
     def plan(self) -> list[Any]:
-        """What switches CDI on."""
+        """Return the changes that enable CDI."""
         settings = self.daemon.settings()
         return plan_present(self.daemon, settings, self.daemon.imported(), FOLDERS, self.drop_ins)
 
     def make(self, changes: list[Any]) -> None:
-        """Write the changes as the module does."""
+        """Write the changes like the module."""
         for each in changes:
             path = Path(each.path)
             if each.before is not None and each.after is not None and not Path(each.path + BACKUP).exists():
@@ -94,14 +100,14 @@ class Site:
                 path.write_text(each.after)
 
     def switch_on(self) -> tuple[Settings, list[str], Record]:
-        """Switch CDI on; returns the daemon's settings, which files were changed, and the record."""
+        """Enable CDI; return the daemon's settings, the names of the changed files, and the record."""
         changes = self.plan()
         self.make(changes)
         names = [str(Path(each.path).relative_to(self.folder)) for each in changes]
         return self.daemon.settings(), names, recorded(Record(), changes)
 
     def take_back(self, record: Record) -> list[Any]:
-        """Take the changes back; returns what was changed."""
+        """Revert the changes; return the reverting changes."""
         settings = self.daemon.settings()
         changes = plan_absent(self.daemon, record, [self.drop_ins])
         see_nothing_else(self.daemon, settings, self.daemon.imported(), changes)
@@ -113,13 +119,13 @@ class Site:
 
 @pytest.fixture
 def old_site(old_containerd: Path, tmp_path: Path) -> Site:
-    """A site with containerd 1.7."""
+    """Return a site with containerd 1.7."""
     return Site(tmp_path, old_containerd)
 
 
 @pytest.fixture
 def new_site(containerd: Path, tmp_path: Path) -> Site:
-    """A site with containerd 2.x."""
+    """Return a site with containerd 2.x."""
     return Site(tmp_path, containerd)
 
 
@@ -249,7 +255,7 @@ def test_containerd_2_with_a_disabled_kubelet_plugin_is_rejected(new_site: Site,
     assert caught.value.code == "no-cdi"
 
 
-#: What MicroK8s writes from its template (containerd-template.toml), as far as it concerns the plugin for the kubelet.
+#: The parts of MicroK8s' generated config (from containerd-template.toml) that concern the kubelet plugin.
 MICROK8S = f"""\
 version = 2
 oom_score = 0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller as a process beside an API server that has no nodes, with the rights that the role dra_controller gives it and no others."""
+"""Run the controller as a process with an API server without nodes, with exactly the permissions that the role
+dra_controller grants.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.oracles.controller_rights import ACCOUNT, NAMESPACE, objects
 
 
 class NoNodes(Cluster):
-    """A cluster that is an API server and nothing else. What is to be run on a node is run here."""
+    """A cluster that is only an API server. Commands for a node run on the test host."""
 
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
         super().__init__("no-nodes")
@@ -41,13 +43,13 @@ class NoNodes(Cluster):
 
 
 class Acting:
-    """A controller that acts: what it counts."""
+    """A running controller with its metrics."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def counted(self, name: str) -> float:
-        """A number of the controller, 0.0 where it does not answer or has none yet."""
+        """Return a metric of the controller, 0.0 if it does not answer or has no value yet."""
         try:
             with urllib.request.urlopen(f"http://{self._address}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
@@ -59,7 +61,7 @@ class Acting:
 
 @contextlib.contextmanager
 def acting(cluster: NoNodes, folder: Path, **settings: Any) -> Iterator[Acting]:
-    """Run the controller with what the role writes into the cluster, until the end of this; it has to end in order."""
+    """Run the controller with the role's objects until the context ends, and assert a clean exit."""
     cluster.apply(*objects())
     own = json.loads(cluster.kubeconfig.read_text(encoding="utf-8"))
     own["users"][0]["user"] = {"token": cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE).strip()}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller's report at a real API server, with the rights that the role gives it: whom it is given to, and that those rights are enough."""
+"""Test the controller's report on a real API server with the role's permissions: authorized readers get it, and the
+permissions suffice.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 from dra_driver.api.client import ApiClient, ApiError
-from dra_driver.controller.fleet import FleetReport
-from dra_driver.controller.readers import AUDIENCE, Readers, Verdict
+from dra_driver.controller.fleet_report import FleetReport
+from dra_driver.controller.reader_authorization import AUDIENCE, Readers, Verdict
 
 from tests.fleets import DRIVER, Fleet, boards
 from tests.oracles.controller_rights import ACCOUNT, NAMESPACE, objects
@@ -38,8 +40,8 @@ async def token(admin: ApiClient, name: str, audience: str = AUDIENCE) -> str:
 
 
 async def prepare(admin: ApiClient) -> None:
-    """The role's objects, two more accounts of which one may read, and a node's slices with a claim."""
-    # What its account needs here. Other tests at the same server have the same.
+    """Create the role's objects, two more accounts of which one is authorized, and a node's slices with a claim."""
+    # The objects that its account needs here. Other tests on the same server create the same.
     for each in (one for one in objects() if one["kind"] in PLACES):
         try:
             await admin.request("POST", PLACES[each["kind"]], body=each)
@@ -66,7 +68,7 @@ async def prepare(admin: ApiClient) -> None:
 
 
 async def allowed(readers: Readers, header: str) -> Verdict:
-    """What is said once the server's authorizer knows of the binding, which was written a moment ago."""
+    """Return the verdict as soon as the server's authorizer knows the new binding."""
     end = time.monotonic() + 60
     while (found := await readers.judge(header)).status == 403 and time.monotonic() < end:
         await asyncio.sleep(0.2)
@@ -84,7 +86,7 @@ async def scenario(administrator: Path, folder: Path) -> None:
         readers = Readers(client)
         assert (await allowed(readers, f"Bearer {await token(admin, 'reader')}")).status == 200
         assert (await readers.judge(f"Bearer {await token(admin, 'other')}")).status == 403
-        # One that opens the API server, and one that is none.
+        # A token for the API server, and an invalid one.
         assert (await readers.judge(f"Bearer {await token(admin, 'reader', '')}")).status == 401
         assert (await readers.judge("Bearer nonsense")).status == 401
         found = json.loads((await FleetReport(str(folder / "kubeconfig"), [DRIVER]).current()).body)

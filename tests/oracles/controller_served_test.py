@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The report as the controller's process serves it over TLS: to whom, of what, and while the API server is away."""
+"""Test the report that the controller's process serves over TLS: its readers, its contents, and outages of the API
+server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SAID = "0/1 nodes are available: 1 cannot allocate all claims."
 
 
 def furnish(cluster: NoNodes, port: int) -> None:
-    """Have a node with a GPU that is cut and two that are whole, a pod that has a partition, one that waits, and who may read and who may not."""
+    """Create a node with one partitioned and two whole GPUs, a pod with a partition, a pending pod, and accounts with
+    and without access.
+    """
     whole = planned.fleet(1, 3)
     cut = {"match": {"uuid": [whole[NODE][0].uuid]}, "mode": "static", "partitions": PARTS}
     devices = planned.applied(whole, [{"hosts": NODE, "layout": [cut, {"match": {}, "mode": "whole"}]}])
@@ -66,13 +70,13 @@ def furnish(cluster: NoNodes, port: int) -> None:
 
 
 def says(cluster: NoNodes, kind: str, name: str, status: object) -> None:
-    """Write what else the scheduler does."""
+    """Write a status like the scheduler."""
     words = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
     cluster.kubectl("patch", kind, name, "-n", "default", *words)
 
 
 def trust_a_new_ca(cluster: NoNodes) -> None:
-    """Write the CA of the webhook and the bundle that the API server trusts, as the module webhook_authority does."""
+    """Write the CA of the webhook and the bundle that the API server trusts, like the module webhook_authority."""
     now = datetime.datetime.now(datetime.timezone.utc)
     authorities = certificates.Authorities(certificates.make_authority(now, 86400.0))
     metadata = {"name": SECRET, "namespace": NAMESPACE}
@@ -112,7 +116,7 @@ def test_the_report_is_served_over_tls_with_the_rights_of_the_role(kubectl: Path
             assert controller.counted('report_requests_total{outcome="refused"}') == 4
             last, asked = given(cluster, shown), question(cluster, shown)
             serving.close()
-            # What was made a moment ago is given without a word.
+            # A report of a moment ago is served without a warning.
             deadline = time.monotonic() + 60
             while "Warning" not in (answer := answered(cluster, NODE, asked))[1]:
                 assert time.monotonic() < deadline, answer

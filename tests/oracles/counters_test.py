@@ -1,7 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dry run of cluster_info against real API servers: with the counters of ResourceSlices, without them, and without rights."""
+"""Test the dry run of cluster_info on real API servers: with the counters of ResourceSlices, without them, and without
+permissions.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._cluster import ask_counters
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import API_OPTIONS, connection
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import API_OPTIONS, connection
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import ask_counters
 
 from tests.bench.api_server import ApiServer
 
-#: What counters need, with the gates that need those.
+#: The gates of counters, and those that depend on them.
 GATES = ("DRAPartitionableDevices", "DRAPartitionableDevicesType", "DRADeviceTaints", "DRADeviceTaintRules")
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The module runtime_cdi on a real CRI-O that runs: changes, restarts, what goes wrong, and the way back. It runs no containers."""
+"""Test the module runtime_cdi on a real running CRI-O: changes, restarts, failures, and removal. It runs no
+containers.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import get
-from ansible_collections.dra.accelerators.plugins.module_utils._toml import parse
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import get
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import parse
 
 pytestmark = pytest.mark.prove
 
@@ -30,13 +32,13 @@ Result = dict[str, Any]
 
 
 class Machine:
-    """A node with a CRI-O of its own, below a folder."""
+    """A node with its own CRI-O, below a directory."""
 
     def __init__(self, folder: Path, crio: Path) -> None:
         self.folder, self.crio, self.socket = folder, crio, folder / "crio.sock"
         self.programs = folder / "bin"
         self.programs.mkdir()
-        # conmon and pinns serve containers, of which none runs here.
+        # conmon and pinns serve containers, and none runs here.
         for name, text in (
             ("systemctl", f"#!{sys.executable}\n{MANAGER.read_text()}"),
             ("journalctl", f"#!{sys.executable}\n{MANAGER.read_text()}"),
@@ -52,7 +54,7 @@ class Machine:
         self.start_with()
 
     def start_with(self, check: str = "true", more: str = "", **drop_ins: str) -> None:
-        """Start CRI-O with these lines in its table, and these files; ``check`` is what its unit does before each start."""
+        """Start CRI-O with these lines in its table and these drop-in files. ``check`` runs before each start."""
         here, programs = self.folder, self.programs
         self.main.write_text(
             f"# The site's own words.\n[crio]\nroot = '{here}/root'\nrunroot = '{here}/run'\nstorage_driver = 'vfs'\n"
@@ -75,27 +77,27 @@ class Machine:
         self.systemctl("restart", "crio.service")
 
     def environment(self) -> dict[str, str]:
-        """What the module's process finds."""
+        """Return the environment of the module's process."""
         path = f"{self.programs}:{os.environ['PATH']}"
         own = {"SERVICE_MANAGER_FOLDER": str(self.folder), "SERVICE_MANAGER_UNIT": "crio.service"}
         return {**os.environ, "PATH": path, **own}
 
     def systemctl(self, *words: str) -> None:
-        """Ask the service manager."""
+        """Call the service manager."""
         command = [self.programs / "systemctl", *words]
         subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
 
     def stop(self) -> None:
-        """End the daemon."""
+        """Stop the daemon."""
         (self.folder / "command").write_text(f"false\n{self.socket}\n")
         self.systemctl("restart", "crio.service")
 
     def pid(self) -> str:
-        """The daemon's process."""
+        """Return the daemon's process ID."""
         return (self.folder / "pid").read_text()
 
     def module(self, *, check: bool = False, **options: Any) -> Result:
-        """Run the module."""
+        """Run the module and return its result."""
         places = {"command": self.crio, "config": self.main, "drop_ins": self.drop_ins}
         given = {
             "crio": {**{key: str(value) for key, value in places.items()}, "timeout": 30},
@@ -120,12 +122,12 @@ class Machine:
         return result
 
     def knows(self) -> list[str]:
-        """The folders that the running CRI-O reads CDI files from."""
+        """Return the CDI directories of the running CRI-O."""
         found: list[str] = parse(get(str(self.socket), "/config"), "crio")["crio"]["runtime"]["cdi_spec_dirs"]
         return found
 
     def files(self) -> dict[str, str]:
-        """What can be changed on the machine: configuration, record, CDI folders."""
+        """Return the files that the module can change: configuration, record, and CDI files."""
         found = {}
         for name in ("etc", "record", "cdi"):
             for path in sorted([self.folder / name, *(self.folder / name).rglob("*")]):
@@ -136,7 +138,7 @@ class Machine:
 
 @pytest.fixture
 def machine(crio: Path) -> Iterator[Machine]:
-    # The path of a socket has to be short.
+    # A socket path must be short.
     with tempfile.TemporaryDirectory(prefix="crio-") as folder:
         made = Machine(Path(folder), crio)
         try:
@@ -186,7 +188,7 @@ def test_a_file_that_is_read_later_and_names_folders_is_changed_itself(machine: 
     assert done["files"] == [str(machine.drop_ins / "99-site.conf")], done
     assert machine.knows()[0] == "/srv/cdi"
     assert len(machine.knows()) == 3
-    # Nothing of ours lies in the folder: CRI-O would read it.
+    # No file of ours is in the directory, because CRI-O would read it.
     assert sorted(path.name for path in machine.drop_ins.iterdir()) == ["70-other.conf", "99-site.conf"]
     assert machine.module(state="absent")["changed"]
     assert machine.files() == before

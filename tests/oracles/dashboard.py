@@ -26,7 +26,7 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    """Every query of the dashboard, its variables put in."""
+    """Return every query of the dashboard with its variables replaced."""
     found = []
     for panel in panels():
         for target in panel.get("targets", ()):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller deallocates a claim that has statuses of two drivers, with the rights that the role gives it and only for its own driver."""
+"""Test that the controller deallocates a claim with statuses of two drivers, with the role's permissions and only for
+its own driver.
+"""
 
 from __future__ import annotations
 

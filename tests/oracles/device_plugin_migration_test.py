@@ -1,7 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node goes from a device plugin to claims and back before a real API server, which judges every write; the test is kubelet and controllers."""
+"""Migrate a node from a device plugin to claims and back with a real API server, which validates every write. The test
+acts as kubelet and controllers.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_nodes as nodes
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_plan as nodes
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_run as running
 from cluster_modules_test import DRA, Server
 
 Json = dict[str, Any]
 NODE, SPACE = "plugged-1", "moves"
 GPU = "nvidia.com/gpu"
-#: Every form of a name; the API server checks the expressions of their classes.
+#: Every form of a resource name. The API server validates the expressions of their classes.
 NAMES = (
     GPU,
     "nvidia.com/mig-1g.10gb",
@@ -35,7 +37,7 @@ Run = Callable[..., Json]
 
 
 class Machine:
-    """What kubelet and controllers do, each time that the module waits."""
+    """The actions of kubelet and controllers, run each time the module waits."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -66,7 +68,7 @@ class Machine:
             if each["metadata"].get("deletionTimestamp"):
                 self.end(each["metadata"]["name"])
         if not self.allows:
-            # The disruption controller comes to its budget.
+            # The disruption controller updates its budget.
             budget = self.server.request("GET", f"{BUDGETS}/budget")
             budget["status"] = {
                 "observedGeneration": 1,
@@ -112,7 +114,7 @@ def make_pod(
 
 @pytest.fixture(scope="module")
 def machine(administrator: Path) -> Machine:
-    """A node with a device plugin of others, a pod with a GPU from it, one without, and a budget."""
+    """Create a node with another device plugin, a pod with a GPU from it, one without, and a budget."""
     server = Server(administrator)
     server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     server.request("POST", f"/api/v1/namespaces/{SPACE}/serviceaccounts", {"metadata": {"name": "default"}})
@@ -140,7 +142,7 @@ def machine(administrator: Path) -> Machine:
     make_pod(server, "plugin-1", owner="DaemonSet/plugin", volumes=FOLDER)
     make_pod(server, "training", dict.fromkeys(NAMES, 1))
     make_pod(server, "bystander")
-    # A kubelet would take it off; here nobody does.
+    # A kubelet would remove it; here no component does.
     item = found.node()
     item["spec"]["taints"] = []
     server.request("PUT", f"/api/v1/nodes/{NODE}", item)
@@ -149,7 +151,7 @@ def machine(administrator: Path) -> Machine:
 
 @pytest.fixture
 def module(machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a module against the server; when it waits the rest of the cluster goes on."""
+    """Return a function that runs a module against the server. While it waits, the other components act."""
     monkeypatch.setattr(running.time, "sleep", machine.work)
 
     def run(name: str, options: Json, *, check: bool = False) -> Json:
@@ -211,7 +213,7 @@ def test_forward(module: Run, machine: Machine, monkeypatch: pytest.MonkeyPatch)
     }
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": NODE}, "spec": spec}
     machine.server.request("POST", f"{DRA}/resourceslices", body)
-    # As in an older cluster, where a resource with nothing in it is taken off the Node.
+    # An older cluster removes a resource of quantity 0 from the Node.
     monkeypatch.setattr(running, "minor_of", lambda _api: 34)
     monkeypatch.setattr(running, "QUIET_SECONDS", 0.0)
     assert moved(module, "open", "forward")["steps"] == [

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The module runtime_cdi on the containerd of a k3s: a real containerd 2.x with the file that k3s generates, and no k3s.
+"""Test the module runtime_cdi on the containerd of k3s: a real containerd 2.x with the file that k3s generates,
+without k3s.
 
-What stands in for k3s writes that file anew at each start, as k3s does.
+The simulated k3s rewrites that file at each start, like k3s.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Result = dict[str, Any]
 
 
 class Machine:
-    """A node with the containerd of a k3s, below a folder."""
+    """A node with the containerd of k3s, below a directory."""
 
     def __init__(self, top: Path, containerd: Path, crictl: Path) -> None:
         self.top, self.socket = top, top / "k.sock"
@@ -63,11 +64,13 @@ class Machine:
 
     @property
     def drop_in(self) -> Path:
-        """The file that the module writes."""
+        """Return the file that the module writes."""
         return self.etc / "config-v3.toml.d/60-dra-accelerators.toml"
 
     def start_with(self, more: str, *, imports: bool = True, check: str = "true", version: int = 3) -> None:
-        """Start containerd with these lines in the table of its plugin, where ``check`` lets it; each start writes its file."""
+        """Start containerd with these lines in its plugin's table if ``check`` succeeds. Each start rewrites its
+        config file.
+        """
         line = f'imports = ["{self.etc}/config-v3.toml.d/*.toml"]' if imports else ""
         template = self.top / "template"
         table = "io.containerd.cri.v1.runtime" if version == 3 else "io.containerd.grpc.v1.cri"
@@ -79,22 +82,22 @@ class Machine:
         self.systemctl("restart", "k3s.service")
 
     def environment(self) -> dict[str, str]:
-        """What the module's process finds."""
+        """Return the environment of the module's process."""
         own = {"SERVICE_MANAGER_FOLDER": str(self.top), "SERVICE_MANAGER_UNIT": "k3s.service"}
         return {**os.environ, "PATH": f"{self.programs}:{os.environ['PATH']}", **own}
 
     def systemctl(self, *words: str) -> None:
-        """Ask the service manager."""
+        """Call the service manager."""
         command = [self.programs / "systemctl", *words]
         subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
 
     def stop(self) -> None:
-        """End the daemon."""
+        """Stop the daemon."""
         (self.top / "command").write_text(f"false\n{self.socket}\n")
         self.systemctl("restart", "k3s.service")
 
     def module(self, **options: Any) -> Result:
-        """Run the module."""
+        """Run the module and return its result."""
         given = {
             "distribution": {"data": str(self.top), "timeout": 60},
             "cdi_folders": [str(self.top / "cdi")],
@@ -117,7 +120,7 @@ class Machine:
         return result
 
     def knows(self) -> list[str]:
-        """The folders that the running containerd reads CDI files from; none where CDI is off."""
+        """Return the CDI directories of the running containerd; empty if CDI is disabled."""
         done = subprocess.run(
             [self.top / "data/current/bin/crictl", "--runtime-endpoint", f"unix://{self.socket}", "info"],
             capture_output=True,
@@ -128,7 +131,7 @@ class Machine:
         return list(known["cdiSpecDirs"]) if known.get("enableCDI", True) else []
 
     def files(self) -> dict[str, str]:
-        """What can be changed on the machine."""
+        """Return the files that the module can change."""
         found = {}
         for name in ("agent", "record", "cdi"):
             for path in sorted([self.top / name, *(self.top / name).rglob("*")]):
@@ -139,7 +142,7 @@ class Machine:
 
 @pytest.fixture
 def machine(containerd: Path, crictl: Path) -> Iterator[Machine]:
-    # The path of a socket has to be short.
+    # A socket path must be short.
     with tempfile.TemporaryDirectory(prefix="k3s-") as folder:
         made = Machine(Path(folder), containerd, crictl)
         try:
@@ -159,7 +162,7 @@ def test_a_drop_in_is_written_where_the_generated_file_imports_it_and_taken_back
     assert done.get("runtime") == "k3s", done
     assert done["files"] == [str(machine.drop_in)]
     assert str(machine.top / "cdi") in machine.knows()
-    # The file that is generated says what it said.
+    # The generated file is unchanged.
     assert (machine.etc / "config.toml").read_text() == before["agent/etc/containerd/config.toml"]
     after = machine.files()
     assert not machine.module()["changed"]
@@ -190,7 +193,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for_and_the_way_back_takes_
     kept = {path: path.read_text() for path in record.iterdir()}
     machine.module(state="absent")
     assert machine.files() == before
-    # The file and its record are there and the daemon has not been restarted, as after a kill between the two.
+    # The file and its record exist and the daemon has not been restarted, as after a kill between the two steps.
     for path, content in {machine.drop_in: text, **kept}.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The module runtime_cdi on a real Docker Engine that runs, of the last line in which CDI has to be switched on: changes, restarts, what goes
-wrong, containers that are in the way, a container with a device, and the way back."""
+"""Test the module runtime_cdi on a real Docker Engine of the last release line in which CDI must be enabled: changes,
+restarts, failures, running containers, a container with a device, and the removal.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ from ansible.module_utils.testing import patch_module_args
 with patch_module_args(json.load(sys.stdin)):
     importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.runtime_cdi").main()
 """
-#: How long what is mounted may stay in use once its daemons are killed.
+#: Seconds for which mounts can stay busy after their daemons were killed.
 SECONDS = 60
 MANAGER = Path(__file__).with_name("service_manager.py")
 SITE = '{\n  "log-opts": {"max-size": "8m"},\n  "live-restore": false\n}\n'
-#: What it reads by itself where CDI is on.
+#: Directories that it reads by default if CDI is enabled.
 DEFAULT = ["/etc/cdi", "/var/run/cdi"]
-#: What runs in containers: says the numbers of a device, or stays.
+#: Program of the containers: prints the major and minor numbers of a device, or keeps running.
 CONTAINED = """
 #include <stdio.h>
 #include <sys/stat.h>
@@ -54,12 +55,12 @@ Result = dict[str, Any]
 
 
 class Machine:
-    """A node with a Docker Engine of its own, below a folder."""
+    """A node with its own Docker Engine, below a directory."""
 
     def __init__(self, folder: Path, docker: Path, containerd: Path) -> None:
         self.folder, self.socket, self.daemon = folder, folder / "docker.sock", docker.with_name("dockerd")
         self.programs, self.config = folder / "bin", folder / "etc/daemon.json"
-        # The defaults would be those of the machine that runs the test.
+        # The defaults would be directories of the test host.
         self.wanted = folder / "cdi"
         self.on = [*DEFAULT, str(self.wanted)]
         self.programs.mkdir()
@@ -75,33 +76,33 @@ class Machine:
             (self.programs / name).symlink_to(containerd.with_name(name))
 
     def start_with(self, text: str | None = SITE, check: str = "true", more: str = "") -> None:
-        """Start Docker Engine with this file; ``check`` is what its unit does before each start, ``more`` are options of its command."""
+        """Start Docker Engine with this file. ``check`` runs before each start, ``more`` are options of the daemon."""
         self.config.unlink(missing_ok=True)
         if text is not None:
             self.config.write_text(text)
         here = self.folder
-        # In a network of its own: with --bridge none it removes the bridge of the machine's Docker Engine.
+        # In its own network namespace: with --bridge none it removes the bridge of the host's Docker Engine.
         daemon = (
             f"unshare --net {self.daemon} --config-file {self.config} --host unix://{self.socket} --data-root {here}/data --exec-root {here}/exec"
             f" --pidfile {here}/docker.pid --storage-driver vfs --bridge none --iptables=false --ip6tables=false --userland-proxy=false {more}"
         )
-        # The service manager of this test kills: what an end in order removes is still there.
+        # The service manager of this test kills the daemon, so the files that a clean exit removes remain.
         tidy = f"rm -f {here}/docker.pid {self.socket}"
         (here / "command").write_text(f"{tidy}; {check} && exec {daemon}\n{self.socket}\n")
         self.systemctl("restart", "docker.service")
 
     def environment(self) -> dict[str, str]:
-        """What the module's process finds."""
+        """Return the environment of the module's process."""
         path = f"{self.programs}:{os.environ['PATH']}:/usr/sbin:/sbin"
         own = {"SERVICE_MANAGER_FOLDER": str(self.folder), "SERVICE_MANAGER_UNIT": "docker.service"}
         return {**os.environ, "PATH": path, **own}
 
     def systemctl(self, *words: str) -> None:
-        """Ask the service manager."""
+        """Call the service manager."""
         subprocess.run([self.programs / "systemctl", *words], env=self.environment(), capture_output=True, check=False)
 
     def stop(self) -> None:
-        """End containers and daemon."""
+        """Stop the containers and the daemon."""
         self.docker("rm", "--force", "stays", check=False)
         (self.folder / "command").write_text(f"false\n{self.socket}\n")
         self.systemctl("restart", "docker.service")
@@ -111,21 +112,21 @@ class Machine:
             ["findmnt", "-rno", "TARGET"], capture_output=True, text=True, check=True
         ).stdout.split():
             if mount.startswith(f"{self.folder}/"):
-                # The kernel lets go of what a killed process had open there a moment after the process is gone.
+                # The kernel closes a killed process's files a moment after the process has ended.
                 detach(Path(mount), SECONDS)
 
     def pid(self) -> str:
-        """The daemon's process."""
+        """Return the daemon's process ID."""
         return (self.folder / "pid").read_text()
 
     def docker(self, *words: str, check: bool = True, data: bytes | None = None) -> str:
-        """Ask Docker Engine."""
+        """Call Docker Engine; return its output."""
         done = subprocess.run([self.programs / "docker", *words], input=data, capture_output=True, check=False)
         assert not check or done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
 
     def module(self, *, check: bool = False, **options: Any) -> Result:
-        """Run the module."""
+        """Run the module and return its result."""
         stop = options.pop("stop_containers", False)
         given = {
             "runtime": "docker",
@@ -151,11 +152,11 @@ class Machine:
         return result
 
     def knows(self) -> list[str]:
-        """The folders that the running Docker Engine reads CDI files from; none where CDI is off."""
+        """Return the CDI directories of the running Docker Engine; empty if CDI is disabled."""
         return json.loads(self.docker("info", "--format", "{{json .CDISpecDirs}}")) or []
 
     def files(self) -> dict[str, str]:
-        """What can be changed on the machine: configuration, record, folder of CDI files."""
+        """Return the files that the module can change: configuration, record, and CDI files."""
         found = {}
         for name in ("etc", "record", "cdi"):
             for path in sorted([self.folder / name, *(self.folder / name).rglob("*")]):
@@ -167,7 +168,7 @@ class Machine:
 @pytest.fixture
 def machine(docker: Path, containerd: Path) -> Iterator[Machine]:
     bridge = Path("/sys/class/net/docker0").exists()
-    # The path of a socket has to be short.
+    # A socket path must be short.
     with tempfile.TemporaryDirectory(prefix="docker-") as folder:
         made = Machine(Path(folder), docker, containerd)
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A Debian root file system with the distribution's packages of NVIDIA's user space, made once and kept."""
+"""A Debian root file system with the distribution's packages of NVIDIA's user space, built once and cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from world_cli import cache, host, image
 from world_cli.pins import DEBIAN_SUITE
 
-#: What a node for computing has.
+#: Packages of a compute node.
 COMPUTE = (
     "libcuda1",
     "libcudadebugger1",
@@ -26,7 +26,7 @@ COMPUTE = (
     "nvidia-persistenced",
     "nvidia-smi",
 )
-#: And one for pictures: 300 MB more.
+#: Packages of a node with graphics: 300 MB more.
 GRAPHICS = (
     *COMPUTE,
     "firmware-nvidia-gsp",
@@ -52,7 +52,7 @@ chroot {root} apt-get clean
 
 
 def driver_root(packages: tuple[str, ...]) -> tuple[Path, str]:
-    """Return the root and the version of the driver in it; what is missing is made now."""
+    """Return the root and the version of its driver, and build it if needed."""
     key = hashlib.sha256(repr((image.bootstrap_folder().name, packages, INSTALL)).encode()).hexdigest()[:12]
     folder = cache.world_cache().parent / "oracles" / f"driver-{key}"
     with cache.locked(folder.with_suffix(".lock")):
@@ -65,9 +65,9 @@ def driver_root(packages: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def make(root: Path, packages: tuple[str, ...]) -> None:
-    """Unpack the world's bootstrap and install the packages in it, with this machine's ways to a mirror.
+    """Unpack the world's bootstrap and install the packages in it with this host's mirror settings.
 
-    The mirror is the one that this machine's apt names for the release, else the one that debootstrap took and wrote down.
+    The mirror is that of this host's apt for the release, else the one that debootstrap used and recorded.
     """
     root.mkdir(parents=True)
     archive = image.bootstrap_folder() / image.ROOT_ARCHIVE

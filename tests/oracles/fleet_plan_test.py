@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What waits in a cluster becomes a plan, and once its layouts are applied the real scheduler gives exactly those claims their devices."""
+"""Plan layouts for pending claims of a cluster; after the layouts are applied, the real scheduler allocates devices to
+exactly these claims.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ from tests.oracles.allocation_cases import READY
 from tests.oracles.scheduler import DRA, Cluster
 
 Json = dict[str, Any]
-#: Nobody but the pair wants what it wants, so that it does not matter in which order the scheduler serves them.
+#: Only the pair requests its profile, so the scheduler's order does not matter.
 SMALL, LARGE, PAIR = "1g.10gb", "3g.40gb", "2g.20gb"
 
 
 def waiting() -> list[Json]:
-    """Claims that no whole GPU serves, one for a whole GPU, which has it at once, and one that there is nothing for; and a pod for each."""
+    """Return claims for partitions that do not exist, one for a whole GPU that fits at once, and an impossible one,
+    each with a pod.
+    """
     claims = [planned.claim(f"small-{number}", SMALL) for number in range(9)]
     claims += [planned.claim(f"large-{number}", LARGE) for number in range(3)]
     claims += [planned.claim("pair", PAIR, count=2), planned.claim("whole"), planned.claim("never", "9g.90gb")]
@@ -57,7 +61,7 @@ def test_what_waits_is_planned_and_then_gets_its_devices(tmp_path: Path, capsys:
         (lacking,) = plan["unplaceable"]
         assert lacking["name"] == "Pod default/never" and lacking["code"] == "no-such-device"
         assert lacking["why"].startswith("Pod default/never: no node has devices for it now.")
-        # The GPU that somebody has is left as it is.
+        # The GPU in use is not changed.
         (kept,) = [one for one in plan["devices"] if (one["node"], f"gpu-{one['index']}") == (held, has["device"])]
         assert not kept["changed"] and kept["mode"] == "whole"
 
@@ -79,7 +83,7 @@ def test_what_waits_is_planned_and_then_gets_its_devices(tmp_path: Path, capsys:
         claims = cluster.claims()
         assert not (claims["never"].get("status") or {}).get("allocation")
         assert claims["running"]["status"]["allocation"]["devices"]["results"] == [has]
-        # And there is nothing left to plan but what nothing is there for.
+        # Only the impossible claim is left to plan.
         with patch_module_args({**options, "nodes": planned.answers(after)}), pytest.raises(SystemExit):
             module.main()
         again: Json = json.loads(capsys.readouterr().out)["plan"]

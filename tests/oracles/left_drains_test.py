@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What drains have left at a real API server is lifted by a controller with the rights that the role gives it, and nothing else is."""
+"""Test that a controller with the role's permissions removes the rules of abandoned drains on a real API server, and
+no others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.fleets import Fleet, boards
 from tests.oracles.controller_process import NoNodes, acting
 
 NODE = "drained-node"
-#: How long the rules of a drain may stand without a sign of life.
+#: Seconds after which the controller removes a drain's rules that are not renewed.
 LASTING = 20
 
 
@@ -30,7 +32,7 @@ def test_what_drains_have_left_is_lifted_with_the_rights_of_the_role(
     cluster.apply(*rules_by_hand(NODE))
     left = drain(cluster, NODE, "repartition", "gpu-1", "gpu-2")
     (goes_on,) = drain(cluster, NODE, "elsewhere", "gpu-6")
-    # It counts from when it sees them.
+    # The time counts from when the controller first sees the rules.
     began = time.time()
     with acting(cluster, tmp_path, drifting=2, lift_drains_after=LASTING) as controller:
         cluster.wait("they are told", lambda: controller.counted('drift{kind="drain-left"}') > 0)

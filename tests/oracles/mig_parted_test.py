@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""nvidia-mig-parted, which nobody here wrote, partitions simulated boards and finds them partitioned, also by our own files.
+"""Test that NVIDIA's nvidia-mig-parted partitions simulated boards and accepts their state, including with our
+exported files.
 
-It runs in a root of its own that is made of the simulator's trees: it reads /proc/modules and sysfs at fixed places and resets GPUs through
-nvidia-smi. That needs root.
+The program runs in a root directory of the simulator's trees, because it reads /proc/modules and sysfs at fixed paths
+and resets GPUs with nvidia-smi. The test needs root.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ mig-configs:
   - {{devices: [0, 1], mig-enabled: true, mig-devices: {{"{whole}": 1}}}}
   - {{devices: [2, 3, 4, 5, 6, 7], mig-enabled: false}}
 """
-# Names, and how many MIG devices each configuration makes on eight GPUs.
+# Configuration names and the number of MIG devices that each creates on eight GPUs.
 MACHINES = {
     "8xH100": {"small": "1g.10gb", "middle": "2g.20gb", "large": "3g.40gb", "whole": "7g.80gb"},
     "8xA100-40": {"small": "1g.5gb", "middle": "2g.10gb", "large": "3g.20gb", "whole": "7g.40gb"},
 }
-#: The one of every run; the other is for `make prove`.
+#: The machine of every run. The other one is tested in `make prove`.
 SHORT = "8xH100"
 EXPECTED = {"smallest": 56, "mixed": 32, "some": 2, "disabled": 0}
-#: A simulated machine in a root of its own, with the program in it.
+#: A simulated machine in its own root directory, with the program inside.
 ON_A_MACHINE = """
 set -eu
 mount --make-rprivate /
@@ -94,7 +95,8 @@ def test_what_it_applies_is_there(mig_parted: Path, tmp_path: Path, machine: str
     }
 
 
-# The module nvidia_mig makes a layout and exports it; the program reads the file, finds it there, and leaves it as it is.
+# The module nvidia_mig creates a layout and exports it. The program reads the file and accepts the layout without
+# changes.
 EXPORTED_ROOT = """
 set -eu
 mount --make-rprivate /
@@ -102,6 +104,13 @@ simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simu
 simulator --root {root} --library-folder {library} power-on --machine {machine} >&2
 export LD_LIBRARY_PATH={library} PATH={library}:$PATH
 ours() {{ {python} -c "$PROGRAM" "$1"; }}
+if [ {machine} = 8xA100-40 ]; then
+    printf 'FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={folder}/fm.socket\n' > {folder}/fm.cfg
+    PYTHONPATH={files} {python} -c 'import sys; from accelerator_simulator.cli import main; sys.exit(main())' \
+        --root {root} --library-folder {library} fabric-manager -c {folder}/fm.cfg > {folder}/fm.log 2>&1 &
+    trap "kill $!" EXIT
+    until [ -S {folder}/fm.socket ]; do sleep 0.1; done
+fi
 ours "$LAYOUT" >&2
 ours "$EXPORT" > {folder}/exported.json
 {python} -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["exported"]["config"], open(sys.argv[2], "w"))' \
@@ -188,7 +197,7 @@ def test_what_we_export_it_accepts_and_finds_there(mig_parted: Path, tmp_path: P
 
 
 def by_gpu(entries: list[dict[str, Any]]) -> dict[int, tuple[bool, dict[str, int]]]:
-    """What the entries of a configuration say of each of eight GPUs of one kind."""
+    """Return a configuration's entries for each of eight GPUs of one kind."""
     found = {}
     for entry in entries:
         for number in range(8) if entry["devices"] == "all" else entry["devices"]:
@@ -196,7 +205,8 @@ def by_gpu(entries: list[dict[str, Any]]) -> dict[int, tuple[bool, dict[str, int
     return found
 
 
-# What the model of its steps in tests/bench says that it disturbs, and what it does disturb. Each change begins with what the module makes.
+# Compares the disturbances that the model of its steps in tests/bench predicts with the real ones. The module creates
+# each initial state.
 CHANGES = (
     ON_A_MACHINE
     + """look() {{
@@ -215,10 +225,10 @@ done
 
 
 def seen(folder: Path, number: int) -> Outcome:
-    """What is seen of a change: which partitions went, which GPUs anything was done to, who would have been in the way.
+    """Return the observed effects of a change: destroyed partitions, changed GPUs, and processes that would block it.
 
-    A partition's file below /proc is there as long as the partition; its UUID goes by its place, and says nothing. A GPU that was reset
-    has no locked clocks any more.
+    A partition's file below /proc exists as long as the partition. Its UUID depends on its placement only. A reset GPU
+    has no locked clocks.
     """
     looks = []
     for when in ("before", "after"):
@@ -236,7 +246,7 @@ def seen(folder: Path, number: int) -> Outcome:
 
 
 def as_rule(device: Device) -> dict[str, Any]:
-    """The layout that a GPU has, places and all."""
+    """Return the layout of a GPU including placements."""
     rule: dict[str, Any] = {"match": {"index": device.index}, "mode": "whole"}
     if device.partitioning.enabled:
         places = [{"profile": each.profile, "placement": each.placement.start} for each in device.partitions]
@@ -245,7 +255,7 @@ def as_rule(device: Device) -> dict[str, Any]:
 
 
 def as_entry(index: int, layout: Layout) -> dict[str, Any]:
-    """What is wanted of a GPU, as the program's configuration has it."""
+    """Return the desired layout of a GPU as an entry of the program's configuration."""
     entry: dict[str, Any] = {"devices": [index], "mig-enabled": layout is not None}
     return entry if layout is None else {**entry, "mig-devices": dict(layout)}
 
@@ -253,7 +263,7 @@ def as_entry(index: int, layout: Layout) -> dict[str, Any]:
 SITES = cases()
 BESIDE: dict[str, tuple[str, list[Change]]] = {
     "sites": ("8xH100", [change for name, change in SITES.items() if "H100" in name]),
-    "linked": ("4xA30", [change for name, change in SITES.items() if "A30" in name]),
+    "resets": ("4xA30", [change for name, change in SITES.items() if "A30" in name]),
     **{
         f"random-{changing}": ("8xH100", [one for seed in (1, 2, 3) for one in drawn(changing, 3, seed)])
         for changing in (1, 2, 8)

@@ -1,94 +1,44 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each request of each module that uses the Kubernetes API meets a fault once, between the module and a real API server.
+"""Inject a fault once into each request of each module that uses the Kubernetes API, between the module and a real API
+server.
 
-A module is run without a fault, to count its requests and to read the state that it leaves. Then, for each request and each fault, the state
-before is restored and the module runs again. After that it runs without a fault, and must leave the same state.
+A module runs without a fault first, to count its requests and to read its end state. Then, for each request and each
+fault, the initial state is restored and the module runs again. A last run without a fault must lead to the same end
+state.
 """
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import json
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.dra.accelerators.plugins.module_utils import _device_drain_run, _kubernetes
+from ansible_collections.dra.accelerators.plugins.module_utils._drain import drain_run
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import client as kubernetes_client
 from cluster_modules_test import DRA, DRIVER, Server
 
-from tests.unit.json_server import JsonHandler, JsonServer
+from tests.oracles.fault_proxy import FAULTS, FaultProxy
 
 Json = dict[str, Any]
 NODE, SPACE = "faulty-1", "faults"
 CLAIMS = f"{DRA}/namespaces/{SPACE}/resourceclaims"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
-#: Name of a fault: the status of the answer (0 for none), and whether the API server gets the request.
-FAULTS = {
-    "throttled": (429, False),
-    "unavailable": (503, False),
-    "internal error": (500, False),
-    "connection lost": (0, False),
-    "answer lost": (0, True),
-}
-
-
-class Between(JsonServer):
-    """A proxy that spoils the request with the number ``spoiled``, from 1; ``requests`` are methods and paths."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        document = json.loads(kubeconfig.read_text())
-        cluster = document["clusters"][0]["cluster"]
-        self.token = document["users"][0]["user"]["token"]
-        self.requests: list[str] = []
-        self.spoiled, self.fault = 0, ""
-        address = urlsplit(cluster["server"])
-        context = ssl.create_default_context(cafile=cluster["certificate-authority"])
-        between = self
-
-        class Handler(JsonHandler):
-            def take(self) -> None:
-                between.requests.append(f"{self.command} {self.path.partition('?')[0]}")
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                is_spoiled = len(between.requests) == between.spoiled
-                status, is_sent = FAULTS[between.fault] if is_spoiled else (None, True)
-                if is_sent:
-                    there = http.client.HTTPSConnection(
-                        address.hostname or "", address.port, context=context, timeout=30
-                    )
-                    names = ("Authorization", "Content-Type", "Accept")
-                    headers = {name: self.headers[name] for name in names if self.headers[name]}
-                    there.request(self.command, self.path, body or None, headers)
-                    answer = there.getresponse()
-                    data = answer.read()
-                    there.close()
-                if status is None:
-                    self.send_response(answer.status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                elif status:
-                    self.answer(status, {"kind": "Status", "message": "spoiled", "code": status})
-                else:
-                    self.close_connection = True
-
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = take  # noqa: N815 http.server's names
-
-        super().__init__(Handler)
+#: The faults of each request. The proxy's other faults are for the daemons (controller_faults_test.py,
+#: driver_faults_test.py).
+MODULE_FAULTS = ("429", "503", "500", "404 of a load balancer", "connection lost", "answer lost")
 
 
 @pytest.fixture(scope="module")
 def server(administrator: Path) -> Server:
-    """A node with a GPU, which a pod of a ReplicaSet has."""
+    """Create a node with a GPU that a pod of a ReplicaSet uses."""
     found = Server(administrator)
     found.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     found.request("POST", f"/api/v1/namespaces/{SPACE}/serviceaccounts", {"metadata": {"name": "default"}})
@@ -105,28 +55,28 @@ def server(administrator: Path) -> Server:
 
 
 @pytest.fixture(scope="module")
-def between(administrator: Path) -> Iterator[Between]:
-    with Between(administrator) as proxy:
+def between(administrator: Path) -> Iterator[FaultProxy]:
+    with FaultProxy(administrator) as proxy:
         yield proxy
 
 
 @dataclass
 class Case:
-    """One call of a module. ``before`` makes the state that it starts from, ``state`` are the paths of what it can write."""
+    """One call of a module. ``before`` creates the initial state. ``state`` lists the paths that it can write."""
 
     module: str
     options: Json
     before: Callable[[Server], None] = lambda _server: None
     state: tuple[str, ...] = ()
-    #: While the module sleeps, for example a kubelet that lets a claim go.
+    #: Runs while the module sleeps, for example a kubelet that releases a claim.
     meanwhile: Callable[[Server], None] = lambda _server: None
-    #: What a second run needs from the answer of the first, to change nothing.
+    #: Keys of the first answer that a second run needs to change nothing.
     carries: tuple[str, ...] = ()
     answers: list[Json] = field(default_factory=list)
 
 
 def removed(path: str) -> Callable[[Server], None]:
-    """A function that removes the objects of a list that the collection made."""
+    """Return a function that deletes the collection's objects of a list."""
 
     def remove(server: Server) -> None:
         for each in server.request("GET", path)["items"]:
@@ -144,7 +94,7 @@ def unlabelled(server: Server) -> None:
 
 
 def held(server: Server) -> None:
-    """A pod of a ReplicaSet has the GPU, and no rules."""
+    """Let a pod of a ReplicaSet use the GPU, without taint rules."""
     removed(f"{DRA}/devicetaintrules")(server)
     if server.exists(PODS, "worker"):
         release(server, always=True)
@@ -169,7 +119,7 @@ def held(server: Server) -> None:
 
 
 def release(server: Server, *, always: bool = False) -> None:
-    """What the kubelet and the controllers do with an evicted pod: it ends, and its claim is given back."""
+    """Act like the kubelet and the controllers after an eviction: the pod ends, and its claim is released."""
     if server.exists(PODS, "worker"):
         if not always:
             return
@@ -181,7 +131,7 @@ def release(server: Server, *, always: bool = False) -> None:
 
 
 def drained(server: Server) -> None:
-    """A rule of a drain, as a run has left it."""
+    """Create a drain rule that an earlier run has left."""
     held(server)
     release(server, always=True)
     rule = {
@@ -210,6 +160,8 @@ RULES, CLASSES, SLICES = (f"{DRA}/{each}" for each in ("devicetaintrules", "devi
 SECRETS = f"/api/v1/namespaces/{SPACE}/secrets"
 DRAIN = {"node": NODE, "operation": "faults"}
 POOL = {"driver": "fpga.example.com", "pool": "shelf"}
+#: The plan of a node without operations.
+PLAN: Json = {"operations": [], "before": [], "untouched": [], "unfinished": [], "unread": [], "rules_differ": False}
 CASES = {
     "device_taint present": Case(
         "device_taint", {"name": "worn", "match": {"node": NODE}, "reason": "worn"}, removed(RULES), (RULES,)
@@ -254,13 +206,13 @@ CASES = {
     "cluster_info": Case("cluster_info", {"nodes": [NODE], "claims": True}),
     "device_plugin_migration_info": Case("device_plugin_migration_info", {"nodes": [NODE]}),
     "fleet_plan": Case("fleet_plan", {"nodes": {NODE: {}}, "wanted": [{"name": "a", "devices": 1, "count": 1}]}),
-    "repartition_plan": Case("repartition_plan", {"nodes": {NODE: {}}}),
+    "repartition_plan": Case("repartition_plan", {"nodes": {NODE: PLAN}}),
     "token_audiences_info": Case("token_audiences_info", {"name": "default", "namespace": SPACE}),
 }
 
 
 def without_times(found: Any) -> Any:
-    """The state without what differs between two runs that do the same."""
+    """Return the state without values that differ between two equal runs."""
     if isinstance(found, dict):
         left_out = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "timeAdded", "generation", "data")
         return {
@@ -277,11 +229,11 @@ def without_times(found: Any) -> Any:
 
 @pytest.fixture
 def run(
-    server: Server, between: Between, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: Server, between: FaultProxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Json]:
-    """Runs a case through the proxy; a fault comes at the request with the number ``spoiled``."""
-    monkeypatch.setattr(_kubernetes, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(_device_drain_run, "SETTLE_SECONDS", 0.0)
+    """Return a function that runs a case through the proxy, with a fault at the request with the number ``spoiled``."""
+    monkeypatch.setattr(kubernetes_client, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(drain_run, "SETTLE_SECONDS", 0.0)
     sleep = time.sleep
 
     def briefly(seconds: float, case: Case) -> None:
@@ -289,10 +241,9 @@ def run(
         sleep(min(seconds, 0.01))
 
     def once(case: Case, spoiled: int = 0, fault: str = "", **more: Any) -> Json:
-        between.requests.clear()
-        between.spoiled, between.fault = spoiled, fault
+        between.arm(lambda number, _request: FAULTS[fault] if number == spoiled else None)
         monkeypatch.setattr("time.sleep", lambda seconds: briefly(seconds, case))
-        defaults = _device_drain_run.Drainer.__init__.__kwdefaults__ or {}
+        defaults = drain_run.Drainer.__init__.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "sleep", lambda seconds: briefly(seconds, case))
         options = {"host": between.url, "api_key": between.token, **case.options, **more, "_ansible_diff": True}
         found = importlib.import_module(f"ansible_collections.dra.accelerators.plugins.modules.{case.module}")
@@ -310,24 +261,29 @@ def state_of(server: Server, case: Case) -> Any:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", CASES)
-def test_fault_at_each_request(name: str, run: Callable[..., Json], server: Server, between: Between) -> None:
+def test_fault_at_each_request(name: str, run: Callable[..., Json], server: Server, between: FaultProxy) -> None:
     case = CASES[name]
     case.before(server)
     whole = run(case)
     assert "failed" not in whole, whole
-    requests, wanted = [*between.requests], state_of(server, case)
+    requests, wanted = [kind for _phase, kind in between.requests], state_of(server, case)
     carried = {key: whole[key] for key in case.carries}
     again = run(case, **carried)
     assert "failed" not in again and not again["changed"], again
     for number, request in enumerate(requests, 1):
-        for fault in FAULTS:
+        for fault in MODULE_FAULTS:
             case.before(server)
             answer = run(case, number, fault)
             where = f"{name}, request {number} ({request}), {fault}: {answer.get('msg')}"
             assert "exception" not in answer and (answer.get("error_code") or "failed" not in answer), where
-            is_repeated = fault == "throttled" or (request.startswith("GET") and fault != "internal error")
+            is_repeated = fault == "429" or (
+                request.startswith(("get ", "list ")) and fault != "404 of a load balancer"
+            )
             if is_repeated and number > 1:
                 assert "failed" not in answer and answer["changed"] == whole["changed"], where
+            if fault == "404 of a load balancer" and request.startswith(("get ", "list ")):
+                # The answer contains no information about the object or the API.
+                assert "not from an API server" in str(answer.get("msg") or answer.get("problem")), where
             last = run(case, **carried)
             assert "failed" not in last, f"{where}; then {last}"
             assert state_of(server, case) == wanted, where

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Metrics, alerts and dashboard before their judges: promtool, and a Prometheus that scrapes a driver and evaluates all of it.
+"""Test metrics, alerts, and the dashboard with promtool and a real Prometheus that scrapes a driver.
 
-Grafana itself is in no package registry that this project uses; its own models of dashboards are. The dashboard is read by them, and
-each of its queries is evaluated by Prometheus.
+Grafana itself is in no package registry that this project uses, but its dashboard models are. The models read the
+dashboard, and Prometheus evaluates each of its queries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prometheus import Server, promtool
 sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core")]
 RULES = ROOT / "roles/monitoring/files/rules.yml"
 ALERTS = Path(__file__).with_name("alerts.yml")
-# What has nothing to say on a node where nothing has gone wrong, or nothing was recovered or changed yet.
+# Metrics without values on a healthy node with no repair or change yet.
 QUIET = (
     "operation_errors",
     "device_fault",
@@ -62,7 +62,9 @@ def free_port() -> int:
 def playbook(
     folder: Path, port: int, controller_port: int, *arguments: str, nodes: dict[str, dict[str, Any]] | None = None
 ) -> str:
-    """Run the playbook over this machine, into a folder; returns the recap. ``nodes`` are the accelerator nodes' variables."""
+    """Run the playbook on this host into a directory; return the recap. ``nodes`` are the accelerator nodes'
+    variables.
+    """
     inventory = {
         "accelerator_nodes": {"hosts": nodes or {"node-1": {"ansible_host": "127.0.0.1"}}},
         "accelerator_controllers": {"hosts": {"node-1": {}}},
@@ -138,7 +140,7 @@ def test_what_grafana_does_not_know_is_found(place: tuple[Any, ...], value: Any,
 
 
 def test_the_dashboard_keeps_grafanas_rules() -> None:
-    """What no model says: unique numbers, a grid without overlaps, the source a variable."""
+    """Rules outside the models: unique IDs, a grid without overlaps, and a variable as data source."""
     document = dashboard()
     assert {each["name"] for each in document["templating"]["list"]} == {"datasource", "instance", "driver"}
     assert document["uid"] and document["title"] and document["schemaVersion"] >= 36 and "id" not in document
@@ -163,9 +165,9 @@ def test_the_dashboard_keeps_grafanas_rules() -> None:
 
 @contextlib.asynccontextmanager
 async def controller(port: int) -> AsyncIterator[None]:
-    """What a controller tells of itself that acts, and that has found something."""
-    from dra_driver.controller.measurements import Measurements
-    from dra_driver.controller.web import keep_serving, status_application
+    """Serve the metrics of a leading controller with findings."""
+    from dra_driver.controller.controller_metrics import Measurements
+    from dra_driver.controller.health_server import keep_serving, status_application
 
     measurements = Measurements()
     measurements.leading(True)
@@ -183,16 +185,16 @@ async def controller(port: int) -> AsyncIterator[None]:
 
 
 class Shown(list[str]):
-    """True where nothing is left that is not shown; a rate needs two samples."""
+    """A list of missing queries that is true if it is empty. A rate needs two samples."""
 
     def __bool__(self) -> bool:
         return len(self) == 0
 
 
 def unshown(server: Server) -> list[str]:
-    """The queries that find nothing and should: not about what is quiet, or about a metric that is there.
+    """Return the queries without a result that should have one: those without a quiet metric, or whose metric exists.
 
-    Such a query asks for a metric, a label or a value that is not.
+    Such a query uses a metric, label, or value that does not exist.
     """
     silent = [text for text in expressions() if not server.query(text)]
     return [
@@ -205,7 +207,9 @@ def unshown(server: Server) -> list[str]:
 def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_device_fails(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """A whole driver on model devices; the role writes what Prometheus reads. In the copy that it reads, alerts wait a second."""
+    """A complete driver runs on model devices, and the role writes Prometheus' config. In the rules that it reads,
+    alerts wait 1 s.
+    """
     from claim_steps import SMALL
     from dra_driver.core.model import Fault
     from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
@@ -284,7 +288,9 @@ def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_
 
 
 def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_path: Path) -> None:
-    """Debian's Prometheus cannot ask an API server: what that would tell of pods is in a file. The role's own words make targets of it."""
+    """Debian's Prometheus has no API server discovery, so a file contains the pods' labels. The role's relabeling
+    creates the targets.
+    """
     port = free_port()
     pod = {"dra_driver_form": "daemonset", "ansible_host": "127.0.0.2"}
     nodes = {
@@ -367,7 +373,7 @@ def test_drivers_that_are_pods_are_scraped_under_the_names_of_their_nodes(tmp_pa
 
 @contextlib.contextmanager
 def serving(port: int, text: str) -> Iterator[None]:
-    """A page of metrics."""
+    """Serve a page of metrics."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -377,7 +383,7 @@ def serving(port: int, text: str) -> Iterator[None]:
             self.wfile.write(text.encode())
 
         def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     page = ThreadingHTTPServer(("127.0.0.1", port), Page)
     thread = threading.Thread(target=page.serve_forever, args=(0.05,), daemon=True)

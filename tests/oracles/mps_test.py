@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The simulator's nvidia-cuda-mps-control beside Debian's: the same words, codes, files and lines of the log.
+"""Compare the simulator's nvidia-cuda-mps-control with Debian's package: the same output, exit codes, files, and log
+lines.
 
-NVIDIA's control daemon runs without a GPU; its server does not start then, and neither does the simulator's. It runs as root.
+NVIDIA's control daemon runs without a GPU. Its server does not start then, nor does the simulator's. The test runs as
+root.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from driver_root import COMPUTE, driver_root
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60
-#: The sizes of memory that administrators write, and some that they should not.
+#: Memory sizes that administrators write, and some invalid ones.
 LIMITS = [
     "0M",
     "1M",
@@ -133,7 +135,7 @@ FROM_ANOTHER_USER = [
 
 @dataclass
 class Mps:
-    """One of the two programs, and folders of its own."""
+    """One of the two programs, with its own directories."""
 
     command: list[str]
     path: Path
@@ -149,7 +151,7 @@ class Mps:
         }
 
     def run(self, text: str, *options: str, user: int = 0, **variables: str) -> tuple[str, str, int]:
-        """One run of the program: what it says, and its exit code."""
+        """Run the program; return its output, its errors, and its exit code."""
         done = subprocess.run(
             [*self.command, *options],
             input=text,
@@ -164,17 +166,17 @@ class Mps:
         return self.neutral(done.stdout), self.neutral(done.stderr), done.returncode
 
     def neutral(self, text: str) -> str:
-        """Without times, process numbers and the folder."""
+        """Return the text without times, process IDs, and the directory."""
         text = re.sub(r"^\[\d+-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (\w+) +\d+\]", r"[\1]", text, flags=re.MULTILINE)
         return re.sub(r"([Ss]erver) \d{2,}", r"\1 N", text.replace(str(self.folder), "FOLDER"))
 
     def files(self) -> list[tuple[str, str]]:
-        """What lies in the folders, with kinds and modes."""
+        """Return the contents of the directories, with types and modes."""
         found = sorted([*self.folder.glob("*"), *self.folder.glob("*/*")])
         return [(str(path.relative_to(self.folder)), stat.filemode(path.lstat().st_mode)) for path in found]
 
     def after_the_end(self) -> list[tuple[str, str]]:
-        """The files when the daemon has ended: NVIDIA's takes the pipe of its logs away after it has answered."""
+        """Return the files after the daemon has ended. NVIDIA's daemon removes its log pipe after it has answered."""
         end = time.monotonic() + SECONDS
         while (self.folder / "pipe/log").exists():
             assert time.monotonic() < end, "pipe/log is still there"
@@ -185,7 +187,7 @@ class Mps:
         return self.neutral((self.folder / "log" / name).read_text())
 
     def settled_log(self) -> str:
-        """The log of the control daemon with all that was asked in it: NVIDIA's writes it when it gets round to it."""
+        """Return the control daemon's log with all requests so far. NVIDIA's daemon writes it with a delay."""
         end = time.monotonic() + SECONDS
         while (text := self.log("control.log")).count("UI closed\n") < self.answered:
             assert time.monotonic() < end, f"{self.answered} times something was asked, and the log has: {text}"
@@ -193,7 +195,7 @@ class Mps:
         return text
 
     def until(self, wanted: str, name: str = "control.log") -> None:
-        """Waits for a line of a log."""
+        """Wait for a line of a log."""
         end = time.monotonic() + SECONDS
         while wanted not in self.log(name):
             assert time.monotonic() < end, f"{name} has no {wanted!r}: {self.log(name)}"
@@ -202,11 +204,13 @@ class Mps:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[str], Path]]:
-    """The commands of both, and the folders in which they find their servers; every user of the machine reaches them."""
+    """Return the commands of both programs and the directories of their servers, which every user of the host can
+    reach.
+    """
     root, _version = driver_root(COMPUTE)
     built, real = tmp_path_factory.mktemp("simulated"), tmp_path_factory.mktemp("real")
     subprocess.run(["make", "-s", "-C", ROOT / "roles/simulator/files/nvml", f"OUT={built}"], check=True)
-    # The cache is often below /root, where nobody else comes in.
+    # The cache is often below /root, where no other user has access.
     for file in ("lib64/ld-linux-x86-64.so.2", "usr/bin/nvidia-cuda-mps-control", "usr/sbin/nvidia-cuda-mps-server"):
         shutil.copy(root / file, real)
     command = [str(real / "ld-linux-x86-64.so.2"), "--library-path"]
@@ -227,7 +231,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[s
 def both(
     programs: dict[str, tuple[list[str], Path]], tmp_path: Path, observe: Callable[[Mps], Sequence[object]]
 ) -> Sequence[object]:
-    """What is seen of both programs, which is the same."""
+    """Return the observations of both programs after asserting that they are equal."""
     seen: dict[str, Sequence[object]] = {}
     for name, (command, path) in programs.items():
         folder = tmp_path / name
@@ -255,7 +259,7 @@ def test_every_command_is_answered_alike(programs: dict[str, tuple[list[str], Pa
 
 @pytest.mark.parametrize("words", ["-uid 0", "-uid 65534", "-uid 0 extra"])
 def test_a_server_that_cannot_start(programs: dict[str, tuple[list[str], Path]], tmp_path: Path, words: str) -> None:
-    """Whether NVIDIA's user interface then ends with 0 or 1 depends on when the server does."""
+    """Whether NVIDIA's user interface then exits with 0 or 1 depends on when the server ends."""
 
     def observe(mps: Mps) -> Sequence[object]:
         mps.run("", "-d")
@@ -280,7 +284,7 @@ def test_another_user_may_ask_and_may_not_end_it(programs: dict[str, tuple[list[
 def test_the_life_of_a_daemon(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         seen: list[object] = [mps.run("get_server_list\n"), mps.files()]
-        # The text is our own; that it is one, where it goes and the code are NVIDIA's.
+        # The help text is our own. That one is printed, its stream, and the exit code match NVIDIA's.
         helped = [mps.run("", option) for option in ("-h", "--help")]
         seen += [(bool(said), complained, code) for said, complained, code in helped]
         seen.append(mps.run("", "-x"))
@@ -310,10 +314,10 @@ def test_in_the_foreground_it_ends_by_a_signal_and_leaves_its_files(
 
         command = [*mps.command, "-f"]
         with told.open("w") as output, subprocess.Popen(command, env=mps.environment, stdout=output) as process:
-            # NVIDIA's opens its socket to everybody after these lines.
+            # NVIDIA's daemon opens its socket to all users after these lines.
             written("CUDA_MPS_PIPE_DIRECTORY=FOLDER/pipe\n")
             seen = [mps.run("frobnicate\n"), mps.files()]
-            # Who asked has gone; a signal before it has noticed would end it without this line.
+            # The client has disconnected. A signal before the daemon has noticed that would end it without this line.
             written("UI closed\n")
             process.terminate()
             return [*seen, process.wait(SECONDS), mps.neutral(told.read_text()), mps.files(), mps.run("")]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The CDI files of NPUs, read by the CDI project's own library: the one in nvidia-ctk, which reads those of any vendor."""
+"""Read the CDI files of NPUs with the CDI project's library inside nvidia-ctk, which reads files of any vendor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.simulator.backend.npu_machine import DATA, REPOSITORY, NpuMachine
 from tests.simulator.nvml_builds import build
 
 KIND = "k8s.npu.huawei.com/claim"
-#: Writes the file of a claim with one whole chip, and of one with a slice where the chip can be cut.
+#: Writes the file of a claim for one whole chip, and of one for a vNPU if the chip supports it.
 WRITES = """
 import sys
-from dra_driver.core.ascend.backend import AscendBackend
-from dra_driver.core.cdi import build_spec, spec_path, write_spec
+from dra_driver.core.vendors.ascend.backend import AscendBackend
+from dra_driver.core.host.cdi import build_spec, spec_path, write_spec
 from dra_driver.core.model import devices_of
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
 root, folder = sys.argv[1:]
 system = System(root)
 backend = AscendBackend(system)
@@ -43,13 +43,13 @@ for name, each in edits.items():
 
 @pytest.fixture(scope="module")
 def dcmi() -> Path:
-    """The library of NPUs."""
+    """Return the directory of the NPU library."""
     return build(sources=DATA / "dcmi").folder
 
 
 @pytest.fixture
 def listed(nvidia_ctk: Path, tmp_path: Path) -> Callable[[], tuple[set[str], str]]:
-    """What the oracle finds in the folder of the CDI files, by name, and what it says of them."""
+    """Return a function that returns the device names and messages of nvidia-ctk for the CDI directory."""
 
     def ask() -> tuple[set[str], str]:
         command = [nvidia_ctk, "cdi", "list", f"--spec-dir={tmp_path / 'cdi'}"]
@@ -78,7 +78,7 @@ def test_files_of_npus_are_cdi(
     expected = {"whole-npu"} | ({"slice-npu"} if machine != "1x950" else set())
     found, said = listed()
     assert found == expected and "rror" not in said, said
-    # One that is none is not found: the oracle reads what is in them.
+    # Invalid files are not listed: nvidia-ctk reads their contents.
     for path in folder.iterdir():
         spec: dict[str, Any] = json.loads(path.read_text())
         spec["devices"][0]["containerEdits"]["deviceNodes"][0]["type"] = "x"

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The claims for near NPUs, and the pods of a job over a super-pod, are what a real API server takes: alternatives, constraints, CEL."""
+"""Test that a real API server accepts the claims for near NPUs and the pods of a super-pod job: alternatives,
+constraints, CEL.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.core.ascend import preference, super_pod
 from dra_driver.core.domains import Member, Span
+from dra_driver.core.vendors.ascend import preference, super_pod
 
 DRY = "?dryRun=All&fieldValidation=Strict"
 CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims{DRY}"
@@ -21,7 +23,7 @@ PODS = f"/api/v1/namespaces/default/pods{DRY}"
 
 
 class Server:
-    """Posts objects, which are not kept."""
+    """Client that posts objects as a dry run."""
 
     def __init__(self, kubeconfig: Path) -> None:
         document = json.loads(kubeconfig.read_text())
@@ -30,7 +32,7 @@ class Server:
         self._context = ssl.create_default_context(cafile=document["clusters"][0]["cluster"]["certificate-authority"])
 
     def refusal(self, path: str, body: dict[str, Any]) -> str:
-        """Return why the server does not take an object; nothing where it does."""
+        """Return the server's reason to reject an object; empty if it accepts it."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._url}{path}", json.dumps(body).encode(), headers)
         try:
@@ -77,5 +79,5 @@ def test_the_pods_of_a_job_are_taken(server: Server) -> None:
     }
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "rank", "namespace": "default"}, "spec": spec}
     said = server.refusal(PODS, body)
-    # The namespace need not have a service account here; what is wrong with the pod itself would be said first.
+    # The namespace can lack a service account here. An error of the pod itself would be reported first.
     assert said == "" or "serviceaccount" in said, said

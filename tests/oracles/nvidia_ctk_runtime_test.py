@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""`nvidia-ctk runtime configure` and our own changes, point by point, as the engines themselves read them.
+"""Compare `nvidia-ctk runtime configure` with our own changes, setting by setting, as the engines read them.
 
-Both begin with the same files of a site and offer the runtime `nvidia` and CDI devices. For containerd it is its own `config dump` that is
-compared, for CRI-O its own `config`, for Docker Engine its file. Every difference is in an EXPLAINED, with the words of
-docs/container-edits.md; an explanation that explains nothing any more is an error as well.
+Both start from the same site files and add the runtime `nvidia` and CDI devices. Compared are containerd's `config
+dump`, CRI-O's `config`, and Docker Engine's file. Every difference is listed in an EXPLAINED mapping with the wording
+of docs/container-edits.md. An unused explanation is an error too.
 """
 
 from __future__ import annotations
@@ -16,20 +16,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import (
-    _containerd,
-    _containerd_handler,
-    _crio,
-    _docker,
-    _docker_cdi,
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
+    config as containerd_config,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, Settings, differences
-from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
+    handler as containerd_handler,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Change,
+    File,
+    Settings,
+    differences,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio import config as crio_config
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker import (
+    config as docker_config,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker import (
+    runtimes as docker_runtimes,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
 FOLDERS = ["/etc/cdi", "/var/run/cdi"]
-#: A site's file for each generation: drop-in files are read, and the main file has a table of the plugin.
+#: A site's file for each containerd generation: drop-in files are read, and the main file has a table of the plugin.
 SITES = {
     "1.7": """version = 2
 imports = ["{folder}/conf.d/*.toml"]
@@ -48,7 +59,7 @@ imports = ["{folder}/conf.d/*.toml"]
   SystemdCgroup = true
 """,
 }
-#: What the dumps of nvidia-ctk's files and of ours do not share, by release.
+#: Explained differences between the dumps of nvidia-ctk's files and of ours, by release.
 EXPLAINED: dict[str, dict[str, str]] = {
     "1.7": {},
     "2": {
@@ -60,7 +71,7 @@ EXPLAINED_OF_DOCKER = {
     "runtimes.nvidia.args": "an empty list says nothing",
     "runtimes.nvidia.path": "a service finds no program by PATH that an operator has",
 }
-#: A site's file for CRI-O, by what it says of folders of CDI files.
+#: Site files for CRI-O, by their setting of CDI directories.
 SITES_OF_CRIO = {
     "names no folders": "",
     "names one": 'cdi_spec_dirs = ["/etc/cdi"]\n',
@@ -80,7 +91,7 @@ EXPLAINED_OF_CRIO = {
 
 
 class Containerd:
-    """One release, its files below a folder, and what it makes of them."""
+    """One containerd release, its files below a directory, and its view of them."""
 
     def __init__(self, program: Path, folder: Path, site: str) -> None:
         self.program, self.folder, self.main = program, folder, folder / "config.toml"
@@ -88,9 +99,9 @@ class Containerd:
         self.main.write_text(site.format(folder=folder))
 
     def settings(self) -> Settings:
-        """What containerd says of the files."""
+        """Return the settings that containerd reads from the files."""
         command = [self.program, "--config", self.main, "config", "dump"]
-        return _containerd.read_dump(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return containerd_config.read_dump(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     def file(self) -> File:
         return File(str(self.main), self.main.read_text())
@@ -99,7 +110,7 @@ class Containerd:
         return [File(str(path), path.read_text()) for path in sorted((self.folder / "conf.d").glob("*.toml"))]
 
     def take(self, changes: Sequence[Change], good: Callable[[Settings], bool]) -> None:
-        """Make the first of these changes that containerd reads as is wanted, as the modules do."""
+        """Apply the first of these changes that containerd reads as required, like the modules."""
         for each in changes:
             Path(each.path).write_text(each.after or "")
             if good(self.settings()):
@@ -108,19 +119,19 @@ class Containerd:
         raise AssertionError([each.path for each in changes])
 
     def by_us(self) -> None:
-        """CDI as runtime_cdi switches it on, and the handler as containerd_handler offers it."""
+        """Enable CDI like runtime_cdi, and add the handler like containerd_handler."""
         before = self.settings()
         if not before.reads(FOLDERS):
-            switches = _containerd.candidates(
+            switches = containerd_config.candidates(
                 before, self.file(), str(self.main), self.imported(), str(self.folder / "conf.d"), FOLDERS
             )
             self.take(switches, lambda now: now.reads(FOLDERS) and not list(differences(before.rest, now.rest)))
         before = self.settings()
-        handler = _containerd_handler.wanted_handler(before, options={"BinaryName": PROGRAM})
-        offers = _containerd_handler.candidates(
+        handler = containerd_handler.wanted_handler(before, options={"BinaryName": PROGRAM})
+        offers = containerd_handler.candidates(
             before, "nvidia", handler, self.file(), str(self.main), str(self.folder / "conf.d"), {}
         )
-        path = ".".join((*_containerd.table_of(before.version), "containerd.runtimes.nvidia"))
+        path = ".".join((*containerd_config.table_of(before.version), "containerd.runtimes.nvidia"))
         self.take(
             offers,
             lambda now: (
@@ -136,11 +147,13 @@ class Containerd:
 
 
 def told_apart(theirs: Settings, ours: Settings) -> set[str]:
-    """What differs, by name. An option that says nothing in the one and is not there in the other is no difference of its own."""
+    """Return the names of the differences. An empty option that is missing in the other file counts under one common
+    name.
+    """
     found = set()
     for name in (each.rpartition(" would")[0] for each in differences(theirs.rest, ours.rest)):
         place, option, key = name.rpartition(".options.")
-        handlers = [_containerd_handler.handlers(each) for each in (theirs, ours)]
+        handlers = [containerd_handler.handlers(each) for each in (theirs, ours)]
         values = [each.get(place.rpartition(".")[2], {}).get("options", {}).get(key) for each in handlers]
         found.add("options that are empty" if option and not any(values) else name)
     return found
@@ -157,7 +170,7 @@ def test_containerd_reads_the_same_but_for_what_is_explained(
     both = ours.settings(), theirs.settings()
     assert [each.enabled for each in both] == [True, True]
     assert [set(each.folders) for each in both] == [set(FOLDERS)] * 2
-    assert all("nvidia" in _containerd_handler.handlers(each) for each in both)
+    assert all("nvidia" in containerd_handler.handlers(each) for each in both)
     assert told_apart(both[1], both[0]) == set(EXPLAINED[release])
 
 
@@ -178,15 +191,15 @@ def test_docker_s_file_says_the_same_but_for_what_is_explained(nvidia_ctk: Path,
         check=True,
     )
     theirs: dict[str, Any] = json.loads(path.read_text())
-    text = _docker.text_with(before, str(path), "nvidia", _docker.entry(PROGRAM, ()))
-    text = _docker_cdi.text_with(text, str(path), (25, 0, 0), FOLDERS)
+    text = docker_runtimes.text_with(before, str(path), "nvidia", docker_runtimes.entry(PROGRAM, ()))
+    text = docker_config.text_with(text, str(path), (25, 0, 0), FOLDERS)
     ours: dict[str, Any] = json.loads(text or "")
     assert {name.rpartition(" would")[0] for name in differences(theirs, ours)} == set(EXPLAINED_OF_DOCKER)
     assert next(iter(ours)) == "log-opts", "keys keep their order"
 
 
 class CrioSite:
-    """A site's files for CRI-O below a folder, and what CRI-O makes of them."""
+    """A site's files for CRI-O below a directory, and CRI-O's view of them."""
 
     def __init__(self, crio: Path, folder: Path, site: str) -> None:
         self.main, self.drop_ins = folder / "crio.conf", folder / "crio.conf.d"
@@ -196,7 +209,7 @@ class CrioSite:
         self.crio = Crio(System(), service="crio.service", timeout=30, **places)
 
     def by_us(self) -> None:
-        """As runtime_cdi has CRI-O read the folders; the restart and its answer have tests of their own."""
+        """Make CRI-O read the CDI directories like runtime_cdi. Other tests cover the restart and its check."""
         for each in self.crio.plan(FOLDERS):
             Path(each.path).write_text(each.after or "")
 
@@ -206,13 +219,13 @@ class CrioSite:
         subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-def told_apart_by_crio(theirs: _crio.Settings, ours: _crio.Settings) -> set[str]:
-    """What differs, by name."""
+def told_apart_by_crio(theirs: crio_config.Settings, ours: crio_config.Settings) -> set[str]:
+    """Return the names of the differences."""
     found = {name.rpartition(" would")[0] for name in differences(theirs.rest, ours.rest)}
     return found | ({"crio.runtime.cdi_spec_dirs"} if set(theirs.folders) != set(ours.folders) else set())
 
 
-# CRI-O is built for such tests alone.
+# CRI-O is built for such tests only.
 @pytest.mark.prove
 @pytest.mark.parametrize("site", SITES_OF_CRIO)
 def test_crio_reads_the_same_but_for_what_is_explained(nvidia_ctk: Path, crio: Path, tmp_path: Path, site: str) -> None:
@@ -221,7 +234,7 @@ def test_crio_reads_the_same_but_for_what_is_explained(nvidia_ctk: Path, crio: P
     ours.by_us()
     theirs.by_them(nvidia_ctk)
     before, mine, vendor = (each.crio.settings() for each in (untouched, ours, theirs))
-    # Ours says folders where some are missing, and nothing else; theirs the runtime, whatever it is told of CDI.
+    # Our file only adds missing directories. nvidia-ctk's adds the runtime whatever the CDI options are.
     assert mine.reads(FOLDERS) and set(before.folders) <= set(mine.folders)
     assert not list(differences(before.rest, mine.rest))
     assert vendor.folders == before.folders and vendor.reads(FOLDERS) == (site == "names no folders")

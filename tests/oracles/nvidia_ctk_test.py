@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""nvidia-ctk, which nobody here wrote, describes the simulated node: whole GPUs, MIG devices, capability nodes, libraries.
+"""Test that NVIDIA's nvidia-ctk describes the simulated node: whole GPUs, MIG devices, capability nodes, libraries.
 
-It runs as on a node: in a mount namespace of its own, where the simulator has laid its trees over /proc, /sys and /dev. That needs root.
+The program runs like on a node: in a separate mount namespace in which the simulator has mounted its trees over /proc,
+/sys, and /dev. This needs root.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ simulator() {{ PYTHONPATH={files} {python} -c 'import sys; from accelerator_simu
 simulator --configuration {configuration} --library-folder {library} power-on >&2
 export LD_LIBRARY_PATH={library}
 {python} {partition} > {uuids}
+mknod -m 666 /dev/nvidia-uvm c $(awk '$2 == "nvidia-uvm" {{print $1}}' /proc/devices) 0
 {before}
 exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path={library} \
     --nvidia-cdi-hook-path=/usr/bin/nvidia-cdi-hook
@@ -46,7 +48,7 @@ exec {ctk} --quiet cdi generate --mode=nvml --format=json --library-search-path=
 
 
 def generated(nvidia_ctk: Path, library: Path, folder: Path, before: str = "") -> dict[str, Any]:
-    """What nvidia-ctk says of a simulated node with partitions; ``before`` are commands that are run there before it is asked."""
+    """Return nvidia-ctk's output for a simulated node with partitions. ``before`` are commands that run there first."""
     (folder / "partition.py").write_text(PARTITION)
     (folder / "machine.json").write_text(
         json.dumps({"machine": "8xH100", "identity": "oracle", "library": {"cap-nodes": True}})
@@ -69,7 +71,7 @@ def generated(nvidia_ctk: Path, library: Path, folder: Path, before: str = "") -
 
 @pytest.fixture
 def described(nvidia_ctk: Path, library: Path, tmp_path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The CDI specification, and the UUIDs of the MIG devices with their GPU instances."""
+    """Return the CDI specification, and the UUIDs of the MIG devices with their GPU instances."""
     specification = generated(nvidia_ctk, library, tmp_path)
     made = dict(line.split() for line in (tmp_path / "uuids").read_text().splitlines())
     return specification, {uuid: int(instance) for uuid, instance in made.items()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Prometheus and promtool out of the distribution's package; and a server that runs for a test."""
+"""Prometheus and promtool from the distribution's package, and a server that runs for a test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def promtool(*arguments: object, text: str | None = None) -> str:
-    """Run promtool and return what it says; it has to be content."""
+    """Run promtool, assert that it succeeds, and return its output."""
     done = subprocess.run(
         [programs("prometheus") / "promtool", *map(str, arguments)],
         input=text,
@@ -35,7 +35,7 @@ def promtool(*arguments: object, text: str | None = None) -> str:
 
 
 class Server:
-    """A Prometheus in a folder that reads rules and targets from files, every second."""
+    """A Prometheus in a directory that reads rules and targets from files every second."""
 
     def __init__(self, folder: Path, *, rules: Path, targets: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Server:
         promtool("check", "config", folder / "prometheus.yml")
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start it and wait until it is ready."""
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -66,23 +66,23 @@ class Server:
         self.until("Prometheus is ready", lambda: self._get("/-/ready"))
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._process.terminate()
         self._process.wait(30)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Evaluate an expression now; a wrong one is an error."""
+        """Evaluate an expression now; an invalid one is an error."""
         answer = json.loads(self._get("/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
         assert answer["status"] == "success", answer
         return list(answer["data"]["result"])
 
     def firing(self) -> set[str]:
-        """The names of the alerts that fire."""
+        """Return the names of the firing alerts."""
         found = json.loads(self._get("/api/v1/alerts"))["data"]["alerts"]
         return {str(each["labels"]["alertname"]) for each in found if each["state"] == "firing"}
 
     def until(self, what: str, probe: Callable[[], T], seconds: float = 180) -> T:
-        """Ask until the answer is a true one."""
+        """Poll until the answer is a true value."""
         deadline, last = time.monotonic() + seconds, None
         while time.monotonic() < deadline:
             try:

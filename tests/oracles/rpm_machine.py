@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine with real rpm, dnf or zypper: this one's files with the tools' packages laid over them, in a mount namespace of its own.
+"""A machine with real rpm, dnf, or zypper: the host's files with the tools' packages in an overlay, in a separate
+mount namespace.
 
-What is written there is written nowhere else. What stands in is its os-release, and systemd, which does not run in a root of its own.
+Its writes do not reach the host. Only its os-release and systemd are simulated, because systemd does not run in such a
+root.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rpm_parts import Rpm, spec
 from tests import debian
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What comes with each tool, as Debian calls it. The two exclude each other there.
+#: Debian packages of each tool. dnf and zypper conflict in Debian.
 TOOLS = {"dnf": "dnf dnf-plugins-core createrepo-c rpm", "zypper": "zypper createrepo-c rpm"}
 OS_RELEASE = {
     "dnf": 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\nPRETTY_NAME="Rocky Linux 9.6"\n',
@@ -61,7 +63,7 @@ from ansible.module_utils.testing import patch_module_args
 with patch_module_args(json.load(sys.stdin)):
     importlib.import_module(f"ansible_collections.dra.accelerators.plugins.modules.{sys.argv[1]}").main()
 """
-#: Units are files of packages, as they are for systemd; whether one is on or runs is a file of its own.
+#: Units are files of packages, as for systemd. A file per unit records whether it is enabled or running.
 SYSTEMCTL = """#!/bin/sh
 state=/run/stand-in-units; mkdir -p $state
 verb=$1; for unit in "$@"; do :; done
@@ -84,7 +86,7 @@ exit 0
 
 @dataclass(frozen=True)
 class Key:
-    """A key of this run, as a repository's vendor has one."""
+    """A signing key of this run, like that of a repository's vendor."""
 
     text: str
     fingerprint: str
@@ -92,7 +94,9 @@ class Key:
 
 
 class RpmMachine:
-    """One machine. ``tool`` is dnf or zypper; ``work`` a folder that it shows as it is, with repositories below."""
+    """One machine. ``tool`` is dnf or zypper. ``work`` is a directory that the machine shares, with the repositories
+    below it.
+    """
 
     def __init__(self, tool: str, work: Path) -> None:
         self.tool, self.work = tool, work
@@ -130,7 +134,7 @@ class RpmMachine:
             self.write("/etc/dnf/vars/releasever", "9\n")
 
     def run(self, *argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a program there."""
+        """Run a program on the machine."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"argv": argv, "input": given}) + "\n")
         self.process.stdin.flush()
@@ -139,23 +143,23 @@ class RpmMachine:
         return subprocess.CompletedProcess(argv, *json.loads(line))
 
     def did(self, *argv: str, given: str = "") -> str:
-        """Run a program there that is to end well; return what it says."""
+        """Run a program on the machine, assert that it succeeds, and return its output."""
         done = self.run(*argv, given=given)
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
-        """Write a file there."""
+        """Write a file on the machine."""
         self.did("sh", "-c", f'mkdir -p "$(dirname {path})" && cat > {path} && chmod {mode:o} {path}', given=text)
 
     def read(self, path: str) -> str:
-        """Read a file there; empty where there is none."""
+        """Return a file's text on the machine; empty if it does not exist."""
         return self.run("cat", path).stdout
 
     def module(
         self, name: str, *, check: bool = False, environment: Mapping[str, str] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Run a module there."""
+        """Run a module on the machine and return its result."""
         more = [f"{key}={value}" for key, value in (environment or {}).items()]
         given = {"_ansible_check_mode": check, **options}
         path = os.environ.get("PYTHONPATH", "")
@@ -166,13 +170,13 @@ class RpmMachine:
         return json.loads(lines[-1])
 
     def packages(self) -> list[str]:
-        """What rpm has, keys with it."""
+        """Return the installed packages of rpm, including keys."""
         return sorted(self.did("rpm", "-qa", "--queryformat", "%{NAME} %{EVR}\\n").splitlines())
 
     # Repositories
 
     def key(self, mail: str) -> Key:
-        """Make a key."""
+        """Create a signing key."""
         home = self.work / "gnupg"
         home.mkdir(mode=0o700, exist_ok=True)
         gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--no-tty", "--pinentry-mode", "loopback"]
@@ -189,7 +193,7 @@ class RpmMachine:
         return Key(text, fingerprint, mail)
 
     def repository(self, name: str, sets: Iterable[Iterable[Rpm]], key: Key) -> str:
-        """Build packages and an index of them, both signed; return its address."""
+        """Build and sign packages and their index; return the repository's name."""
         folder = self.web / name
         folder.mkdir()
         for number, packages in enumerate(sets):
@@ -214,12 +218,12 @@ class RpmMachine:
         return name
 
     def has(self, packages: Iterable[Rpm], key: Key) -> None:
-        """Have packages be there from the beginning."""
+        """Install packages in advance."""
         name = self.repository("base", [packages], key)
         self.did("rpm", "-i", *(str(path) for path in (self.web / name).glob("*.rpm")))
 
     def index(self, name: str, key: Key) -> None:
-        """Make a repository's index, signed by a key."""
+        """Create a repository's index, signed with a key."""
         folder = self.web / name
         self.did("createrepo_c", "--quiet", str(folder))
         index = f"{folder}/repodata/repomd.xml"
@@ -238,7 +242,7 @@ class RpmMachine:
         Path(f"{index}.key").write_text(key.text)
 
     def end(self) -> None:
-        """End it, and with it all that was mounted."""
+        """Stop the machine, which removes its mounts."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(timeout=30)
@@ -259,7 +263,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -278,10 +282,10 @@ def served(folder: Path, login: str = "") -> Iterator[str]:
 
 
 def catalog(family: Mapping[str, Any], source: str) -> list[dict[str, Any]]:
-    """A role's catalog, as its variables have it."""
+    """Return a role's catalog from its variables."""
     return list(family["__nvidia_driver_catalogs"][source])
 
 
 def machine_name() -> str:
-    """What the machine is called by rpm."""
+    """Return the machine's architecture as rpm names it."""
     return platform.machine()

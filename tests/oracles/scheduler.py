@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The real scheduler over an API server without a kubelet: nodes are objects, pods are bound and never run, and what it decides is read from them."""
+"""Run the real scheduler on an API server without a kubelet: nodes are objects, and pods are bound but never run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import urllib3
-from world_cli.gates import feature_gates
 from world_cli.settings import gates_flag
 
 from tests.bench.api_server import ApiServer
@@ -32,11 +31,11 @@ NOT_READY = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
 
 
 class Cluster(ApiServer):
-    """An etcd, an API server and a scheduler. ``create`` takes objects as manifests have them, allocations included."""
+    """An etcd, an API server, and a scheduler. ``create`` accepts objects like manifests, including allocations."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """All three run until the end of this, and have ended then."""
+        """Run all three until the context ends."""
         with super().running():
             self._http = urllib3.PoolManager(
                 maxsize=16, cert_reqs=ssl.CERT_REQUIRED, ca_certs=str(self._folder / "certificates/apiserver.crt")
@@ -47,7 +46,7 @@ class Cluster(ApiServer):
             yield
 
     def start_scheduler(self) -> None:
-        """Begin to decide: what is there at this moment is seen whole."""
+        """Start the scheduler, which sees all existing objects at once."""
         configuration = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -58,10 +57,11 @@ class Cluster(ApiServer):
         }
         path = self._folder / "scheduler.json"
         path.write_text(json.dumps(configuration))
-        self._run("kube-scheduler", f"--config={path}", "--secure-port=0", *gates_flag(feature_gates()))
+        gates, release = gates_flag(dict(self._served.gates)), self._served.release
+        self._run("kube-scheduler", f"--config={path}", "--secure-port=0", *gates, release=release)
 
     def request(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
-        """One request; whatever the server refuses is an AssertionError."""
+        """Send one request; a rejection raises AssertionError."""
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
         answer = self._http.request(
             method, f"{self.url}{path}", body=None if body is None else json.dumps(body), headers=headers, timeout=60
@@ -71,7 +71,9 @@ class Cluster(ApiServer):
         return found
 
     def create(self, objects: Iterable[Json]) -> None:
-        """Create objects, in the order of their kinds in PATHS but pods last, so that nothing is decided by halves."""
+        """Create objects in the order of their kinds in PATHS, with pods last, so that the scheduler sees complete
+        inputs.
+        """
         order = [kind for kind in PATHS if kind != "Pod"] + ["Pod"]
         kinds: dict[str, list[Json]] = {kind: [] for kind in order}
         for each in objects:
@@ -81,7 +83,7 @@ class Cluster(ApiServer):
                 list(threads.map(self._create, kinds[kind]))
 
     def pods(self, seconds: float = 300) -> dict[str, Json]:
-        """All pods by name, once the scheduler has said something of each or its claims have devices."""
+        """Return all pods by name as soon as the scheduler has decided on each, or its claims are allocated."""
         deadline = time.monotonic() + seconds
         while True:
             pods = {one["metadata"]["name"]: one for one in self.request("GET", PATHS["Pod"])["items"]}
@@ -97,19 +99,19 @@ class Cluster(ApiServer):
             time.sleep(0.5)
 
     def until(self, lacking: Callable[[], list[str]], seconds: float = 300) -> None:
-        """Wait until nothing is lacking any more."""
+        """Wait until the list of missing parts is empty."""
         deadline = time.monotonic() + seconds
         while still := lacking():
             assert time.monotonic() < deadline, f"still lacking after {seconds:g} seconds: {still[:5]} ({len(still)})"
             time.sleep(0.5)
 
     def claims(self) -> dict[str, Json]:
-        """All claims by name."""
+        """Return all claims by name."""
         return {one["metadata"]["name"]: one for one in self.request("GET", PATHS["ResourceClaim"])["items"]}
 
     @contextlib.contextmanager
     def with_objects(self, objects: Iterable[Json]) -> Iterator[None]:
-        """Objects that are there until the end of this; what is there already under a name is changed, and changed back."""
+        """Create objects until the context ends. Existing objects of the same name are changed and restored."""
         wanted, before = list(objects), []
         for each in wanted:
             there = [
@@ -127,11 +129,12 @@ class Cluster(ApiServer):
         assert len(names) == len(set(names))
 
     def _delete(self, objects: Iterable[Json]) -> None:
-        # Pods first: with what kept it waiting gone, such as a taint, a pod's claim would have devices before it is deleted.
+        # Pods first: if the cause of their wait (such as a taint) is deleted earlier, their claims are allocated
+        # before the deletion.
         for each in sorted(objects, key=lambda one: one["kind"] != "Pod"):
             path = f"{_path(each)}/{each['metadata']['name']}"
             if each["kind"] == "ResourceClaim":
-                # Nobody else takes away the mark by which the scheduler keeps a claim that has devices.
+                # No other component removes the scheduler's finalizer from an allocated claim here.
                 self.request("PATCH", path, {"metadata": {"finalizers": None}}, "application/merge-patch+json")
             self.request("DELETE", path, {"gracePeriodSeconds": 0})
 
@@ -140,7 +143,7 @@ class Cluster(ApiServer):
         made = self.request("POST", path, {key: value for key, value in each.items() if key != "status"})
         name = made["metadata"]["name"]
         if each["kind"] == "Node":
-            # The API server taints what nobody has seen ready.
+            # The API server taints Nodes that never were ready.
             self.request("PATCH", f"{path}/{name}", {"spec": {"taints": None}}, "application/merge-patch+json")
         if each.get("status"):
             self.request(
@@ -164,7 +167,7 @@ def _decided(pod: Json, allocated: set[str]) -> bool:
 
 
 def condition(pod: Json) -> Json:
-    """What the scheduler says of a pod that it has not bound; empty where it has said nothing."""
+    """Return the scheduler's condition of an unbound pod; empty if there is no condition."""
     for each in (pod.get("status") or {}).get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
             found: Json = each

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Stands in for systemd where none runs: starts and stops one real daemon, by the few words that a module says to it.
+"""Simulates systemd on a host without it: starts and stops one real daemon for the commands that a module uses.
 
-Used as `systemctl` and as `journalctl`. SERVICE_MANAGER_FOLDER holds `command` (how the daemon is started), its pid and log;
-SERVICE_MANAGER_UNIT is the daemon's unit. The molecule scenario container_runtime has the real systemd.
+The program acts as `systemctl` and as `journalctl`. SERVICE_MANAGER_FOLDER contains `command` (how the daemon is
+started), its PID, and its log. SERVICE_MANAGER_UNIT is the daemon's unit. The molecule scenario container_runtime uses
+the real systemd.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ START_SECONDS = 20.0
 
 
 def running() -> int:
-    """The daemon's process, or 0."""
+    """Return the daemon's process ID, or 0."""
     try:
         pid = int(PID.read_text())
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -33,7 +34,7 @@ def running() -> int:
 
 
 def stop() -> None:
-    """End the daemon, and wait for that."""
+    """Kill the daemon and wait for its end."""
     pid = running()
     if pid:
         os.kill(pid, signal.SIGKILL)
@@ -42,9 +43,9 @@ def stop() -> None:
 
 
 def start() -> int:
-    """Start the daemon and wait until it answers on its socket, as Type=notify does."""
+    """Start the daemon and wait until it answers on its socket, like Type=notify."""
     command, address = (FOLDER / "command").read_text().splitlines()
-    # The kernel can still be ending the former process: nobody is to meet its socket.
+    # The kernel can still be ending the previous process, whose socket must not be used.
     Path(address).unlink(missing_ok=True)
     with LOG.open("ab") as log:
         process = subprocess.Popen(command, shell=True, stdout=log, stderr=log, start_new_session=True)
@@ -63,7 +64,7 @@ def start() -> int:
 
 
 def main(words: list[str]) -> int:
-    """Do what systemctl or journalctl is asked for."""
+    """Perform a systemctl or journalctl command."""
     if Path(sys.argv[0]).name == "journalctl":
         print("\n".join(LOG.read_text(errors="replace").splitlines()[-3:]))
         return 0

@@ -1,7 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything here is long: it carries the mark `prove`, so that only `make prove` runs it, beside the cluster suite: its world is
-another one (``DRA_ACCELERATORS_PROVE_WORLD``, default ``prove``)."""
+"""Mark all tests of this directory with `prove`, because they take long: only `make prove` runs them, next to the
+cluster tests.
+
+They use another world (``DRA_ACCELERATORS_PROVE_WORLD``, default ``prove``).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tests.cluster.conftest import (
     checked_run,
     clean,
     cluster,
+    controller,
     first_run,
     inventory,
     other_layout,
@@ -31,6 +35,7 @@ __all__ = [
     "checked_run",
     "clean",
     "cluster",
+    "controller",
     "first_run",
     "inventory",
     "other_layout",
@@ -43,13 +48,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def world_name() -> str:
-    """The world's name."""
+    """Return the world's name."""
     return os.environ.get("DRA_ACCELERATORS_PROVE_WORLD", "prove")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in this folder, before the selection by marks is made."""
+    """Mark the tests of this directory before tests are selected by marks."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.prove)

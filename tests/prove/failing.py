@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster whose GPUs change to and fro under pods while things go wrong: two operations, what sees each step of them, and the faults."""
+"""A cluster whose GPUs are repartitioned under running pods while faults occur: two operations, their observation, and
+the faults.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ RECORD = f"{PLUGIN_DIRECTORY}/repartition.json"
 
 @dataclass(frozen=True)
 class Way:
-    """One of the two layouts of a GPU: its rule, its partitions while the pods that it has room for run, and how many of these that are."""
+    """One of two layouts of a GPU: its rule, its partitions while its pods run, and how many pods it has room for."""
 
     rule: dict[str, Any]
     partitions: dict[str, int]
@@ -35,7 +37,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU, and the two ways in which it can be."""
+    """A GPU and its two layouts."""
 
     gpu: int
     ways: tuple[Way, Way]
@@ -45,7 +47,7 @@ class Target:
 FIRST = {"3g.40gb": 1, "1g.10gb": 4}
 SECOND = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}
 BOTH = {"3g.40gb": 1, "1g.10gb": 2}
-#: Of three small pods one goes with two partitions; the middle one goes with what comes in their place.
+#: In the first layout three small pods run. The second replaces two small partitions by one for the middle pod.
 SMALL = Target(
     0,
     (
@@ -53,7 +55,7 @@ SMALL = Target(
         Way({"mode": "static", "partitions": SECOND}, SECOND, {"small": 2, "middle": 1}),
     ),
 )
-#: Its pod has a partition that is made for it, or one that is there.
+#: Its pod uses a partition that is created for it, or an existing one.
 GREAT = Target(
     1,
     (
@@ -70,7 +72,10 @@ BESIDE = {"large": 1, "beside": 1, "whole": 1}
 
 
 class Steps(JsonServer):
-    """Is told by Ansible of each task before it begins, and has something done at the first one of a name; kills Ansible where that fails."""
+    """HTTP server that Ansible calls before each task. It runs a function at the first task with a given name.
+
+    Ansible is killed if the function fails.
+    """
 
     def __init__(self, step: str, what: Callable[[], None]) -> None:
         self.done = 0
@@ -87,7 +92,7 @@ class Steps(JsonServer):
                         AssertionError,
                         OSError,
                         subprocess.SubprocessError,
-                    ) as error:  # told by the test, which waits for Ansible
+                    ) as error:  # reported by the test, which waits for Ansible
                         steps.wrong = error
                 self.answer(200, {"kill": steps.wrong is not None})
 
@@ -96,17 +101,17 @@ class Steps(JsonServer):
 
 @dataclass
 class World:
-    """The cluster of one node, the inventory that reaches it by SSH, and in which way each GPU is."""
+    """The cluster of one node, the inventory that reaches it by SSH, and the current layout of each GPU."""
 
     cluster: Cluster
     node: str
     inventory: Path
     now: dict[int, int] = field(default_factory=lambda: {SMALL.gpu: 0, GREAT.gpu: 0})
-    #: Whose operation may not have been ended.
+    #: Target of an operation that may not have completed.
     left_by: Target | None = None
 
     def play(self, target: Target, way: int, steps: Steps | None = None, **more: Any) -> Recap:
-        """The playbook, for a GPU that is to be in one of its ways; ``steps`` is told of each task."""
+        """Run the playbook with one GPU in the given layout. ``steps`` is called for each task."""
         ways = {**self.now, target.gpu: way}
         layout = [{"match": {"index": each.gpu}, **each.ways[ways[each.gpu]].rule} for each in (SMALL, GREAT)]
         said: dict[str, Any] = {
@@ -131,7 +136,7 @@ class World:
         return Recap(parse_recap(done.stdout), done.stdout + done.stderr)
 
     def runs(self) -> dict[str, tuple[str, str, int]]:
-        """What runs: by the name of each pod its UID, its container, and how often that was started anew."""
+        """Return each pod's UID, container ID, and restart count, by pod name."""
         there = pods(self.cluster)
         return {
             name: (there[name]["metadata"]["uid"], *each)
@@ -144,7 +149,9 @@ class World:
         return self.cluster.run(self.node, "nvidia-smi", *words).strip() == "Enabled"
 
     def layout(self, target: Target) -> str:
-        """Which layout the silicon has: the former, the new one, or neither. What is made for claims is there or not."""
+        """Return which layout the GPU has: the previous, the new, or neither. Partitions that claims create are
+        optional.
+        """
         there, ecc = profiles(self.cluster, self.node, target.gpu), self.ecc(target.gpu)
         now = self.now[target.gpu]
         for word, number in (("former layout", now), ("new layout", 1 - now)):
@@ -154,20 +161,20 @@ class World:
         return "neither layout"
 
     def record(self) -> str:
-        """How far the operation is that is written down on the node."""
+        """Return the step of the operation that is recorded on the node."""
         text = self.cluster.shell(self.node, f"cat {RECORD} 2>/dev/null || true")
         return f"record of {json.loads(text)['step']}" if text else "no record"
 
     def tainted(self) -> set[str]:
-        """The devices that taint rules on the API server keep pods off."""
+        """Return the devices that DeviceTaintRules on the API server taint."""
         return {each["spec"]["deviceSelector"]["device"] for each in self.cluster.get("devicetaintrules")["items"]}
 
     def settled(self, target: Target) -> None:
-        """See that all of this GPU's pods run that its layout has room for, and all beside it."""
+        """Wait until all pods run for which the GPU's layout has room, and all pods on other GPUs."""
         wait_ready(self.cluster, **target.ways[self.now[target.gpu]].ready, **BESIDE)
 
     def ended(self, target: Target) -> None:
-        """One layout, altogether, its pods on it, and nothing left over."""
+        """Assert that the GPU has exactly one layout with its pods, and that no taint rule or record remains."""
         way = target.ways[self.now[target.gpu]]
         assert not rules(self.cluster) and not records(self.cluster)
         self.settled(target)
@@ -180,12 +187,12 @@ class World:
         assert mine and not any("uuid" in each["attributes"] for each in mine), "it is published as dynamic"
 
 
-# ---- what goes wrong
+# ---- faults
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong, in words; how it is brought about, and how it is mended, be it there or not."""
+    """A fault: its description, a function that causes it, and one that repairs it whether or not it is present."""
 
     words: str
     begin: Callable[[World], None]
@@ -208,12 +215,12 @@ def start_api(world: World) -> None:
     cluster = world.cluster
     cluster.world("component", "start", "apiserver")
     cluster.wait("the API server answers", lambda: cluster.kubectl("get", "--raw", "/readyz", check=False) == "ok", 180)
-    # Its watches come back after a pause: see test_outages.py.
+    # The controller manager reconnects its watches only after a pause: see test_outages.py.
     cluster.world("component", "restart", "controller-manager")
 
 
 def stop_api_in_a_drain(world: World) -> None:
-    """Nobody may go, and as soon as there are taints there is no API server."""
+    """Forbid all evictions, and stop the API server as soon as there are taints."""
     world.cluster.apply(BUDGET)
 
     def watch() -> None:
@@ -229,13 +236,13 @@ def start_api_after_a_drain(world: World) -> None:
 
 
 def cut(world: World, verb: str) -> None:
-    """Let nothing through to the node, or from it."""
+    """Drop all traffic to and from the node."""
     for chain, way in (("INPUT", "-i"), ("OUTPUT", "-o")):
         world.cluster.run(world.node, "iptables", "-w", verb, chain, way, "eth0", "-j", "DROP", check=verb == "-I")
 
 
 def cut_from_api(world: World, verb: str) -> None:
-    """Let nothing through from the node to the API server; who comes by SSH is let in."""
+    """Drop traffic from the node to the API server. SSH connections still work."""
     words = ("OUTPUT", "-o", "eth0", "-p", "tcp", "--dport", "6443", "-j", "DROP")
     world.cluster.run(world.node, "iptables", "-w", verb, *words, check=verb == "-I")
 
@@ -251,7 +258,7 @@ def join(world: World) -> None:
 
 
 def hang(world: World) -> None:
-    """Have every process of the node stand still, as when a machine hangs: it is there, and does not answer."""
+    """Pause all processes of the node: like a hung machine, it exists but does not answer."""
     execute(["docker", "pause", world.node])
 
 
@@ -269,7 +276,7 @@ def back(world: World) -> None:
 
 
 def freeze_disk(world: World) -> None:
-    """Let nobody write into the driver's state folder."""
+    """Make the driver's state directory read-only."""
     there = PLUGIN_DIRECTORY
     world.cluster.shell(world.node, f"mount --bind {there} {there} && mount -o remount,bind,ro {there}")
 
@@ -295,7 +302,7 @@ def lose(world: World) -> None:
 
 
 def meddle(world: World) -> None:
-    """Destroy by hand one of the partitions that were just made, as nobody has it."""
+    """Destroy one of the newly created partitions with ``nvidia-smi`` while it is not in use."""
     gpu, fresh = SMALL.gpu, "2g.20gb" if world.now[SMALL.gpu] == 0 else "1g.10gb"
     listed = world.cluster.run(world.node, "nvidia-smi", "mig", "-lgi")
     numbers = re.findall(rf"^\|\s+{gpu}\s+MIG {re.escape(fresh)}\s+\d+\s+(\d+)\s", listed, re.MULTILINE)

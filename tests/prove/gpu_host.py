@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of nodes with GPUs and no driver share: such a world, the vendor's packages in signed sources, and what is seen of a node.
+"""Shared parts of tests of GPU nodes without a driver: the world, the vendor's packages in signed repositories, and
+checks of a node.
 
-The packages are stand-ins (tests/packages); the driver's libraries and programs in them are the simulator's, built for each version, and the toolkit's
-are NVIDIA's own, so that what containers get is what nvidia-ctk says.
+The packages are simulated (tests/packages). Their driver libraries and programs are the simulator's, built for each
+version. The Container Toolkit's programs are NVIDIA's own, so that containers get the edits of the real nvidia-ctk.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tests.simulator.nvml_builds import build
 
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 OLDER, NEWER, NOT_LOADED = "580.95.05", "580.105.08", "595.45.99"
-#: The kernel is the one of whoever runs the test.
+#: The kernel is that of the test host.
 MODULE = f"/lib/modules/{os.uname().release}/updates/dkms/nvidia.ko"
 SERVER = "http://127.0.0.1:8099"
-#: As the vendor has them, with the toolkit's key above all of its sources.
+#: Paths like the vendor's, with the toolkit's key at the root of its repositories.
 DRIVERS, TOOLKIT = "debian12", "stable/deb/amd64"
 TOOLKIT_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
-#: What a machine has on which dkms builds modules; none of it is the collection's.
+#: The kernel headers that dkms needs. They are not part of the collection.
 HEADERS = "mkdir -p /lib/modules/$(uname -r)/build"
-#: The same, and a server of packages.
+#: The same, and a package server.
 FURNISH = f"""set -eu
 {HEADERS}
 mkdir -p /srv/packages
@@ -51,7 +52,9 @@ apt-get -q update
 
 @dataclass(frozen=True)
 class Sources:
-    """A folder with the vendor's sources as a server has them, the fingerprint of the key that has signed them, and the version of the toolkit there."""
+    """A directory with the vendor's repositories, the fingerprint of their signing key, and the version of the
+    toolkit.
+    """
 
     folder: Path
     fingerprint: str
@@ -59,7 +62,7 @@ class Sources:
 
 
 def real_toolkit() -> tuple[str, Path]:
-    """The version of the real nvidia-ctk, and the folder in which it and its hook lie."""
+    """Return the version of the real nvidia-ctk and the directory with it and its hook."""
     execute([ROOT / "tests/world/world", "build", "--only", "oracles"], timeout=1800)
     cache = execute([ROOT / "tests/tools/cache"]).stdout.strip()
     found = sorted(
@@ -70,13 +73,15 @@ def real_toolkit() -> tuple[str, Path]:
 
 
 def make_sources(folder: Path, versions: Sequence[str], *, parts: bool = False) -> Sources:
-    """Make the sources: drivers of these versions, with ``parts`` the fabric manager for each and the Container Toolkit as well."""
+    """Build the repositories with drivers of these versions; with ``parts`` also the fabric manager and the Container
+    Toolkit.
+    """
     for version in versions:
         shutil.copytree(build("", f"DRIVER_VERSION={version}").folder, folder / "files" / version, symlinks=True)
     makers = {name: [sys.executable, "-B", ROOT / f"tests/packages/{name}.py"] for name in ("nvidia", "nvidia_parts")}
     served = folder / "served"
     served.mkdir()
-    # The key lies beside the folders: it is the same one.
+    # The key is stored next to the directories, because all use the same one.
     packages, source = folder / DRIVERS, folder / "toolkit"
     execute([*makers["nvidia"], "--files", folder / "files", packages, *versions])
     toolkit = ""
@@ -94,7 +99,7 @@ def make_sources(folder: Path, versions: Sequence[str], *, parts: bool = False) 
 
 
 def serve_on(gpus: Cluster, node: str, sources: Sources) -> None:
-    """Have a node serve the sources to itself, and have what dkms needs."""
+    """Serve the repositories on a node to itself, and install the kernel headers for dkms."""
     archive = sources.folder.with_suffix(".tar")
     with tarfile.open(archive, "w") as made:
         made.add(sources.folder, ".")
@@ -102,7 +107,7 @@ def serve_on(gpus: Cluster, node: str, sources: Sources) -> None:
 
 
 def doors(sources: Sources, server: str = SERVER) -> dict[str, object]:
-    """The variables of a fleet with every door open, whose packages come from a server with these sources."""
+    """Return the fleet's variables with all optional parts enabled and packages from a server with these repositories."""
     return {
         "accelerator_nvidia_driver": True,
         "nvidia_driver_version": OLDER,
@@ -121,7 +126,7 @@ def doors(sources: Sources, server: str = SERVER) -> dict[str, object]:
 
 @contextmanager
 def world_without_drivers(name: str, nodes: int = 1) -> Iterator[Cluster]:
-    """A world whose nodes have eight GPUs each on their buses, for which nobody has installed anything."""
+    """Yield a world whose nodes have eight GPUs each and no driver."""
     made = Cluster(name)
     if not KEPT:
         made.world("down")
@@ -141,7 +146,9 @@ def world_without_drivers(name: str, nodes: int = 1) -> Iterator[Cluster]:
 
 
 def everything(gpus: Cluster, node: str) -> dict[str, str]:
-    """Every file, every object of the API, and every package with its version and state: what programs compile for themselves is left out."""
+    """Return every file, every API object, and every package with its version and state, without compiled Python
+    files.
+    """
     packages = gpus.run(
         node,
         "dpkg-query",
@@ -155,18 +162,18 @@ def everything(gpus: Cluster, node: str) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What is not as it was, with what it was and what it is."""
+    """Return the changed entries with their values before and after."""
     both = {key: (before.get(key), after.get(key)) for key in before.keys() | after.keys()}
     return {key: found for key, found in both.items() if found[0] != found[1]}
 
 
 def loaded(gpus: Cluster, node: str) -> str:
-    """The version of the driver that the node's kernel has; empty for none."""
+    """Return the version of the node's loaded driver; empty if none is loaded."""
     return gpus.shell(node, "cat /sys/module/nvidia/version 2>/dev/null || true").strip()
 
 
 def published_version(gpus: Cluster, node: str) -> set[str]:
-    """The versions of the driver that the node's devices are published with: semantic ones, without zeros in front of a number."""
+    """Return the driver versions in the node's published devices, as semantic versions without leading zeros."""
     found = (device["attributes"].get("driverVersion", {}) for device in gpus.devices(node).values())
     return {str(each.get("version", "")) for each in found}
 
@@ -185,13 +192,13 @@ def boot_id(gpus: Cluster, node: str) -> str:
 
 
 def versions(gpus: Cluster, node: str, *names: str) -> dict[str, str]:
-    """The versions of packages that are installed."""
+    """Return the versions of installed packages."""
     said = gpus.run(node, "dpkg-query", "--show", "--showformat", "${Package} ${Version}\n", *names)
     return dict(line.split(" ") for line in said.splitlines())
 
 
 def sees_all_doors_open(gpus: Cluster, node: str, sources: Sources) -> None:
-    """See on a node that ``doors`` has brought the driver, the fabric manager, the toolkit and the settings."""
+    """Assert that the variables of ``doors`` installed the driver, the fabric manager, the toolkit, and the settings."""
     assert loaded(gpus, node) == OLDER and published_version(gpus, node) == {semantic(OLDER)}
     assert power_limit(gpus, node) == 450
     assert versions(gpus, node, "nvidia-fabricmanager", "nvidia-container-toolkit") == {
@@ -205,7 +212,7 @@ def sees_all_doors_open(gpus: Cluster, node: str, sources: Sources) -> None:
 
 
 def runs(gpus: Cluster, name: str) -> None:
-    """A pod claims a partition, sees it and nothing else, and goes."""
+    """Assert that a pod with a claim on a partition sees only that partition; delete both."""
     wanted = claim(name, device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
     user = pod(name, wanted["metadata"]["name"])
     gpus.apply(wanted, user)

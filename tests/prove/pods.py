@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the driver as a pod share: a world, an image that it can be built upon, its variables, and its pod."""
+"""Shared parts of tests of the driver as a pod: a world, a base image, the fleet's variables, and the pod."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.cluster.npus import NpuCluster
 from tests.cluster.token_requests import pod_token
 
 NAMESPACE = "dra-accelerators-driver"
-#: The label of nodes whose driver is a pod, and the pod that can take that one's place.
+#: The label of nodes whose driver is a pod, and the name of the pod that can replace it.
 LABEL, STAND_IN = "dra-accelerators/driver", "with-less"
-#: What the simulated library writes to, as no real one does.
+#: The state file of the simulated library, which a real library does not have.
 STATE = "/usr/lib/x86_64-linux-gnu/libnvidia-gpusim.so.580.95.05"
 NPU_STATE = "/usr/local/Ascend/driver/lib64/driver/libdcmi-sim.so.*"
 
 DYNAMIC = [{"match": {}, "mode": "dynamic"}]
 
-# What the pod sees of the node's own file systems, as it starts and before it moves into them: which of them it may write, and what
-# comes of opening files to write that are there on every node. None is written, also where one can be opened.
+# Run in the pod before it enters the node's file system: which of the node's file systems are writable, and the result
+# of opening files for writing that exist on every node. Nothing is written, even if a file can be opened.
 LOOK = """
 import errno, json, os
 below = ("/host/run", "/host/proc", "/host/sys")
@@ -51,7 +51,7 @@ print(json.dumps({
 
 
 def make_base_image(cluster: Cluster) -> str:
-    """Make an image with Python, as a user has one from a registry: the world's, with the library that gRPC links."""
+    """Build an image with Python like one from a registry: the world's image with the libraries that gRPC links."""
     name = "localhost/driver-base:1"
     archive = next(Path(execute([ROOT / "tests/tools/cache"]).stdout.strip()).glob("world/pods-*/images.tar"))
     execute(["docker", "load", "--quiet", "--input", archive])
@@ -72,7 +72,7 @@ def make_base_image(cluster: Cluster) -> str:
 
 
 def variables(base: str, **more: Any) -> dict[str, Any]:
-    """The variables of a fleet whose drivers are pods, from an image that nodes import."""
+    """Return the variables of a fleet whose drivers are pods, from an image that nodes import."""
     return {
         "dra_driver_form": "daemonset",
         "driver_image_delivery": "import",
@@ -88,7 +88,7 @@ def variables(base: str, **more: Any) -> dict[str, Any]:
 def the_pod(cluster: Cluster) -> dict[str, Any]:
     """Wait until the driver has one pod that is not being deleted, and return it.
 
-    A DaemonSet creates the replacement of a deleted pod a moment after the pod is deleted.
+    A DaemonSet creates the replacement of a deleted pod with a short delay.
     """
 
     def found() -> dict[str, Any] | None:
@@ -100,14 +100,14 @@ def the_pod(cluster: Cluster) -> dict[str, Any]:
 
 
 class PodForm:
-    """The world, what was in it before the first run, and the variables of its fleet."""
+    """The world, its footprint before the first run, and the variables of its fleet."""
 
     def __init__(
         self, cluster: Cluster, before: dict[str, str], base: str, layout: list[dict[str, Any]] | None = None
     ) -> None:
         self.cluster, self.before, self.base, self.layout = cluster, before, base, layout or DYNAMIC
         (self.node,) = cluster.nodes()
-        # The file has the version of the driver in its name.
+        # The file name contains the version of the driver.
         self.state = STATE
         if cluster.driver == NpuCluster.driver:
             self.state = cluster.shell(self.node, f"ls {NPU_STATE}").strip()
@@ -122,29 +122,29 @@ class PodForm:
         return self.cluster.playbook(name, "-e", json.dumps(fleet), *arguments, check=check)
 
     def process(self) -> tuple[str, int]:
-        """The pod that serves, and how often its container was started again."""
+        """Return the UID of the driver's pod and the restart count of its container."""
         found = the_pod(self.cluster)
         return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
 
     def restart(self) -> None:
-        """Delete the driver's pod and wait until another one serves."""
+        """Delete the driver's pod and wait until another one is ready."""
         before = the_pod(self.cluster)["metadata"]
         self.cluster.kubectl("delete", "pod", before["name"], "-n", NAMESPACE, "--timeout=120s", timeout=150)
         self.cluster.wait("another pod", lambda: the_pod(self.cluster)["metadata"]["uid"] != before["uid"])
         self.cluster.wait("the driver is ready", lambda: self.cluster.status(self.node)["ready"])
 
     def token(self) -> str:
-        """Return the token of the service account that the driver's pod has."""
+        """Return the token of the pod's service account."""
         return pod_token(self.cluster, NAMESPACE, the_pod(self.cluster)["metadata"]["name"], "driver")
 
     def sees(self) -> dict[str, Any]:
-        """What the pod's container may write of the node, by its mounts and by trying."""
+        """Return the paths of the node that the pod's container can write, by its mounts and by trying."""
         name = the_pod(self.cluster)["metadata"]["name"]
         said = self.cluster.kubectl("exec", name, "-n", NAMESPACE, "-c", "driver", "--", "python3", "-c", LOOK)
         return dict(json.loads(said))
 
     def held(self, name: str, profile: str = "1g.10gb") -> list[dict[str, Any]]:
-        """A claim for a partition and the pod that has it, which runs."""
+        """Create a claim for a partition and its pod, and wait until the pod runs."""
         documents = [
             claim(name, device_class="mig.nvidia.com", expression=dynamic(profile)),
             pod(name, name, node=self.node),
@@ -155,7 +155,7 @@ class PodForm:
 
 
 def images(cluster: Cluster, node: str) -> dict[str, str]:
-    """What a node's containerd has, which is no part of the node's files."""
+    """Return the images of a node's containerd, which the footprint excludes."""
     return {f"image {name}": "" for name in cluster.run(node, "ctr", "-n", "k8s.io", "images", "ls", "-q").split()}
 
 
@@ -166,7 +166,7 @@ def bare_world(
     kind: type[Cluster] = Cluster,
     layout: list[dict[str, Any]] | None = None,
 ) -> Iterator[PodForm]:
-    """A world of one node, with eight GPUs where nothing else is said, on which nothing of the collection is yet."""
+    """Yield a world of one node, with eight GPUs by default, without anything of the collection."""
     cluster, kept = kind(name), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         cluster.world("down")
@@ -180,16 +180,16 @@ def bare_world(
             cluster.world("down")
 
 
-#: What is changed of a pod before it takes the place of the DaemonSet's.
+#: Changes a pod's spec before it replaces the DaemonSet's pod.
 Change = Callable[[dict[str, Any]], None]
 
 
 def nothing(spec: dict[str, Any]) -> None:
-    """Leave a pod as it is."""
+    """Do not change a pod."""
 
 
 def no_capability(name: str) -> Change:
-    """What takes one capability from a pod."""
+    """Return a change that removes one capability from a pod."""
 
     def change(spec: dict[str, Any]) -> None:
         spec["containers"][0]["securityContext"]["capabilities"]["add"].remove(name)
@@ -198,7 +198,7 @@ def no_capability(name: str) -> Change:
 
 
 def no_mount(path: str) -> Change:
-    """What takes a mount from a pod: the node's file system is there as it is without, read-only."""
+    """Return a change that removes a mount from a pod. Without it the pod sees the node's path read-only."""
 
     def change(spec: dict[str, Any]) -> None:
         mounts = spec["containers"][0]["volumeMounts"]
@@ -210,12 +210,14 @@ def no_mount(path: str) -> Change:
 
 
 def no_handler(spec: dict[str, Any]) -> None:
-    """Take the runtime handler from a pod, which lets it open devices."""
+    """Remove the runtime handler from a pod, which permits it to open devices."""
     del spec["runtimeClassName"]
 
 
 class Rights:
-    """The node without the DaemonSet's pod, and pods that take its place: made from the DaemonSet's own template, with all of it or with less."""
+    """The node without the DaemonSet's pod, and replacement pods from the DaemonSet's template, unchanged or with
+    fewer permissions.
+    """
 
     def __init__(self, form: PodForm) -> None:
         self.form, self.cluster, self.node = form, form.cluster, form.node
@@ -227,12 +229,12 @@ class Rights:
         )
 
     def label(self, value: str) -> None:
-        """Let the DaemonSet have its pod on the node, or not."""
+        """Label the node so that the DaemonSet runs its pod there, or not."""
         self.cluster.kubectl("label", "node", self.node, f"{LABEL}{value}", "--overwrite")
 
     @contextlib.contextmanager
     def standing_in(self, change: Change) -> Iterator[None]:
-        """Run a changed pod in the DaemonSet's place; none is there before and after."""
+        """Run a changed pod instead of the DaemonSet's. Neither exists before and after."""
         spec = copy.deepcopy(self.spec)
         change(spec)
         wanted = {
@@ -249,7 +251,7 @@ class Rights:
 
     @contextlib.contextmanager
     def asking(self, documents: list[dict[str, Any]]) -> Iterator[None]:
-        """Have a claim and its pod. Afterwards they go, and what could not be undone without a right either is undone with all of them."""
+        """Delete a claim and its pod at the end. A pod with all permissions completes the cleanup."""
         try:
             yield
         finally:
@@ -263,21 +265,22 @@ class Rights:
                 self.cluster.wait("nor in the store", lambda: not self.cluster.recorded(self.node))
 
     def ready(self) -> bool:
-        """Whether the pod that stands in serves."""
+        """Return whether the replacement pod is ready."""
         found = self.cluster.pod(STAND_IN, NAMESPACE).get("status", {}).get("containerStatuses", [])
         return bool(found) and bool(found[0]["ready"])
 
     def words(self) -> str:
-        """What the pod that stands in has said, also before its container was started again."""
+        """Return the replacement pod's log, including that of its previous container."""
         said = []
         for before in ((), ("--previous",)):
             said.append(self.cluster.kubectl("logs", STAND_IN, "-n", NAMESPACE, *before, check=False))
         return " ".join(" ".join(said).split())
 
     def opened(self, path: str) -> str:
-        """What comes of opening a device of the node's in the pod that stands in: "opened", or the name of the error.
+        """Return the result of opening a device of the node in the replacement pod: "opened", or the name of the
+        error.
 
-        The error of a simulated device that may be opened is ENXIO: no driver is behind its number.
+        A simulated device with permission fails with ENXIO, because its number has no driver.
         """
         program = (
             "import errno, os, sys\ntry:\n    os.close(os.open(sys.argv[1], os.O_RDWR))\n    print('opened')\n"
@@ -288,13 +291,15 @@ class Rights:
         ).strip()
 
     def events(self, name: str, namespace: str = "default") -> str:
-        """What events say of a claim or pod of this name."""
+        """Return the messages of Events for a claim or pod of this name."""
         chosen = ("--field-selector", f"involvedObject.name={name}")
         items = self.cluster.get("events", "-n", namespace, *chosen)["items"]
         return " ".join(" ".join(each["message"] for each in items).split())
 
     def see_refused(self, change: Change, documents: list[dict[str, Any]], said: tuple[str, ...]) -> None:
-        """See that a pod with less serves, and that this claim is refused by a text with all of these words in it."""
+        """Assert that a pod with fewer permissions is ready, and that it rejects this claim with a message of these
+        texts.
+        """
         name = documents[0]["metadata"]["name"]
         with self.asking(documents), self.standing_in(change):
             self.cluster.wait("the pod serves", self.ready)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Disks that lose power: a file system in an image, of which copies are made while it is mounted. A mounted copy is the disk after the power cut.
+"""Simulate disks that lose power: a file system in an image that is copied while mounted. A mounted copy is the disk
+after the power cut.
 
-The loop device writes to the image only what the file system has sent to its disk. What is only in the page cache is not in the copy.
+The loop device writes to the image only what the file system has sent to its disk. Data only in the page cache is not
+in the copy.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from pathlib import Path
 from tests.unit.crash_steps import at_each_step
 
 ROOT = Path(__file__).resolve().parents[2]
-#: By file systems: size in MiB (the least that mkfs.xfs accepts), and options of a mount beside the original, which has the same UUID.
+#: By file system: size in MiB (the minimum of mkfs.xfs), and options to mount a copy with the same UUID next to the
+#: original.
 KINDS = {"ext4": (512, "loop"), "xfs": (512, "loop,nouuid")}
+#: btrfs cannot be mounted together with a copy of itself.
+FILE_SYSTEMS = {**KINDS, "btrfs": (256, "loop")}
 _fsync = os.fsync
 
 
 class Disk:
-    """A mounted file system and its copies. ``node`` is where it is mounted."""
+    """A mounted file system and its copies. ``node`` is the mount point."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         subprocess.run([ROOT / "tests/tools/packages", "disks"], check=True)
@@ -30,7 +35,7 @@ class Disk:
         self.image = folder / "disk"
         self.node = folder / "node"
         self.cuts = 0
-        size, self._options = KINDS[kind]
+        size, self._options = FILE_SYSTEMS[kind]
         with self.image.open("wb") as file:
             file.truncate(size * 1024 * 1024)
         subprocess.run([f"mkfs.{kind}", "-q", self.image], check=True, timeout=60)
@@ -47,7 +52,9 @@ class Disk:
         subprocess.run(["sync", "--file-system", self.node], check=True, timeout=120)
 
     def commit_journal(self) -> None:
-        """Have the file system commit its journal, as it does by itself every few seconds: names are on the disk then, unsynced data is not."""
+        """Make the file system commit its journal, as it does every few seconds: names are then on the disk, unsynced
+        data is not.
+        """
         descriptor = os.open(self.node / ".journal", os.O_WRONLY | os.O_CREAT)
         try:
             os.write(descriptor, b"x")
@@ -56,7 +63,7 @@ class Disk:
             os.close(descriptor)
 
     def cut(self, number: int) -> None:
-        """Copy the image as it is now."""
+        """Copy the current image."""
         copy = ["cp", "--sparse=always", self.image, self.folder / f"cut-{number}.disk"]
         subprocess.run(copy, check=True, timeout=120)
 
@@ -81,9 +88,11 @@ class Disk:
             subprocess.run(["umount", place], check=True, timeout=120)
 
     def cut_at_each_step(self, work: Callable[[], object], below: str = "") -> Iterator[tuple[str, Path]]:
-        """Cut the power directly before each step of ``work`` on files, directly after the last, and once more after the journal is committed.
+        """Cut the power before each file operation of ``work``, after the last, and again after the journal is
+        committed.
 
-        Yield each step ("end" for the last two) with the mounted disk after the cut. ``below`` is a directory of the node: other files do not count.
+        Yields each step ("end" for the last two) with the mounted disk after the cut. Only files in the node's
+        directory ``below`` count.
         """
 
         def act(number: int) -> None:

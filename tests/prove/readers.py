@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of a controller's report on a cluster share: asking for it as somebody outside would, and what it has to say of a cluster."""
+"""Shared parts of tests of a controller's report: requests from outside the cluster, and the expected contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.prove.repartitioning import pods
 from tests.report_page import page
 
 SCHEMA = json.loads((ROOT / "docs/report.schema.json").read_text(encoding="utf-8"))
-#: Run on a node: asks the controller as somebody outside would, and trusts the controllers' own authority alone.
+#: Run on a node: sends a request to the controller from outside the cluster, and trusts only the controllers' own CA.
 READ = """
 import http.client, json, socket, ssl, sys
 asked = json.load(sys.stdin)
@@ -35,7 +35,7 @@ Answer = tuple[int, dict[str, str], str]
 
 
 def waiting(cluster: Cluster) -> dict[str, str]:
-    """The pods that have no node, by name without what is made up, and what the scheduler has said."""
+    """Return the scheduler's message for each pod without a node, by name without its generated suffix."""
     return {
         name.partition("-")[0]: str(one["message"])
         for name, each in pods(cluster).items()
@@ -54,7 +54,7 @@ def webhooks(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def question(cluster: Cluster, shown: str, number: int = 0) -> str:
-    """What READ needs to ask one controller with a token: that of a node, or whichever pod the Service leads to."""
+    """Return READ's input for a request to one controller with a token: that of a node, or any pod behind the Service."""
     config = webhooks(cluster)[number]["clientConfig"]
     asked = {
         "authority": base64.b64decode(config["caBundle"]).decode(),
@@ -71,18 +71,18 @@ def question(cluster: Cluster, shown: str, number: int = 0) -> str:
 
 
 def answered(cluster: Cluster, node: str, asked: str) -> Answer:
-    """What a controller answers to a question; the API server is not asked."""
+    """Return a controller's answer to a request. The API server is not involved."""
     status, headers, body = json.loads(cluster.run(node, "python3", "-c", READ, text=asked))
     return status, headers, body
 
 
 def read(cluster: Cluster, shown: str, number: int = 0) -> Answer:
-    """Ask one controller for the report with a token."""
+    """Request the report from one controller with a token."""
     return answered(cluster, cluster.nodes()[0], question(cluster, shown, number))
 
 
 def given(cluster: Cluster, shown: str, number: int = 0) -> dict[str, Any]:
-    """The report, once somebody who may read it gets it, and not the last one of an API server that is away."""
+    """Return the report as soon as an authorized reader gets it, but not a cached one from an API server outage."""
 
     def body() -> str | None:
         status, headers, text = read(cluster, shown, number)
@@ -94,7 +94,7 @@ def given(cluster: Cluster, shown: str, number: int = 0) -> dict[str, Any]:
 
 
 def is_the_clusters(cluster: Cluster, found: dict[str, Any]) -> None:
-    """See that a report tells of the nodes, devices, partitions, claims and pods of the cluster, and of nothing else."""
+    """Assert that a report contains exactly the nodes, devices, partitions, claims, and pods of the cluster."""
     assert found["asked"] == {"nodes": False, "cluster": True}
     assert sorted(each["name"] for each in found["nodes"]) == cluster.nodes()
     for each in found["nodes"]:
@@ -117,13 +117,13 @@ def is_the_clusters(cluster: Cluster, found: dict[str, Any]) -> None:
     assert {name: (each["source"], each["message"]) for name, each in reasons.items()} == {
         name: ("scheduler", message) for name, message in waiting(cluster).items()
     }
-    # The same picture makes the page.
+    # The same data renders the page.
     text = page(found)
     assert all(name in text for name in (*cluster.nodes(), *having)) and all(name in text for name in pods(cluster))
 
 
 def refusals(cluster: Cluster, shown: str) -> None:
-    """See who does not get the report, and that nothing is told to them."""
+    """Assert that unauthorized requests are rejected without any content of the report."""
     audience = "--audience=dra-accelerators-report"
     strangers: dict[str, tuple[str, int, str]] = {
         "without a token": ("", 401, "A bearer token is needed"),

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of a new layout on a living cluster share: the playbook, who runs and has what, and what is left or told of an operation."""
+"""Shared parts of the repartitioning tests: the playbook, running pods and their devices, and the records and Events
+of an operation.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from typing import Any
 
 from tests.cluster.cluster import EXAMPLES, Cluster, Recap
 
-#: What is told of an operation that succeeds, and of one whose change fails.
+#: Event reasons of an operation that succeeds, and of one whose change fails.
 DONE = ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
 UNDONE = ["RepartitionBegun", "RepartitionChanging", "RepartitionFailed", "RepartitionUndone"]
 
 
 def repartition(cluster: Cluster, fleet: str = "{}", *arguments: str, **more: Any) -> Recap:
-    """The playbook, with the example's variables, those of the fleet and ``more``."""
+    """Run the playbook with the example's variables, those of the fleet, and ``more``."""
     example = f"@{EXAMPLES / 'repartition.yml'}"
     return cluster.playbook(
         "repartition.yml", "-e", example, "-e", fleet, "-e", json.dumps(more), *arguments, check=False
@@ -28,7 +30,7 @@ def repartition(cluster: Cluster, fleet: str = "{}", *arguments: str, **more: An
 
 
 def killed_at(cluster: Cluster, task: str, *words: object) -> str:
-    """Run the playbook and kill all of Ansible, beyond remedy, as soon as it says that a task begins; returns what it said."""
+    """Run the playbook and kill all of Ansible with SIGKILL as soon as a task starts; return the output."""
     said: list[str] = []
     argv, environment = cluster.playbook_command("repartition.yml", *words)
     with subprocess.Popen(
@@ -46,13 +48,13 @@ def killed_at(cluster: Cluster, task: str, *words: object) -> str:
 
 
 def pods(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """The pods that are not on their way out, by name."""
+    """Return the pods that are not terminating, by name."""
     items = cluster.get("pods", "-n", "default")["items"]
     return {each["metadata"]["name"]: each for each in items if not each["metadata"].get("deletionTimestamp")}
 
 
 def containers(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """What runs in each pod: the container's id, and how often it was started anew."""
+    """Return the container ID and restart count of each pod."""
     return {
         name: (
             each["status"]["containerStatuses"][0]["containerID"],
@@ -64,7 +66,7 @@ def containers(cluster: Cluster) -> dict[str, tuple[str, int]]:
 
 
 def wait_ready(cluster: Cluster, timeout: float = 300, **numbers: int) -> None:
-    """Wait until so many pods of each of these Deployments are ready."""
+    """Wait until each Deployment has the given number of ready pods."""
     for name, number in numbers.items():
         cluster.wait(
             f"{number} of {name} are ready",
@@ -76,7 +78,7 @@ def wait_ready(cluster: Cluster, timeout: float = 300, **numbers: int) -> None:
 
 
 def holders(cluster: Cluster) -> dict[str, str]:
-    """By node and device, the pod that has it."""
+    """Return the pod that uses each device, by node and device."""
     found = {}
     for claim in cluster.get("resourceclaims", "-n", "default")["items"]:
         status = claim.get("status", {})
@@ -87,7 +89,7 @@ def holders(cluster: Cluster) -> dict[str, str]:
 
 
 def numbered(place: str) -> tuple[str, int]:
-    """The node, and the number of the physical device, of what ``holders`` has."""
+    """Return the node and the index of the physical device of a key of ``holders``."""
     node, device = place.split("/")
     match = re.match(r"[gn]pu-(\d+)", device)
     assert match, device
@@ -99,13 +101,13 @@ def rules(cluster: Cluster) -> list[str]:
 
 
 def records(cluster: Cluster) -> list[str]:
-    """The nodes on which an operation is written down."""
+    """Return the nodes with a recorded operation."""
     path = f"/var/lib/kubelet/plugins/{cluster.driver}/repartition.json"
     return [node for node in cluster.nodes() if cluster.shell(node, f"test -e {path} && echo yes || true").strip()]
 
 
 def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
-    """The partitions of one GPU, as nvidia-smi lists them."""
+    """Return the partitions of one GPU as nvidia-smi lists them."""
     found: Counter[str] = Counter()
     inside = False
     for line in cluster.run(node, "nvidia-smi", "-L").splitlines():
@@ -117,7 +119,7 @@ def profiles(cluster: Cluster, node: str, gpu: int) -> Counter[str]:
 
 
 def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]) -> None:
-    """One static layout, altogether: silicon, what is published, and nothing left over."""
+    """Assert that one static layout is complete: the partitions, the published devices, and no rule or record."""
     assert profiles(cluster, node, gpu) == partitions
     assert not rules(cluster) and not records(cluster)
     prefix = f"gpu-{gpu}-mig-"
@@ -129,27 +131,27 @@ def consistent(cluster: Cluster, node: str, gpu: int, partitions: dict[str, int]
 def told(
     cluster: Cluster, node: str, component: str = "dra-accelerators-driver", after: int = 0
 ) -> list[tuple[str, str]]:
-    """The Events of a component on a Node: the reason and the text of each, in the order in which the API server has got them.
+    """Return the reasons and messages of a component's Events on a Node, in the order of their resource versions.
 
-    Those ``after`` a resource version alone, which ``told_until`` gives.
+    ``after`` excludes Events up to a resource version, as ``told_until`` returns it.
     """
     found = sorted(events(cluster, f"involvedObject.name={node},reportingComponent={component}").items())
     return [(each["reason"], each["message"]) for version, each in found if version > after]
 
 
 def told_until(cluster: Cluster, node: str) -> int:
-    """The resource version of the last Event on a Node."""
+    """Return the resource version of the last Event on a Node."""
     return max(events(cluster, f"involvedObject.name={node}"), default=0)
 
 
 def events(cluster: Cluster, selector: str) -> dict[int, Any]:
-    """The Events that a field selector finds, by their resource version: a number that grows with each that is written."""
+    """Return the Events that match a field selector, by resource version, which increases with each write."""
     found = cluster.get("events", "-n", "default", "--field-selector", selector)["items"]
     return {int(each["metadata"]["resourceVersion"]): each for each in found}
 
 
 def steps_told(cluster: Cluster, node: str) -> dict[str, list[tuple[str, str]]]:
-    """What the node's driver has told of each operation of a repartitioning, by its name."""
+    """Return the Events of the node's driver about each repartitioning operation, by its name."""
     found: dict[str, list[tuple[str, str]]] = {}
     for reason, text in told(cluster, node):
         if reason.startswith("Repartition"):

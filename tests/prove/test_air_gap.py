@@ -1,10 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A site without a way out: a bundle is made where there is one, and a bare node becomes ready from it with no route anywhere, from the GPUs' driver on.
+"""Test an air-gapped site: create an offline bundle where there is network access, and install a bare node from it
+without any route, including the GPU driver.
 
-Ansible runs in the network namespace of the control plane, which has lost its default route, as the node has: both reach each other and the API
-server, and nothing else. The node has no driver for its GPUs and lacks python3-venv: packages come from the bundle, the vendor's (stand-ins of
-gpu_host) and the distribution's. The server of the vendor's packages is gone when the site is made.
+Ansible runs in the network namespace of the control plane. The control plane and the node lose their default routes:
+they reach each other and the API server, and nothing else. The node has no GPU driver and lacks python3-venv. The
+bundle contains the vendor's packages (simulated by gpu_host) and the distribution's. The vendor's package server is
+stopped before the site is installed.
 """
 
 from __future__ import annotations
@@ -43,25 +45,25 @@ from tests.prove.gpu_host import (
 
 WORLD = "island"
 PLACE = "/var/lib/dra-accelerators"
-#: Takes the one package of the distribution's that the node lacks, and that a removal leaves.
+#: Removes the one package of the distribution that the node lacks and that a removal of our software keeps.
 VENV = "DEBIAN_FRONTEND=noninteractive apt-get -y purge python3-venv python3.11-venv && apt-get clean"
-#: Has Python as new as the bundle will have it: else its packages would be newer afterwards.
+#: Installs the same Python version as the bundle's. Otherwise its packages would be newer afterwards.
 PYTHON = (
     "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends install python3.11-venv"
 )
-#: An address that no world has (RFC 5737): the kernel is asked for the way there, and nobody is called.
+#: An address outside all worlds (RFC 5737). Only the kernel's route to it is queried; nothing is sent.
 ELSEWHERE = "192.0.2.1"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and writes down nothing."""
+    """Serve a directory without logging."""
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Vendor:
-    """The server of the vendor's packages, as long as there is a way to it."""
+    """The server of the vendor's packages while network access exists."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -71,14 +73,14 @@ class Vendor:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def end(self) -> None:
-        """Go, with all packages."""
+        """Stop the server and delete all packages."""
         self.server.shutdown()
         self.server.server_close()
         shutil.rmtree(self.sources.folder, ignore_errors=True)
 
 
 class Island:
-    """The world, the bundle, the vendor, and Ansible on either side."""
+    """The world, the bundle, the vendor, and Ansible with and without network access."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
@@ -105,11 +107,11 @@ class Island:
         return execute(["docker", "inspect", "--format", "{{.State.Pid}}", container]).stdout.strip()
 
     def inside(self, container: str) -> list[str]:
-        """The words by which a command runs in a container's network, and in nothing else of it."""
+        """Return the command prefix to run in a container's network namespace only."""
         return ["nsenter", f"--net=/proc/{self.pids[container]}/ns/net"]
 
     def cut(self) -> None:
-        """Take the routes that lead out, and the vendor's packages."""
+        """Remove the default routes and the vendor's packages."""
         self.vendor.end()
         for container in self.pids:
             execute([*self.inside(container), "ip", "route", "get", ELSEWHERE])
@@ -119,13 +121,13 @@ class Island:
             assert execute([*self.inside(container), "ip", "route", "get", ELSEWHERE], check=False).returncode
 
     def bundle(self, *words: str, check: bool = True, **variables: Any) -> Recap:
-        """Make the bundle, on this side. No kernel is named: the node has the headers of its own already."""
+        """Create the bundle with network access. No kernel is named, because the node has its kernel headers."""
         platform = {"distribution": "debian", "release": "12", "machine": os.uname().machine}
         given = {"accelerator_bundle": str(self.archive), "accelerator_platform": platform, **variables}
         return self.cluster.playbook("bundle.yml", "-e", json.dumps(given), *words, check=check, tree=self.tree)
 
     def site(self, *words: str, check: bool = True, **variables: Any) -> Recap:
-        """Install from the bundle, on the other side."""
+        """Install from the bundle without network access."""
         with tarfile.open(self.archive) as file:
             manifest = file.extractfile("manifest.json")
             assert manifest is not None
@@ -183,7 +185,7 @@ def test_what_is_needed_is_gathered_once(island: Island) -> None:
     assert all(item["signed_by"] and item["from"].startswith("http") for item in packages), packages
     vendors = {item["name"]: item for item in packages if item["from"].startswith(island.vendor.address)}
     assert all(item["signed_by"] == [island.sources.fingerprint] for item in vendors.values()), vendors
-    # Both kinds of modules, because nobody has seen the GPUs here.
+    # Both kinds of kernel modules, because the GPUs are not known here.
     modules = {"nvidia-kernel-open-dkms", "nvidia-kernel-dkms"}
     named = {"nvidia-driver-cuda", "nvidia-fabricmanager", "nvidia-container-toolkit", *modules}
     assert named <= vendors.keys() and "python3-venv" in {item["name"] for item in packages} - vendors.keys()
@@ -221,7 +223,7 @@ def test_a_bare_node_becomes_ready_with_no_route(island: Island) -> None:
     assert first.failed == 0 and first.changed > 0, first.output
     sees_all_doors_open(cluster, node, island.sources)
     cluster.shell(node, "dpkg-query -W python3-venv")
-    # What is kept of packages is for the way back, and lies with each role's record.
+    # The packages that are kept for a rollback are stored with each role's record.
     assert (
         cluster.shell(node, f"find {PLACE}/offline /etc/apt -name '*.deb' -o -name 'dra-accelerators*.sources' || true")
         == ""
@@ -237,7 +239,7 @@ def test_a_pod_s_image_comes_from_the_bundle_too(island: Island) -> None:
     reference = execute(
         ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/dra-accelerators-driver"]
     )
-    # Nothing is built here: the builder has no image any more, and no way to one.
+    # Nothing is built here: the builder has no image left and no network access.
     for name in reference.stdout.split():
         execute(["docker", "rmi", "--force", name])
     changed = island.site(**pods.variables(base))

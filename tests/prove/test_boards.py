@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Boards of other generations, one kind on each node, on a Kubernetes that has the feature gates that it has by itself.
+"""Test boards of other generations, one kind per node, on a Kubernetes with its default feature gates.
 
-Published is what the core makes of the board's description; a partition and a whole GPU reach a pod and are given back.
+The published slices are those that the core builds from the board's description. A partition and a whole GPU are
+allocated to a pod and released.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tests.unit.core import board_model
 MACHINES = ("8xB200", "4xA30", "2xRTX-PRO-6000")
 SETTINGS = {
     "accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "dynamic"}]}],
-    # Some of these boards change their mode by a reset.
+    # Some of these boards change their mode only with a reset.
     "nvidia_mig_reset": "when_needed",
 }
 
 
 @pytest.fixture(scope="module")
 def boards() -> Iterator[Cluster]:
-    """Three bare nodes, each with boards of its own kind, and no feature gate set."""
+    """Yield three bare nodes, each with another kind of boards, without feature gates set."""
     made = Cluster("boards")
     made.world("down")
     made.world("up", "--own-gates", "--nodes", len(MACHINES), "--silicon", ",".join(MACHINES), timeout=3000)
@@ -37,12 +38,12 @@ def boards() -> Iterator[Cluster]:
 
 
 def node_with(cluster: Cluster, machine: str) -> str:
-    """The node that is this machine."""
+    """Return the node with this machine."""
     return cluster.nodes()[MACHINES.index(machine)]
 
 
 def boards_of(machine: str) -> list[tuple[str, int]]:
-    """Board and minor number of each GPU, as the machine's description has them."""
+    """Return the board and minor number of each GPU from the machine's description."""
 
     def gpus(entry: dict[str, Any]) -> list[tuple[str, int]]:
         own = [(str(entry["board"]), int(entry["minor"]))] if entry.get("kind") == "gpu" else []
@@ -53,18 +54,20 @@ def boards_of(machine: str) -> list[tuple[str, int]]:
 
 
 def by_reset(board: str) -> bool:
-    """Whether a board changes its MIG mode by a reset only: then it is in the mode already, and is not offered whole."""
+    """Return whether a board changes its MIG mode only with a reset. Then it is always in MIG mode and is not
+    published whole.
+    """
     return bool(board_model.board(board)["mig"].get("mode_change") == "reset")
 
 
 def expected(machine: str) -> list[dict[str, Any]]:
-    """The specifications of the slices that the core makes of these boards with partitions made on demand."""
+    """Return the specs of the slices that the core builds for these boards with dynamic partitions."""
     devices = [board_model.device(board, minor, enabled=by_reset(board)) for board, minor in boards_of(machine)]
     return [body["spec"] for body in board_model.slices_of(devices, DRIVER, "any")]
 
 
 def comparable(specifications: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Devices and counter sets by name; of a device its capacity, what it draws, and the attributes of its kind."""
+    """Return devices (attributes of their kind, capacity, consumed counters) and counter sets, by name."""
     devices = {}
     for each in (device for specification in specifications for device in specification.get("devices", ())):
         kind = {"type", "profile", "productName", "architecture", "cudaComputeCapability"}
@@ -79,12 +82,12 @@ def comparable(specifications: list[dict[str, Any]]) -> tuple[dict[str, Any], di
 
 
 def numbers(version: str) -> list[int]:
-    """A version, comparable."""
+    """Return a version as comparable numbers."""
     return [int(part) for part in version.split(".")]
 
 
 def smallest(machine: str) -> str:
-    """The smallest plain profile of a machine's boards, as their description names it."""
+    """Return the name of the smallest plain profile of a machine's boards."""
     (board,) = {board for board, _minor in boards_of(machine)}
     return min(
         (each.memory_bytes, each.name)

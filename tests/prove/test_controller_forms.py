@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The controller as a Deployment: it takes over from the services and gives back to them, and nobody who asks meets a gap."""
+"""Change the controller from systemd services to a Deployment and back without an unanswered webhook request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.prove.pods import make_base_image
 NAME = "dra-accelerators-controller"
 PROCESS = "dra_driver.controller run"
 KINDS = "deployments,services,configmaps,poddisruptionbudgets"
-# Run by the pod's own interpreter: who it is, what it may, and whether it can write anywhere.
+# Run by the pod's Python: prints its identity, its capabilities, and whether it can write anywhere.
 LOOK = """
 import os
 def writes(path):
@@ -38,7 +38,7 @@ print(os.getuid(), *held, any(writes(f"/{folder}/x") for folder in ("", "tmp", "
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, and an inventory in which both nodes are the controller's hosts."""
+    """A cluster, and an inventory in which both nodes are controller hosts."""
 
     cluster: Cluster
     inventory: Path
@@ -50,7 +50,7 @@ class Site:
             "dra_controller_form": form,
             "dra_controller_grace": 1,
             "dra_controller_interval": 1,
-            # Whoever is not answered is refused: a gap is seen.
+            # An unanswered request is rejected, so that a gap is visible.
             "dra_controller_webhook_failure_policy": "Fail",
             "dra_controller_image_pull_policy": "Never",
             "driver_image_delivery": "import",
@@ -64,12 +64,12 @@ class Site:
         return recap
 
     def holder(self) -> str:
-        """The node or the pod that holds the Lease; "" where nobody does."""
+        """Return the node or pod that holds the Lease; "" without a holder."""
         lease = self.cluster.get("lease", NAME, "-n", NAMESPACE)
         return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
 
     def pods(self) -> dict[str, str]:
-        """The pods that are not on their way out, with their nodes."""
+        """Return the pods that are not terminating, with their nodes."""
         items = self.cluster.get("pods", "-n", NAMESPACE)["items"]
         return {
             each["metadata"]["name"]: each["spec"].get("nodeName", "")
@@ -78,14 +78,14 @@ class Site:
         }
 
     def objects(self) -> list[str]:
-        """What is in the namespace of the kinds that pods need, but for what Kubernetes puts into each."""
+        """Return the objects in the namespace of the kinds that the pods need, except those that Kubernetes creates."""
         found = self.cluster.kubectl("get", KINDS, "-n", NAMESPACE, "-o", "name").split()
         return [each for each in found if each != "configmap/kube-root-ca.crt"]
 
 
 @pytest.fixture()
 def site(cluster: Cluster) -> Iterator[Site]:
-    """Both nodes may run the controller; it is taken away afterwards, where the test has not come that far."""
+    """Prepare both nodes to run the controller; remove it afterwards in case the test failed early."""
     site = Site(cluster, cluster.inventory(controllers=True), make_base_image(cluster))
     yield site
     site.run("service", dra_controller_state="absent")
@@ -93,7 +93,7 @@ def site(cluster: Cluster) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def asking(cluster: Cluster) -> Iterator[list[str]]:
-    """Ask again and again whether a wrong claim, and a right one, may be stored; gives what was answered that should not have been."""
+    """Repeatedly dry-run create an invalid and a valid claim; yield the list of unexpected answers."""
     wrong, right = (settings_of("ResourceClaim", "v1", DRIVER, percentage) for percentage in (150, 50))
     end, other, asked = threading.Event(), [], [0]
 
@@ -115,7 +115,9 @@ def asking(cluster: Cluster) -> Iterator[list[str]]:
 
 
 def difference(cluster: Cluster, before: dict[str, str]) -> set[str]:
-    """What is not as it was, but for the images that containerd keeps and the distribution's own copy of the former list of users."""
+    """Return the changes of the footprint, without containerd's images and the distribution's backups of the user
+    list.
+    """
     after = cluster.footprint()
     kept = ("/etc/passwd-", "/etc/shadow-", "/etc/group-", "/etc/gshadow-")
     changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
@@ -150,12 +152,14 @@ def test_the_controller_changes_over_to_pods_and_back_and_everybody_who_asks_is_
     assert problems == []
     site.run("deployment")
     site.run("deployment", dra_controller_state="absent")
-    # The kubelet removes the logs of pods that have gone within a minute or two.
+    # The kubelet removes the logs of deleted pods within a minute or two.
     cluster.wait("nothing is left", lambda: not difference(cluster, before), timeout=240, interval=10)
 
 
 def see_the_pods(site: Site) -> None:
-    """See that two pods run apart, that one of them acts and no service does, and what they may."""
+    """Assert that two pods run on different nodes with the expected permissions, and that one of them leads and no
+    service runs.
+    """
     cluster = site.cluster
     pods = site.pods()
     assert len(pods) == 2 and sorted(pods.values()) == cluster.nodes()
@@ -178,7 +182,7 @@ def see_the_pods(site: Site) -> None:
 
 
 def see_the_other_pod_take_over(site: Site) -> None:
-    """Kill the process that acts, and see that the other pod takes the Lease and cleans up after a node that is gone."""
+    """Kill the leading process; assert that the other pod takes the Lease and cleans up after a deleted node."""
     cluster, first = site.cluster, site.holder()
     ghost = Ghost(cluster, "ghost")
     try:
@@ -193,5 +197,5 @@ def see_the_other_pod_take_over(site: Site) -> None:
 
 
 def ready(cluster: Cluster) -> int:
-    """How many pods are ready."""
+    """Return the number of ready pods."""
     return int(cluster.get("deployment", NAME, "-n", NAMESPACE)["status"].get("readyReplicas", 0))

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The role upgrades a controller that an earlier release has installed: its CA, which the controllers kept, and its rights.
+"""Test that the role upgrades a controller of an earlier release: its CA, which the controllers managed, and its
+permissions.
 
-Earlier controllers created the CA of the webhook with a lifetime of 1 year and replaced it. For this they could write Secrets and the
-webhook configuration. The test writes these objects as the earlier release did.
+Earlier controllers created the webhook's CA with a lifetime of 1 year and replaced it. For this they could write
+Secrets and the webhook configuration. The test writes these objects like the earlier release.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["installed"]
 
 NAME, SECRET = "dra-accelerators-controller", "dra-accelerators-controller-authority"
 YEAR = 365 * 86400
-#: The rights of an earlier controller that the present one does not have.
+#: Permissions of an earlier controller that the present one does not have.
 RIGHTS = {
     "clusterrole": [
         {
@@ -64,18 +65,20 @@ def replace(cluster: Cluster, kind: str, name: str, document: dict[str, Any], *w
 
 
 def answers(cluster: Cluster) -> list[str]:
-    """Return the answers of the API server to a right claim and to a wrong one."""
+    """Return the answers of the API server to a valid and to an invalid claim."""
     return [answer_to(cluster, settings_of("ResourceClaim", "v1", DRIVER, percentage)) for percentage in (50, 150)]
 
 
 def works(cluster: Cluster) -> bool:
-    """Return whether all webhooks answer. With failure policy Fail, each webhook without a trusted certificate rejects the right claim."""
+    """Return whether all webhooks answer. With failure policy Fail, a webhook without a trusted certificate rejects
+    the valid claim.
+    """
     right, wrong = answers(cluster)
     return KEPT in right and "it is 150" in wrong
 
 
 def rights(cluster: Cluster) -> list[str]:
-    """Return the write rights of the controller on its webhook configuration and its Secret."""
+    """Return the write permissions of the controller on its webhook configuration and its Secret."""
     identity = f"--as=system:serviceaccount:{NAMESPACE}:controller"
     asked = {
         f"patch {NAME}": ("patch", f"validatingwebhookconfigurations.admissionregistration.k8s.io/{NAME}"),
@@ -91,7 +94,9 @@ def rights(cluster: Cluster) -> list[str]:
 
 @pytest.fixture()
 def earlier(installed: Installed) -> Iterator[certificates.Authorities]:
-    """The Secret, the webhook configuration, and the rights of an earlier release. Its CA was created 100 days ago."""
+    """Write the Secret, the webhook configuration, and the permissions of an earlier release, whose CA was created 100
+    days ago.
+    """
     cluster = installed.cluster
     installed.change(webhook_failure_policy="Fail")
     authority = certificates.make_authority(now() - datetime.timedelta(days=100), YEAR)

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a killed run has left is lifted by the controller; the controller gives its report to those who may read it; and a plan in which a claim
-moves is carried out.
+"""Test day-2 operations: the controller removes taint rules of a killed run, serves its report to authorized readers,
+and a plan that moves a claim is applied.
 
-Two nodes with GPUs, on which the controller runs as well, as a service and at last as a Deployment. The tests go on from one to the next.
+Two GPU nodes also run the controller, first as a systemd service and at last as a Deployment. Each test starts from
+the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ from tests.prove.repartitioning import (
 
 WORLD = os.environ.get("DRA_ACCELERATORS_DAY_TWO_WORLD", "day-two")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-#: How long the rules of a drain may stand without a sign of life.
+#: Seconds after which the controller removes a drain's taint rules that are not renewed.
 LASTING = 60
-#: What all runs over the controller have in common.
+#: Variables of all playbook runs for the controller.
 CHOSEN = {"dra_controller_interval": 1, "dra_controller_drifting": 2}
-#: Of the first node. Of what is on its second GPU no other one has any.
+#: Layout of the first node. Only its second GPU has partitions of the middle size.
 LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
     {"match": {"index": 1}, "mode": "static", "partitions": {"2g.20gb": 3}},
     {"match": {}, "mode": "whole"},
 ]
-#: Has to do without everything that is on the second GPU.
+#: A layout without any of the second GPU's partitions.
 HALVES = {"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}
 PARTS = {"large": 1, "small": 1, "middle": 1}
-#: All whole GPUs of both nodes.
+#: Number of whole GPUs on both nodes.
 WHOLE = 8
 ASKS = {
     "large": selected("mig.nvidia.com", static("3g.40gb")),
@@ -87,14 +88,14 @@ HUGE = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('400Gi')) >=
 
 
 def layouts(cluster: Cluster, *more: dict[str, Any]) -> dict[str, Any]:
-    """The fleet file, with these rules before those of the first node."""
+    """Return the fleet file, with these rules before those of the first node."""
     one, other = cluster.nodes()
     whole = [{"match": {}, "mode": "whole"}]
     return {"accelerator_layouts": [{"hosts": one, "layout": [*more, *LAYOUT]}, {"hosts": other, "layout": whole}]}
 
 
 def controller(cluster: Cluster, **more: Any) -> Recap:
-    """Run the playbook controller, with these variables."""
+    """Run the controller playbook with these variables."""
     words = ("-e", json.dumps({**CHOSEN, **more}))
     done = cluster.playbook("controller.yml", *words, inventory=cluster.inventory(controllers=True), check=False)
     assert not done.failed, done.output
@@ -103,7 +104,9 @@ def controller(cluster: Cluster, **more: Any) -> Recap:
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[Cluster]:
-    """Two nodes, the controller on both, which lifts early, and three pods on partitions."""
+    """Start two nodes with the controller on both, an early removal of drain taints, and three pods on partitions;
+    yield the cluster.
+    """
     cluster = Cluster(WORLD, {"dra_driver_inventory_interval": 10})
     if not KEPT:
         cluster.world("down")
@@ -123,20 +126,20 @@ def living() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def node(living: Cluster) -> str:
-    """The node whose layout changes."""
+    """Return the node whose layout changes."""
     return living.nodes()[0]
 
 
 def of(cluster: Cluster, name: str) -> list[str]:
-    """Where the pods of a Deployment have their devices: GPUs of the first node by their numbers."""
+    """Return the indexes of the first node's GPUs that the pods of a Deployment use."""
     return [f"{numbered(place)[1]}" for place, user in holders(cluster).items() if user.startswith(f"{name}-")]
 
 
-# ---- what a killed run has left
+# ---- remains of a killed run
 
 
-KILLED_AT = "Wait until the driver has unprepared what goes, and say that the device is about to change"
-#: As if all that a drain may take, and the quarter of an hour after it, were over.
+KILLED_AT = "Wait until the driver has unprepared the devices to remove"
+#: Simulate that the timeout of the drain and the 15 min after it have passed.
 AGE = """
 import json, sys, time
 record = json.load(open(sys.argv[1]))
@@ -146,7 +149,7 @@ open(sys.argv[1], "w").write(json.dumps(record))
 
 
 def counted(cluster: Cluster, name: str) -> float:
-    """A number of the controller that acts, 0.0 where it has none yet."""
+    """Return a metric of the active controller, 0.0 if it is missing."""
     said = cluster.run(holder(cluster), "python3", "-c", ASK)
     found = re.findall(rf"^dra_accelerators_controller_{re.escape(name)} (\S+)$", said, re.MULTILINE)
     return float(found[0]) if found else 0.0
@@ -173,7 +176,9 @@ def test_the_controller_lifts_what_a_killed_run_has_left_and_nothing_else(living
 
 
 def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
-    """See that the pod that came in the evicted one's place is given the device, and runs there once the driver holds it no more."""
+    """Assert that the evicted pod's replacement gets the device, and runs there as soon as the driver no longer blocks
+    it.
+    """
     living.wait("it is given a device", lambda: of(living, "middle") == ["1"])
     (name,) = (each for each in pods(living) if each.startswith("middle"))
 
@@ -190,7 +195,7 @@ def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
 
 
 def test_the_next_run_completes_it(living: Cluster, node: str) -> None:
-    # What runs from here on may take longer.
+    # The runs below can take longer.
     controller(living, dra_controller_report=True)
     before = {name: each for name, each in containers(living).items() if not name.startswith("middle")}
     turns: list[tuple[list[dict[str, Any]], dict[str, int], int]] = [
@@ -210,7 +215,7 @@ def test_the_next_run_completes_it(living: Cluster, node: str) -> None:
 
 @pytest.fixture(scope="module")
 def reader(living: Cluster) -> Iterator[str]:
-    """The token of somebody who may read; beside that one there is another who may not."""
+    """Yield the token of an authorized service account. A second account is not authorized."""
     binding = ("clusterrolebinding", "report-reader")
     for name in ("reader", "other"):
         living.kubectl("create", "serviceaccount", name, "-n", "default")
@@ -221,7 +226,7 @@ def reader(living: Cluster) -> Iterator[str]:
 
 
 def waits(cluster: Cluster, shown: str, number: int, *names: str) -> dict[str, Any]:
-    """The report of one controller, once these pods and no others wait in it."""
+    """Return the report of one controller as soon as exactly these pods wait in it."""
 
     def new() -> dict[str, Any] | None:
         found = given(cluster, shown, number)
@@ -237,7 +242,7 @@ def test_who_may_read_it_gets_the_report_of_this_cluster_by_either_service(livin
     living.wait(
         "both have the right to ask who reads", lambda: read(living, reader)[0] == read(living, reader, 1)[0] == 200
     )
-    # One that was made before is given for ten seconds.
+    # A report is served from the cache for 10 s.
     for number in (0, 1):
         is_the_clusters(living, waits(living, reader, number, "huge"))
     refusals(living, reader)
@@ -245,12 +250,12 @@ def test_who_may_read_it_gets_the_report_of_this_cluster_by_either_service(livin
     is_the_clusters(living, waits(living, reader, 0))
 
 
-# ---- a plan in which a claim moves
+# ---- a plan that moves a claim
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the plan is written to."""
+    """Return the path of the plan file."""
     return tmp_path_factory.mktemp("plan") / "layouts.yml"
 
 
@@ -288,7 +293,7 @@ def test_only_a_move_makes_room_for_who_waits_and_the_plan_names_who_moves(
 
 
 def by_plan(cluster: Cluster, file: Path, *arguments: str, **more: Any) -> Recap:
-    """The playbook repartition with the file that the plan has written."""
+    """Run the repartition playbook with the file that the plan wrote."""
     return repartition(cluster, "{}", "-e", f"@{file}", *arguments, **more)
 
 
@@ -298,10 +303,10 @@ def test_who_moves_comes_back_elsewhere_who_waited_runs_and_nobody_else_notices(
     before, had, steps = containers(living), holders(living), file.with_name("steps.json")
     (mover,) = (name for name in before if name.startswith("middle"))
     shown = by_plan(living, file, "--check", "--diff", accelerator_repartition_file=str(steps))
-    # The other node's layout stays: the same rules are told of its devices one by one.
+    # The other node's layout does not change: the plan states the same rules for each of its devices.
     assert not shown.failed and not shown.hosts[node]["changed"], shown.output
     plan = json.loads(steps.read_text())
-    # Who has to go finds what the device before has to give.
+    # The evicted pod needs the partition that the previous operation creates.
     assert [[one["index"] for one in each["devices"]] for each in plan["nodes"][node]["operations"]] == [[0], [1]]
     assert [each["name"] for each in plan["evicted"]] == [mover] and len(plan["staying"]) == len(before) - 1
     assert containers(living) == before and not rules(living)
@@ -321,7 +326,7 @@ def test_who_moves_comes_back_elsewhere_who_waited_runs_and_nobody_else_notices(
     assert containers(living) == after and living.slices() == slices
 
 
-# ---- the report, of pods
+# ---- the report, with pods
 
 
 def test_pods_give_the_report_at_their_service_also_without_the_api_server(
@@ -342,14 +347,14 @@ def test_pods_give_the_report_at_their_service_also_without_the_api_server(
     living.wait("it may be read", lambda: read(living, reader)[0] == 200)
     is_the_clusters(living, given(living, reader))
     refusals(living, reader)
-    # One pod, which is asked until it has one, and remembers who may read.
+    # A single pod: requests reach it until it has a report, and it caches the authorized readers.
     living.kubectl("scale", "deployment", CONTROLLER, "-n", NAMESPACE, "--replicas=1")
     living.wait("there is one", lambda: len(living.get("pods", "-n", NAMESPACE)["items"]) == 1)
     last = living.wait("it has one", lambda: given(living, reader))
     asked = question(living, reader)
     living.world("component", "stop", "apiserver")
     try:
-        # What was made a moment ago is given without a word.
+        # A report of a moment ago is served without a warning.
         deadline = time.monotonic() + 60
         while "Warning" not in (answer := answered(living, node, asked))[1]:
             assert time.monotonic() < deadline, answer
@@ -363,5 +368,5 @@ def test_pods_give_the_report_at_their_service_also_without_the_api_server(
     )
     living.wait("it is made anew", lambda: given(living, reader)["generated"] > last["generated"])
     living.kubectl("delete", "clusterrolebinding", "report-reader")
-    # Who may read is asked again after a minute.
+    # The authorization is checked again after a minute.
     living.wait("the right is gone", lambda: read(living, reader)[0] == 403)

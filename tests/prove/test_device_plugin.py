@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose devices pods have without claims, with a real kubelet: what they see, faults, restarts, and the way there and back.
+"""Test a node with a device plugin instead of claims, with a real kubelet: the devices in pods, faults, restarts, and
+a change to claims and back.
 
-A world of its own with one node. The tests go on from one to the next.
+A separate world with one node. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CALL = "nvmlDeviceGetMemoryInfo"
 
 
 def site(cluster: Cluster, interface: str, *arguments: str) -> Recap:
-    """The site playbook with one way for all nodes."""
+    """Run the site playbook with one kubelet interface for all nodes."""
     variables = {
         "accelerator_layouts": [{"hosts": "all", "layout": LAYOUT}],
         "dra_driver_kubelet_interface": interface,
@@ -38,21 +39,21 @@ def site(cluster: Cluster, interface: str, *arguments: str) -> Recap:
 
 
 def offered(cluster: Cluster, what: str = "allocatable") -> dict[str, int]:
-    """What the Node offers of our resources."""
+    """Return the quantities of our resources in the Node's status."""
     (node,) = cluster.get("nodes")["items"]
     found = node["status"].get(what, {})
     return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
 
 
 def seen(cluster: Cluster, name: str) -> list[str]:
-    """The UUIDs of the GPUs and MIG devices that a pod's own NVML shows."""
+    """Return the UUIDs of the GPUs and MIG devices that NVML shows in a pod."""
     log = cluster.wait("the pod's list", lambda: cluster.log(name))
     return re.findall(r"UUID: ((?:GPU|MIG)-[0-9a-f-]+)", log)
 
 
 @pytest.fixture(scope="module")
 def plugged() -> Iterator[Cluster]:
-    """A node that was set up with the plugin from the first run on."""
+    """Yield a node with the device plugin from its first run on."""
     cluster, kept = Cluster("plugin"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         cluster.world("down")
@@ -79,7 +80,7 @@ def test_a_pod_that_asks_for_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
     assert [each[:4] for each in one] == ["GPU-"] and len({*one, *two}) == 3, (one, two)
     assert [each for each in part if each.startswith("MIG-")] == part[-1:], part
     assert plugged.get("resourceclaims")["items"] == [], "nobody has made a claim"
-    # The kubelet knows who has what by the ids that NVML knows.
+    # The kubelet's checkpoint contains the device IDs, which are NVML's UUIDs.
     told = plugged.run(node, "cat", f"{FOLDER}/kubelet_internal_checkpoint")
     assert all(uuid in told for uuid in (*one, *two, part[-1]))
 
@@ -113,7 +114,7 @@ def test_restarts_of_kubelet_and_driver_disturb_no_pod(plugged: Cluster) -> None
 def test_back_to_claims_nothing_is_published_before_the_last_pod_has_gone(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     plugged.kubectl("delete", "pod", "two-gpus", "one-partition")
-    # The run waits for what it is to see, and says what stands in the way.
+    # The run waits for the published devices, and reports what prevents them.
     refused = site(plugged, "dra", "-e", "dra_driver_publish_timeout=30")
     assert refused.failed == 1 and "default/extended-resource" in refused.output, refused.output
     assert plugged.slices() == [] or not plugged.devices(node)
@@ -137,7 +138,7 @@ def test_there_again_a_claim_is_seen_to_its_end(plugged: Cluster) -> None:
     assert plugged.slices() == []
     told = plugged.run(node, "cat", "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json")
     assert uuid not in told
-    plugged.delete(*reversed(documents))  # the claim stays as long as its pod does
+    plugged.delete(*reversed(documents))  # the claim stays as long as its pod
     plugged.wait("the claim's as well", lambda: offered(plugged).get(GPUS) == 7)
     plugged.wait(
         "nothing is served for claims",

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster by device plugin goes to claims and back, under running pods that nobody changes: first by this collection's plugin, then by another.
+"""Migrate a cluster from a device plugin to claims and back under unchanged running workloads: first with this
+collection's plugin, then with another.
 
-A world of its own with two nodes. The tests go on from one to the next.
+A separate world with two nodes. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ TAINT, OFF = "dra.accelerators/migration", "dra.accelerators/device-plugin"
 DEVICES = 7 + 4
 VENDOR = "/opt/vendor-plugin"
 
-#: A device plugin as others have one: eight things that pods can ask for, and a socket of its own in the kubelet's folder.
+#: A device plugin of another vendor: eight devices that pods can request, and its own socket in the kubelet's
+#: directory.
 PLUGIN = """
 import os, signal, threading
 from concurrent import futures
@@ -76,7 +78,7 @@ if os.path.exists(SOCKET):
 
 
 def deployment(name: str, resource: str, replicas: int) -> dict[str, Any]:
-    """A workload as it was written for a device plugin."""
+    """Return a workload that uses a device plugin."""
     container = {
         "name": "probe",
         "image": IMAGE,
@@ -100,7 +102,7 @@ QUOTA = {
     "metadata": {"name": "gpus", "namespace": "default"},
     "spec": {"hard": {f"requests.{GPU}": "6"}},
 }
-# In a namespace without pods: by itself it would give a device to every container that asks for none.
+# In a namespace without pods: a LimitRange would give a device to every container that requests none.
 LIMITS = {
     "apiVersion": "v1",
     "kind": "LimitRange",
@@ -110,7 +112,7 @@ LIMITS = {
 
 
 def daemon_set(node: str) -> dict[str, Any]:
-    """A device plugin of others on one node, which runs in the node's own files."""
+    """Return another device plugin for one node. It runs in the node's file system."""
     start = (
         "import os; os.chroot('/host'); os.chdir('/'); "
         f"os.execve('{VENDOR}/venv/bin/python', ['{VENDOR}/venv/bin/python', '{VENDOR}/plugin.py'], {{'PYTHONPATH': '{VENDOR}/current'}})"
@@ -145,7 +147,7 @@ def daemon_set(node: str) -> dict[str, Any]:
 
 
 def variables(interface: str) -> str:
-    """The fleet: the same layout on all nodes, and the way that they have."""
+    """Return the fleet's variables: the same layout on all nodes, and the kubelet interface."""
     return json.dumps(
         {
             "accelerator_layouts": [{"hosts": "all", "layout": LAYOUT}],
@@ -156,7 +158,7 @@ def variables(interface: str) -> str:
 
 
 def move(cluster: Cluster, direction: str = "forward", *arguments: str, interface: str = "", **more: Any) -> Recap:
-    """The playbook of the move, with the word on evictions unless ``more`` has another one."""
+    """Run the migration playbook. Evictions are permitted unless ``more`` changes that."""
     said = {"device_plugin_migration_direction": direction, "device_plugin_migration_evict": True, **more}
     wanted = interface or {"forward": "dra", "back": "device-plugin"}[direction]
     return cluster.playbook(
@@ -170,7 +172,7 @@ def node_of(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def offered(cluster: Cluster, node: str) -> dict[str, int]:
-    """What a Node offers of the vendor's resources, without what it has none of."""
+    """Return a Node's allocatable resources of the vendor, without those of quantity 0."""
     found = node_of(cluster, node)["status"].get("allocatable", {})
     return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/") and number != "0"}
 
@@ -180,7 +182,7 @@ def taints(cluster: Cluster, node: str) -> list[str]:
 
 
 def pods_of(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    """The pods of a workload that are not on their way out."""
+    """Return a workload's pods that are not terminating."""
     items = cluster.get("pods", "-n", "default", "-l", f"app={name}")["items"]
     return [each for each in items if not each["metadata"].get("deletionTimestamp")]
 
@@ -200,7 +202,7 @@ def wait_ready(cluster: Cluster) -> None:
 
 
 def seen(cluster: Cluster, name: str) -> list[str]:
-    """The GPUs and MIG devices that the own NVML of each pod of a workload shows."""
+    """Return the UUIDs of the GPUs and MIG devices that NVML shows in each pod of a workload."""
     found = []
     for each in pods_of(cluster, name):
         pod_name = each["metadata"]["name"]
@@ -210,7 +212,7 @@ def seen(cluster: Cluster, name: str) -> list[str]:
 
 
 class Readiness(threading.Thread):
-    """Looks how many pods of ``web`` are ready, as long as it runs; ``least`` is the least of it."""
+    """Thread that polls the number of ready pods of ``web``. ``least`` is the minimum."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(daemon=True)
@@ -237,7 +239,7 @@ class Readiness(threading.Thread):
 
 @pytest.fixture(scope="module")
 def plugged() -> Iterator[Cluster]:
-    """Two nodes whose devices pods have by the plugin, with workloads that were written for it, and a pod that has no device."""
+    """Start two nodes with the device plugin, workloads for it, and a pod without a device; yield the cluster."""
     cluster, kept = Cluster("moved"), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
         cluster.world("down")
@@ -278,7 +280,7 @@ def test_nobody_is_evicted_without_a_word_nor_against_the_fleet_file(plugged: Cl
     silent = move(plugged, device_plugin_migration_evict="")
     assert silent.failed and "nobody has said that they may be" in silent.output and "default/web-" in silent.output
     contradicted = move(plugged, interface="device-plugin")
-    assert contradicted.failed and "Say so in the fleet file" in contradicted.output
+    assert contradicted.failed and "Set it in the fleet file" in contradicted.output
     assert uids(plugged) == before and not any(taints(plugged, node) for node in plugged.nodes())
 
 
@@ -301,7 +303,7 @@ def test_forward_node_by_node_and_unchanged_pods_run_on_claims(plugged: Cluster)
     assert len(gpus) == 2 and len([each for each in parts if each.startswith("MIG-")]) == 1, (gpus, parts)
     claims = plugged.get("resourceclaims", "-n", "default")["items"]
     assert len(claims) == 3 and all("extended-resource-claim" in json.dumps(each["metadata"]) for each in claims)
-    # Who has no device has not noticed anything.
+    # The pod without a device was not affected.
     now = plugged.pod("bystander")
     assert now["metadata"]["uid"] == bystander and now["status"]["containerStatuses"][0]["restartCount"] == 0
     used = plugged.get("resourcequota", "gpus", "-n", "default")["status"]["used"]
@@ -333,7 +335,7 @@ def test_claims_that_users_wrote_are_named_before_the_way_back(plugged: Cluster)
     refused = move(plugged, "back")
     assert refused.failed and "default/written has claims that users wrote" in refused.output
     assert uids(plugged) == before and not any(taints(plugged, each) for each in plugged.nodes())
-    plugged.delete(*reversed(documents))  # the claim stays as long as its pod does
+    plugged.delete(*reversed(documents))  # the claim stays as long as its pod
 
 
 def test_back_and_the_same_pods_run_by_the_plugin(plugged: Cluster) -> None:
@@ -354,12 +356,12 @@ def test_back_and_the_same_pods_run_by_the_plugin(plugged: Cluster) -> None:
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-# ---------------------------------------------------------------------- a device plugin of others
+# ---------------------------------------------------------------------- another device plugin
 
 
 @pytest.fixture(scope="module")
 def foreign(plugged: Cluster) -> str:
-    """The second node without anything of ours, with the device plugin of others; a pod has a device from it."""
+    """Return the second node with another device plugin instead of our software; a pod has one of its devices."""
     first, node = plugged.nodes()
     plugged.kubectl("delete", "deployment", "web", "parts", "-n", "default")
     plugged.wait("all have gone", lambda: not pods_of(plugged, "web") and not pods_of(plugged, "parts"))
@@ -380,7 +382,7 @@ def foreign(plugged: Cluster) -> str:
     return node
 
 
-#: The example's variables, with this DaemonSet in the place of NVIDIA's.
+#: The example's variables, with this DaemonSet instead of NVIDIA's.
 NAMED = {
     **yaml.safe_load((EXAMPLES / "device-plugin-migration.yml").read_text(encoding="utf-8")),
     "device_plugin_migration_plugins": ["kube-system/what-a-name"],

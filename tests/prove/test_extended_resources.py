@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that request GPUs in their limits, without a claim: why they wait, what evicts them, and which container has which GPU.
+"""Test pods that request GPUs in their limits without a claim: why they are pending, the way to evict them, and which
+container has which GPU.
 
-All pods of the tests are for the second node, whose eight GPUs are dynamic.
+All pods of the tests run on the second node, whose eight GPUs are dynamic.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WAIT_SECONDS = 15
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, without rules of a test before and after."""
+    """Yield the second node, without taint rules of a test before and after."""
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
@@ -42,7 +43,7 @@ def node(clean: Cluster) -> Iterator[str]:
 
 @pytest.fixture()
 def why(clean: Cluster, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
-    """Runs the playbook why.yml; returns the explanations by name."""
+    """Return a function that runs the playbook why.yml and returns the explanations by name."""
 
     def run(**words: str) -> dict[str, dict[str, Any]]:
         data = tmp_path / "why.json"
@@ -58,7 +59,7 @@ def why(clean: Cluster, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any
 
 
 def with_limits(name: str, node: str, *limits: tuple[str, int]) -> dict[str, Any]:
-    """A pod on this node, with one container for each limit."""
+    """Return a pod on this node, with one container for each limit."""
     made = pod(name, node=node)
     (template,) = made["spec"]["containers"]
     made["spec"]["containers"] = [
@@ -86,7 +87,7 @@ def test_why_of_a_pod_whose_limit_is_too_high_names_the_lack(
     explained = why()
     assert set(explained) == {"too-many"}
     assert (explained["too-many"]["kind"], explained["too-many"]["verdict"]) == ("Pod", "no")
-    assert "Nothing waits for devices" not in explained["too-many"]["output"]
+    assert "No pod or claim waits for devices" not in explained["too-many"]["output"]
     assert "there are devices for it now" not in explained["too-many"]["output"]
 
 
@@ -128,7 +129,9 @@ Attributed = list[tuple[str, str, str]]
 
 @pytest.fixture()
 def three(clean: Cluster, node: str) -> tuple[Attributed, Attributed]:
-    """Three containers with a request each of one claim, and two of one pod's limits: their GPUs by pod, and by pod and container."""
+    """Run three containers with one request each of a claim, and two with limits; return their GPUs by pod, and by pod
+    and container.
+    """
     wanted = claim("three", device_class=CLASS)
     (request,) = wanted["spec"]["devices"]["requests"]
     wanted["spec"]["devices"]["requests"] = [{**request, "name": name} for name in "abc"]
@@ -152,13 +155,13 @@ def three(clean: Cluster, node: str) -> tuple[Attributed, Attributed]:
 
 
 def series(cluster: Cluster, node: str) -> Attributed:
-    """Pod, container, and UUID of each series of the metric."""
+    """Return pod, container, and UUID of each series of the metric."""
     found = info(scraped(cluster, node), "container_device_info")
     return sorted((each["pod"], each["container"], each["uuid"]) for each in found)
 
 
 def listed(cluster: Cluster, node: str) -> Attributed:
-    """The same by ``dra-driver claims``."""
+    """Return the same from ``dra-driver claims``."""
     claims = dra_driver(cluster, node, "claims")
     for each in claims:
         assert len(each["containers"]) == len(set(each["containers"])), each
@@ -173,7 +176,7 @@ def listed(cluster: Cluster, node: str) -> Attributed:
 
 
 def test_each_gpu_has_one_series_with_its_pod(clean: Cluster, node: str, three: tuple[Attributed, Attributed]) -> None:
-    """The drivers may not read pods, by default."""
+    """By default the drivers cannot read pods."""
     by_pod, _by_container = three
     clean.wait("a series for each GPU", lambda: series(clean, node) == by_pod)
     assert listed(clean, node) == by_pod
@@ -181,7 +184,7 @@ def test_each_gpu_has_one_series_with_its_pod(clean: Cluster, node: str, three: 
 
 @pytest.fixture()
 def reading_pods(clean: Cluster, node: str) -> Iterator[None]:
-    """Drivers that may read pods."""
+    """Run drivers that can read pods."""
     done = clean.playbook("site.yml", "--tags", "driver", "-e", '{"dra_driver_read_pods": true}', check=False)
     assert not done.failed, done.output
     yield
@@ -199,7 +202,7 @@ def test_each_gpu_has_one_series_with_its_container_where_drivers_read_pods(
 
 @pytest.fixture()
 def kubeconfig(clean: Cluster) -> dict[str, str]:
-    """The option of the modules that talk to the API server."""
+    """Return the option of the modules that use the API server."""
     return {"kubeconfig": clean.world("kubeconfig").strip()}
 
 
@@ -233,7 +236,7 @@ def test_no_execute_leaves_a_pod_with_limits_and_a_drain_evicts_it(
     done = ansible("localhost", "device_drain", drained)
     assert not done["failed"] and "evicted default/limits" in done["steps"], done
     assert not clean.get("pods")["items"]
-    # Nothing holds the devices now: the rule is as it was, and there is nothing to wait for.
+    # No claim uses the devices now: the rule does not change, and there is nothing to wait for.
     done = ansible("localhost", "device_taint", {**taint, "wait": True, "wait_timeout": WAIT_SECONDS})
     assert (done["failed"], done["changed"]) == (False, False), done
     assert done["waited"] < WAIT_SECONDS and not [each for each in done["held_by"] if each["pods"]]
@@ -262,7 +265,7 @@ def test_two_classes_of_one_resource_are_reported(
         assert SECOND_CLASS in (tmp_path / f"report{suffix}").read_text(encoding="utf-8"), suffix
     gone = ansible("localhost", "device_class", {**kubeconfig, "classes": [{"name": SECOND_CLASS}], "state": "absent"})
     assert not gone["failed"], gone
-    # The scheduler has forgotten the resource until the remaining class is updated, as the warning says.
+    # The scheduler ignores the resource until the remaining class is updated, as the warning says.
     clean.kubectl("delete", "pod", "limits")
     clean.apply(with_limits("forgotten", node, (RESOURCE, 1)))
     wait_unschedulable(clean, "forgotten")
@@ -272,5 +275,5 @@ def test_two_classes_of_one_resource_are_reported(
 
 
 def one_line(text: str) -> str:
-    """A playbook's output without line breaks, escapes, and indents of its messages."""
+    """Return a playbook's output without line breaks, escapes, and indents of its messages."""
     return " ".join(text.replace("\\n", " ").replace('"', "").split())

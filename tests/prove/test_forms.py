@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two instances of the driver on one node: as a second process beside the service, and as pods of a DaemonSet."""
+"""Test two instances of the driver on one node: a second process next to the service, and pods of a DaemonSet."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SECOND, UNIT = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f", "second-driver"
 
 
 def versions(cluster: Cluster, node: str) -> dict[str, str]:
-    """The resource versions of a node's slices."""
+    """Return the resource versions of a node's slices."""
     return {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in cluster.slices(node)}
 
 
 def until_serves(cluster: Cluster, node: str, instance: str) -> None:
-    """Wait until an instance serves and is ready; "" is the service."""
+    """Wait until an instance serves and is ready. "" is the service."""
 
     def serves() -> bool:
         told = cluster.status(node)
@@ -37,7 +37,7 @@ def until_serves(cluster: Cluster, node: str, instance: str) -> None:
 
 @pytest.fixture()
 def beside(clean: Cluster) -> Iterator[tuple[Cluster, str]]:
-    """A second instance of the driver beside the service of the second node, as a process of its own."""
+    """Run a second instance of the driver next to the service of the second node, as a separate process."""
     node = clean.nodes()[1]
     environment = ("PYTHONPATH=/opt/dra-accelerators/current", f"DRA_DRIVER_INSTANCE={SECOND}")
     clean.run(
@@ -83,25 +83,25 @@ def test_the_second_takes_over_and_the_first_takes_up_again_when_it_is_killed(be
 
 @pytest.fixture(scope="module")
 def base_image(cluster: Cluster) -> str:
-    """An image that the driver's is built upon."""
+    """Return the base image of the driver's image."""
     return make_base_image(cluster)
 
 
 def form(cluster: Cluster, base: str, name: str, tree: Path | None = None) -> None:
-    """Change the second node over to the form of this name, with the collection of ``tree`` or with this one."""
+    """Change the second node to this form with the collection of ``tree`` or with this one."""
     fleet = {**variables(base), "dra_driver_form": name}
     cluster.playbook("driver_form.yml", "--limit", cluster.nodes()[1], "-e", json.dumps(fleet), tree=tree)
 
 
 def see_pod_serve(cluster: Cluster, node: str, version: str) -> None:
-    """See that the one pod there is serves, from the release of this version."""
+    """Assert that the single pod serves with the release of this version."""
     until_serves(cluster, node, the_pod(cluster)["metadata"]["uid"])
     assert cluster.status(node)["version"] == version
 
 
 @pytest.fixture()
 def next_release(tmp_path: Path) -> Path:
-    """A tree with the collection as it might be in its next release."""
+    """Return a tree with the collection as a next release."""
     copy = copy_of_the_collection(tmp_path)
     for path in (copy / "galaxy.yml", copy / "roles/dra_driver/files/dra_driver/__init__.py"):
         path.write_text(path.read_text().replace("0.1.0", "0.1.1"))
@@ -133,7 +133,7 @@ def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_f
         see_pod_serve(clean, node, "0.1.1")
         form(clean, base_image, "daemonset")
         see_pod_serve(clean, node, "0.1.0")
-        # What the service prepared is undone by a pod, and what a pod prepared by the service.
+        # A pod unprepares the service's claims, and the service a pod's.
         clean.delete(*reversed(held[0]))
         form(clean, base_image, "service")
         until_serves(clean, node, "")
@@ -149,7 +149,7 @@ def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_f
 
 @pytest.fixture()
 def ends(tmp_path: Path) -> Path:
-    """A tree with a release whose driver says that it serves, and ends."""
+    """Return a tree with a release whose driver reports that it is ready and exits."""
     tree = tmp_path / "ends"
     tree.mkdir()
     copy = copy_of_the_collection(tree)
@@ -162,7 +162,7 @@ def ends(tmp_path: Path) -> Path:
 def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_at_the_first(
     clean: Cluster, base_image: str, next_release: Path, ends: Path
 ) -> None:
-    """Two nodes, pods on both, one at a time: what the update of a fleet is."""
+    """Update two nodes with pods one at a time, like a fleet."""
     first, second = clean.nodes()
     one_by_one = {**variables(base_image), "accelerator_serial": 1, "dra_driver_publish_timeout": 60}
 
@@ -177,7 +177,7 @@ def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_a
             failed = site(ends)
             assert failed.failed == 1 and failed.hosts[first]["failed"] == 1, failed.output
             assert "did not serve within 60 s" in failed.output, failed.output
-            assert "has the driver again that it had before, which serves" in failed.output
+            assert "The previous driver is restored and ready." in failed.output
             assert not failed.hosts[second]["changed"], "the second node was not begun"
             assert pods_by_node(clean) == before, "each node has the pod that it had"
             again = site()
@@ -204,7 +204,7 @@ def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_a
 
 
 def pods_by_node(cluster: Cluster) -> dict[str, str]:
-    """The UID of each node's pod."""
+    """Return the UID of each node's pod."""
     items = cluster.get("pods", "-n", NAMESPACE)["items"]
     found = [each for each in items if not each["metadata"].get("deletionTimestamp")]
     assert len({each["spec"]["nodeName"] for each in found}) == len(found)
@@ -212,7 +212,7 @@ def pods_by_node(cluster: Cluster) -> dict[str, str]:
 
 
 def see_what_a_pod_may(cluster: Cluster, path: Path) -> None:
-    """See that a pod may write its own node's slices, and no other's: its token is bound to its node."""
+    """Assert that a pod can write its own node's slices only, because its token is bound to its node."""
     first, second = cluster.nodes()
     token = cluster.kubectl(
         *("exec", "-n", NAMESPACE, the_pod(cluster)["metadata"]["name"], "--"),

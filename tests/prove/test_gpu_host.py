@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with GPUs and no driver: one run of the site playbook brings driver, fabric manager, toolkit and settings, pods claim; the driver is
-exchanged, also under pods that have GPUs, taken back where it does not load, and goes with everything else.
+"""Test a GPU node without a driver: one run of the site playbook installs the driver, fabric manager, toolkit, and
+settings, and pods get claims.
 
-The packages are the stand-ins of gpu_host, from signed sources on the node.
+The driver is then replaced, also while pods use GPUs, rolled back if it does not load, and removed with everything
+else. The packages are simulated by gpu_host, in signed repositories on the node.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WORLD = os.environ.get("DRA_ACCELERATORS_GPU_HOST_WORLD", "gpu-host")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str) -> Sources:
-    """The packages that the node serves to itself."""
+    """Return the packages that the node serves to itself."""
     found = make_sources(tmp_path_factory.mktemp("packages"), (OLDER, NEWER, NOT_LOADED), parts=True)
     serve_on(gpus, node, found)
     return found
@@ -54,27 +55,29 @@ def sources(tmp_path_factory: pytest.TempPathFactory, gpus: Cluster, node: str) 
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Cluster]:
-    """One node with eight GPUs on its bus, for which nobody has installed anything."""
+    """Yield one node with eight GPUs and no driver."""
     with world_without_drivers(WORLD) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def node(gpus: Cluster) -> str:
-    """The node's name."""
+    """Return the node's name."""
     (found,) = gpus.nodes()
     return found
 
 
 @pytest.fixture(scope="module")
 def before(gpus: Cluster, node: str, sources: Sources) -> dict[str, str]:
-    """Everything that is there before the first run, but for what the distribution's own packages are: files, objects, packages."""
+    """Return all files, objects, and packages before the first run, without the contents of the distribution's
+    packages.
+    """
     return everything(gpus, node)
 
 
 @pytest.fixture(scope="module")
 def first(gpus: Cluster, sources: Sources, before: dict[str, str]) -> Recap:
-    """The site playbook's first run with every door open."""
+    """Run the site playbook for the first time with all optional parts enabled."""
     gpus.variables = doors(sources)
     return gpus.playbook("site.yml", check=False)
 
@@ -96,7 +99,7 @@ def test_check_mode_says_what_would_be_installed_and_touches_nothing(
     }
     told = gpus.playbook("site.yml", "--check", "--diff", "-e", json.dumps(arguments))
     assert not told.failed and told.changed and OLDER in told.output, told.output
-    assert "What would come after the driver" in told.output, "a run that cannot foresee the rest says so"
+    assert "Check mode can show the later steps" in told.output, told.output
     assert everything(gpus, node) == before
 
 
@@ -184,12 +187,14 @@ SHOW_DRIVER = (
 
 
 def workload(name: str, replicas: int) -> list[dict[str, Any]]:
-    """A Deployment whose pods have a whole GPU each, by a claim of their own, and print the driver's version as they see it."""
+    """Return a Deployment whose pods each use a whole GPU with their own claim, and print the driver version that they
+    see.
+    """
     return deployment(name, replicas, {"deviceClassName": "gpu.nvidia.com"}, command=["sh", "-c", SHOW_DRIVER])
 
 
 def pods_of(gpus: Cluster, app: str) -> dict[str, str]:
-    """The pods of a Deployment that are not ending, by UID with their names."""
+    """Return the names of a Deployment's pods that are not terminating, by UID."""
     items = gpus.get("pods", "-n", "default", "-l", f"app={app}")["items"]
     return {
         each["metadata"]["uid"]: each["metadata"]["name"]
@@ -201,7 +206,9 @@ def pods_of(gpus: Cluster, app: str) -> dict[str, str]:
 def see(
     gpus: Cluster, app: str, replicas: int, version: str, *, other_than: AbstractSet[str] = frozenset()
 ) -> set[str]:
-    """Wait until all pods of a Deployment run, none of them one of those, and have them say which driver they see; returns their UIDs."""
+    """Wait until all pods of a Deployment run, none of them in ``other_than``, and print this driver version; return
+    their UIDs.
+    """
 
     def running() -> dict[str, str]:
         found = pods_of(gpus, app)
@@ -215,14 +222,16 @@ def see(
 
 
 def quiet(gpus: Cluster, name: str) -> tuple[str, int]:
-    """The UID of a pod, and how often its container was started again."""
+    """Return the UID of a pod and the restart count of its container."""
     found = gpus.pod(name)
     return found["metadata"]["uid"], found["status"]["containerStatuses"][0]["restartCount"]
 
 
 @pytest.fixture(scope="module")
 def training(gpus: Cluster, first: Recap) -> tuple[str, int]:
-    """A Deployment with claims, and a pod that has none: what it is to stay. The test of the removal takes both away."""
+    """Create a Deployment with claims and a pod without one that must not be affected. The test of the removal deletes
+    both.
+    """
     assert not first.failed
     objects = [*workload("training", 2), pod("beside")]
     gpus.apply(*objects)
@@ -253,7 +262,7 @@ def test_without_consent_an_exchange_names_the_pods_and_touches_nothing(
     assert "nvidia_driver_drain" in refused.output
     assert set(pods_of(gpus, "training")) == before and quiet(gpus, "beside") == training
     assert (loaded(gpus, node), gpus.driver_pid(node), rules(gpus)) == (OLDER, process, [])
-    # With consent, check mode says who would go.
+    # With consent, check mode lists the pods to evict.
     told = gpus.playbook("site.yml", "--check", "--diff", *drains(NEWER, "true"))
     assert not told.failed and all(f"evict default/{name}" in told.output for name in names), told.output
     assert set(pods_of(gpus, "training")) == before and rules(gpus) == []
@@ -313,7 +322,7 @@ def test_a_budget_that_allows_nobody_to_go_is_named_and_the_gpus_are_opened_agai
 
 
 def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, before: dict[str, str]) -> None:
-    """Files, objects of the API, and packages: all that was there before, and nothing more."""
+    """The same files, API objects, and packages as before exist, and no others."""
     assert not first.failed
     arguments = ("-e", "accelerator_remove_reset_layout=true", "-e", "accelerator_remove_drivers=true")
     names = sorted(pods_of(gpus, "training").values())

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Packets between a node and the API server are dropped for minutes: connections stay open on both sides, and nothing comes through.
+"""Drop packets between a node and the API server for minutes: connections stay open on both sides without any data.
 
 The short form, with a server that becomes silent, is tests/unit/dra_driver/half_open_test.py.
 """
@@ -14,13 +14,13 @@ import time
 from tests.cluster.cluster import DRIVER_UNIT, Cluster
 
 DROP_SECONDS = float(os.environ.get("DRA_ACCELERATORS_DROP_SECONDS", "300"))
-#: The driver notices dropped packets, and publishes again after they pass, within this time.
+#: Maximum time in which the driver detects dropped packets, and publishes again after they pass.
 NOTICED_SECONDS = BACK_SECONDS = 60.0
 RULES = ("OUTPUT -d", "INPUT -s")
 
 
 def api_address(cluster: Cluster, node: str) -> str:
-    """The address that the node's driver uses for the API server."""
+    """Return the address that the node's driver uses for the API server."""
     found = re.search(r'"?server"?: "?https://([0-9.]+):', cluster.run(node, "cat", "/etc/dra-accelerators/kubeconfig"))
     assert found is not None
     return found[1]

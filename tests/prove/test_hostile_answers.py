@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A compromised node answers with templates: no playbook evaluates them, with the installed ansible-core and with the lowest."""
+"""Test that no playbook evaluates templates in a compromised node's answers, with the installed and the lowest
+ansible-core.
+"""
 
 from __future__ import annotations
 
@@ -33,5 +35,5 @@ def test_no_playbook_evaluates_an_answer(cluster: Cluster, tmp_path: Path, versi
             played = cluster.playbook(*words, "--inventory", inventory, programs=programs)
             assert played.failed == 0, played.output
             assert not made.exists(), played.output
-    # The answers have come to the controller.
+    # The answers have reached the controller.
     assert "ansible.builtin.pipe" in report.read_text("utf-8")

@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The driver is killed, starts slowly, resets a GPU, or may not read a claim, while other claims come and go.
+"""Test a driver that is killed, starts slowly, resets a GPU, or cannot read a claim, while other claims are created
+and deleted.
 
-Every claim ends as the last call of its kubelet demands, and no claim waits for another one. The property tests of the same are in
-tests/unit/dra_driver; the tests here run the installed driver under a real kubelet.
+Every claim ends in the state of its kubelet's last call, and no claim waits for another one. The property tests of the
+same are in tests/unit/dra_driver. These tests run the installed driver with a real kubelet.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ reconciler.RECONCILE_SECONDS = 5.0
 
 @pytest.fixture()
 def node(clean: Cluster) -> Iterator[str]:
-    """The second node, all of whose GPUs are dynamic; afterwards no GPU has a fault."""
+    """Yield the second node, all of whose GPUs are dynamic; clear all faults afterwards."""
     name = clean.nodes()[1]
     clean.wait("all devices are published", lambda: len(clean.devices(name)) == 8 * 26)
     yield name
@@ -62,7 +63,9 @@ def node(clean: Cluster) -> Iterator[str]:
 
 @pytest.fixture()
 def changed_driver(clean: Cluster, node: str) -> Iterator[Callable[[str], None]]:
-    """Restarts the node's driver with some lines of Python before its start; afterwards it runs as installed."""
+    """Yield a function that restarts the node's driver after some lines of Python; restore the installed driver
+    afterwards.
+    """
 
     def start(lines: str) -> None:
         launcher = base64.b64encode((lines + START).encode()).decode()
@@ -80,7 +83,7 @@ def changed_driver(clean: Cluster, node: str) -> Iterator[Callable[[str], None]]
 
 
 def users(cluster: Cluster, node: str, names: list[str]) -> list[dict[str, Any]]:
-    """A claim for a partition and its pod, of each name."""
+    """Return a claim for a partition and its pod, for each name."""
     return [
         each
         for name in names
@@ -89,7 +92,7 @@ def users(cluster: Cluster, node: str, names: list[str]) -> list[dict[str, Any]]
 
 
 def delete(cluster: Cluster, *names: str, force: bool = False) -> None:
-    """Delete pods and their claims without waiting for their end."""
+    """Delete pods and their claims without waiting."""
     options = ("--force", "--grace-period=0") if force else ("--wait=false",)
     cluster.kubectl("delete", "pods", *names, *options)
     cluster.kubectl("delete", "resourceclaims", *names, "--wait=false")
@@ -97,7 +100,9 @@ def delete(cluster: Cluster, *names: str, force: bool = False) -> None:
 
 @pytest.mark.parametrize("stage", ["partition-created:2", "cdi-written:2", "recorded-preparing:3"])
 def test_driver_killed_among_claims_every_claim_ends_as_wanted(clean: Cluster, node: str, stage: str) -> None:
-    """Six claims at once: one half of the pods is deleted while the driver is down, and three more come while it starts."""
+    """Six claims at once: half of the pods are deleted while the driver is down, and three more are created while it
+    starts.
+    """
     killer = Killer(clean, node)
     stay, leave, late = ([f"{word}-{number}" for number in range(3)] for word in ("stays", "leaves", "late"))
     killer.arm(stage)
@@ -118,7 +123,7 @@ def test_driver_killed_among_claims_every_claim_ends_as_wanted(clean: Cluster, n
 
 
 def manifest(documents: list[dict[str, Any]]) -> str:
-    """The documents as one file, so that all are created at once."""
+    """Return the documents as one List, so that all are created at once."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
 
 
@@ -150,7 +155,9 @@ def test_prepare_that_waits_for_a_slow_start_does_not_outlive_its_pod(
 
 @pytest.fixture()
 def unreadable(clean: Cluster, node: str) -> Iterator[Callable[[], None]]:
-    """A namespace, and a function after which the node's driver may read claims of the default namespace alone."""
+    """Create a namespace; yield a function that limits the driver's permission to read claims to the default
+    namespace.
+    """
     name = f"dra-accelerators-driver-{node}"
     binding = clean.get("clusterrolebinding", name)
     role = clean.get("clusterrole", binding["roleRef"]["name"])
@@ -191,7 +198,9 @@ def unreadable(clean: Cluster, node: str) -> Iterator[Callable[[], None]]:
 def test_claim_that_cannot_be_read_keeps_no_other_from_being_undone(
     clean: Cluster, node: str, changed_driver: Callable[[str], None], unreadable: Callable[[], None]
 ) -> None:
-    """The first claim in the driver's store is one that the API server always denies. The kubelet is stopped, so that no call undoes a claim."""
+    """The API server always denies the first claim in the driver's store. The kubelet is stopped, so that no call
+    unprepares a claim.
+    """
     documents = users(clean, node, ["denied"])
     for each in documents:
         each["metadata"]["namespace"] = "unreadable"
@@ -214,7 +223,9 @@ def test_claim_that_cannot_be_read_keeps_no_other_from_being_undone(
 def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
     clean: Cluster, node: str, changed_driver: Callable[[str], None]
 ) -> None:
-    """The locks of all devices are held for longer than the driver waits for them; the pod and its claim are already deleted."""
+    """The locks of all devices are held for longer than the driver waits for them. The pod and its claim are already
+    deleted.
+    """
     killer = Killer(clean, node)
     killer.arm("partition-created")
     documents = users(clean, node, ["half"])
@@ -238,7 +249,7 @@ def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
     finally:
         clean.shell(node, "systemctl stop layout-run")
     try:
-        # The kubelet does not call: the driver undoes the claim without a call.
+        # The kubelet does not call: the driver unprepares the claim without a call.
         clean.wait(
             "the claim is undone", lambda: not clean.recorded(node) and killer.made() == 0, timeout=700, interval=5
         )
@@ -248,7 +259,7 @@ def test_claim_half_prepared_at_a_start_during_a_layout_run_is_undone(
 
 @pytest.mark.parametrize("pause", [0.0, 1.0, 2.5, 4.0])
 def test_claim_prepared_around_a_reset_keeps_its_partition(clean: Cluster, resetting: str, pause: float) -> None:
-    """The GPU requests a reset, and a claim that tolerates that is prepared at the same time: the reset comes before it or after its end."""
+    """The GPU requests a reset while a tolerant claim is prepared: the reset takes place before it, or after its end."""
     node = resetting
     uuid = boards(clean, node)[4]["uuid"]
     earlier = resets_told(clean, node)
@@ -258,7 +269,7 @@ def test_claim_prepared_around_a_reset_keeps_its_partition(clean: Cluster, reset
     clean.apply(*documents)
     clean.wait_running("tolerant")
     (before,) = clean.instances(node)
-    # Either the reset is over, or it is due, and waits for the claim.
+    # Either the reset is complete, or it is due and waits for the claim.
     time.sleep(25)
     (after,) = clean.instances(node)
     assert before == after, "the GPU was reset under the claim"

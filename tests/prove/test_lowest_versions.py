@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The lowest versions that the collection promises: ansible-core 2.18 and kubernetes.core 5.0.0 take all of it."""
+"""Test the lowest supported versions: ansible-core 2.18 and kubernetes.core 5.0.0 accept the whole collection."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ print(read.active.expires.isoformat())
 
 @pytest.fixture(scope="module")
 def lowest() -> Path:
-    """The programs of an environment with the lowest versions."""
+    """Return the programs of an environment with the lowest versions."""
     done = subprocess.run([ROOT / "tests/tools/venv", "lowest"], check=True, capture_output=True, text=True)
     return Path(done.stdout.strip()) / "bin"
 
 
 def run(lowest: Path, *words: str | Path, modules: bool = False) -> str:
-    """Run one of its programs with this collection and its kubernetes.core; ``modules``: Python finds the collection's modules."""
+    """Run one of its programs with this collection and its kubernetes.core. With ``modules``, Python finds the
+    collection's modules.
+    """
     tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ANSIBLE_CONFIG")}
     environment |= {"ANSIBLE_COLLECTIONS_PATH": tree, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "false"}
@@ -86,7 +88,7 @@ def test_they_read_the_documentation_of_modules_and_roles(lowest: Path) -> None:
 
 
 def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None:
-    """What was installed with today's versions is removed, and installed again, by the lowest ones."""
+    """The lowest versions remove what today's versions installed, and install it again."""
     node = cluster.nodes()[0]
     offered = set(cluster.devices(node))
     run_on_node = partial(cluster.playbook, programs=lowest)
@@ -104,13 +106,13 @@ def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None
     for arguments in (limit, ("--check", "--diff", *limit)):
         again = run_on_node("site.yml", *arguments)
         assert (again.failed, again.changed) == (0, 0), again.output
-    # Whoever has newer versions finds nothing to do either.
+    # Newer versions find nothing to change either.
     newer = cluster.playbook("site.yml", *limit)
     assert (newer.failed, newer.changed) == (0, 0), newer.output
 
 
 def test_webhook_authority_works_with_the_lowest_cryptography(lowest: Path) -> None:
-    """The module runs on the machine of the operator, where a package of the distribution can be the only one."""
+    """The module runs on the operator's host, where a package of the distribution can be the only version."""
     pins = dict(
         line.split("==")
         for line in (ROOT / "tests/tools/requirements-lowest.txt").read_text("utf-8").split()

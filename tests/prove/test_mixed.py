@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with GPUs and NPUs at once, under the fleet of both: one driver process, two names, and each pod sees what it has claimed."""
+"""Test a node with GPUs and NPUs under the mixed fleet: one driver process, two driver names, and each pod sees its
+claimed device.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.cluster.npus import NpuCluster
 
 FLEET = EXAMPLES / "ascend/mixed-fleet.yml"
 WORLD = os.environ.get("DRA_ACCELERATORS_MIXED_WORLD", "mixed")
-#: Each example with its pod, and what is in the line of the one device that the pod's own program lists.
+#: Each example with its pod, and a text in the single device line that the pod's program lists.
 SEEN = {
     "whole-gpu-by-memory.yaml": ("whole-gpu", "GPU 0: "),
     "static-mig.yaml": ("static-3g-40gb", "MIG 3g.40gb"),
@@ -25,7 +27,7 @@ SEEN = {
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Cluster, NpuCluster]]:
-    """One bare node with devices of two vendors, as each of the two is looked at."""
+    """Yield one bare node with devices of two vendors, once for each vendor."""
     gpus, npus = Cluster(WORLD), NpuCluster(WORLD)
     gpus.fleet = npus.fleet = FLEET
     gpus.world("down")
@@ -36,7 +38,7 @@ def both() -> Iterator[tuple[Cluster, NpuCluster]]:
 
 @pytest.fixture(scope="module")
 def first(both: tuple[Cluster, NpuCluster]) -> Recap:
-    """The site playbook's first run."""
+    """Run the site playbook for the first time."""
     return both[0].playbook("site.yml")
 
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the nodes and objects of the API before the site playbook and after the removal: the same, compared whole."""
+"""Test that the nodes' files and the API objects are the same before the site playbook and after the removal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with four cards of two Ascend 310P each: both chips of a card as one device, beside single chips."""
+"""Test a node with four cards of two Ascend 310P each: both chips of a card as one device, next to single chips."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF = "device.attributes['npu.huawei.com']"
 
 @pytest.fixture(scope="module")
 def duo() -> Iterator[NpuCluster]:
-    """One bare node with four cards."""
+    """Yield one bare node with four cards."""
     made = NpuCluster("duo", {"accelerator_layouts": DYNAMIC})
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "4x300I-Duo", timeout=3000)
@@ -32,12 +32,12 @@ def duo() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def site(duo: NpuCluster) -> Recap:
-    """The site playbook's run."""
+    """Run the site playbook."""
     return duo.playbook("site.yml")
 
 
 def given(duo: NpuCluster, name: str) -> list[str]:
-    """The devices that a claim has."""
+    """Return the devices that are allocated to a claim."""
     status: dict[str, Any] = duo.get("resourceclaim", name, "-n", "default").get("status", {})
     return [each["device"] for each in status.get("allocation", {}).get("devices", {}).get("results", [])]
 
@@ -82,7 +82,9 @@ def test_a_pod_with_a_card_sees_both_of_its_chips_and_no_other(duo: NpuCluster, 
 
 
 def test_a_card_of_which_anything_is_taken_is_passed_by(duo: NpuCluster, site: Recap) -> None:
-    """A chip of one card, and of another: two cards are left, the third claim waits, and goes on when a card is whole again."""
+    """Claims use one chip of each of two cards: two whole cards are left, the third claim waits and is allocated when
+    a card is free.
+    """
     assert not site.failed
     ask(duo, "chip", "npu.huawei.com", f"{OF}.physicId == 7")
     ask(duo, "half", "npu.huawei.com", f"{OF}.physicId == 4")

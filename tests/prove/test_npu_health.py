@@ -1,8 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of NPUs on a cluster: taint, eviction, pod status, Events and metrics follow, and all of it goes again when an NPU is well.
+"""Test NPU faults on a cluster: taint, eviction, pod status, Events, and metrics report them, and their end.
 
-And, since the node has slices and whole NPUs free side by side: one class serves both, by memory.
+The node also has free vNPUs and whole NPUs at the same time: one DeviceClass serves both by memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.cluster.test_58_each_fault import AT_ONCE, Case, case
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_HEALTH_WORLD", "npu-health")
 OF = "device.attributes['npu.huawei.com']"
 CUT = 3
-#: One slice is there before, one NPU is cut for claims; all others are whole.
+#: One static vNPU, one dynamic NPU, and all others whole.
 LAYOUT = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1}},
     {"match": {"index": CUT}, "mode": "dynamic"},
@@ -39,8 +39,8 @@ VARIABLES = {
     "dra_driver_metrics_address": "0.0.0.0:9817",
 }
 CALL = "call dcmi_get_device_health"
-#: What an NPU can have, in four at a time: codes of each kind of the vendor's list and one that is not in it, its health alone, and calls
-#: that fail. The codes' own words for a chip's health are chosen, so that the code decides.
+#: Faults of an NPU, in groups of four: codes of each kind in the vendor's list and an unlisted one, its health alone,
+#: and failing calls. The health level of each code is chosen, so that the code determines the result.
 CASES = (
     case("error 0x80E18402 critical", told=(Ailment("error-code", "80e18402", "NoExecute"),)),
     case("error 0x80E18005 critical", told=(Ailment("error-code", "80e18005", "NoExecute"),)),
@@ -67,7 +67,7 @@ TOGETHER = [CASES[place : place + AT_ONCE] for place in range(0, len(CASES), AT_
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """One bare node with eight NPUs."""
+    """Yield one bare node with eight NPUs."""
     made = NpuCluster(WORLD, VARIABLES)
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
@@ -77,13 +77,13 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster) -> Recap:
-    """The site playbook's run."""
+    """Run the site playbook."""
     return npus.playbook("site.yml")
 
 
 @pytest.fixture()
 def node(npus: NpuCluster, first: Recap) -> Iterator[str]:
-    """The node, with everything installed; afterwards all is well there and nobody's."""
+    """Yield the node with everything installed; clear all faults and delete all claims afterwards."""
     assert not first.failed, first.output
     (name,) = npus.nodes()
     yield name
@@ -94,7 +94,7 @@ def node(npus: NpuCluster, first: Recap) -> Iterator[str]:
 
 
 def documents(name: str, device_class: str, expression: str, *, tolerates: bool) -> list[dict[str, Any]]:
-    """A claim, which may take a device whatever is wrong with it, and its pod."""
+    """Return a claim, which can tolerate every fault, and its pod."""
     wanted = claim(name, device_class=device_class, expression=expression)
     if tolerates:
         wanted["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = TOLERATED
@@ -102,23 +102,23 @@ def documents(name: str, device_class: str, expression: str, *, tolerates: bool)
 
 
 def whole(physical: int, *, tolerates: bool = False) -> list[dict[str, Any]]:
-    """A claim for one whole NPU, and its pod."""
+    """Return a claim for one whole NPU, and its pod."""
     return documents(f"whole-{physical}", "npu.huawei.com", f"{OF}.physicId == {physical}", tolerates=tolerates)
 
 
 def quarter(name: str, *, tolerates: bool) -> list[dict[str, Any]]:
-    """A claim for a quarter of the NPU that is cut for claims, and its pod."""
+    """Return a claim for a quarter of the dynamic NPU, and its pod."""
     return documents(name, "ascend-310p-1-4", f"{OF}.physicId == {CUT}", tolerates=tolerates)
 
 
 def waits(npus: NpuCluster, name: str) -> bool:
-    """Whether the scheduler has no device for a pod."""
+    """Return whether the scheduler finds no device for a pod."""
     conditions = npus.pod(name)["status"].get("conditions", ())
     return any(each.get("reason") == "Unschedulable" for each in conditions)
 
 
 def on_chip(npus: NpuCluster, node: str, physical: int) -> set[str]:
-    """All that is published of an NPU: itself, what can be cut of it, and groups that it is in."""
+    """Return all published devices of an NPU: itself, its vNPUs, and the groups that contain it."""
     found = set()
     for name, device in npus.devices(node).items():
         members = device["attributes"].get("physicIds", {}).get("string", "").split(",")
@@ -155,7 +155,7 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_npu_is_well(
     npus.restart_driver(node)
     npus.wait("the driver looked", lambda: npus.status(node)["published"])
     assert set(taints(npus, node)) == sick
-    # Who would not tolerate it gets no slice of it, and its neighbour noticed nothing.
+    # A pod without a toleration gets no vNPU of it, and the neighbor was not affected.
     npus.apply(evicted[1])
     npus.wait("the pod that comes again waits", lambda: waits(npus, "evicted"))
     assert npus.pod("whole-4")["status"]["phase"] == "Running" and health(npus, "whole-4") == {("Healthy", "")}
@@ -175,7 +175,7 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_npu_is_well(
 
 @pytest.fixture()
 def holders(npus: NpuCluster, node: str) -> list[Holder]:
-    """Some whole NPUs, each with a pod that stays whatever happens to it."""
+    """Return some whole NPUs, each with a pod that tolerates all faults."""
     numbers = range(8 - AT_ONCE, 8)
     npus.apply(*(each for number in numbers for each in whole(number, tolerates=True)))
     npus.wait_running(*(f"whole-{number}" for number in numbers))
@@ -193,7 +193,7 @@ def holders(npus: NpuCluster, node: str) -> list[Holder]:
 
 @pytest.fixture()
 def surfaces(npus: NpuCluster, node: str, holders: list[Holder]) -> Iterator[Surfaces]:
-    """All places, listened to."""
+    """Record all sources of reports."""
     start_anew(npus, node)
     listening = Surfaces(npus, node)
     npus.wait("all is well", lambda: listening.all_well(holders))
@@ -222,7 +222,9 @@ def test_it_is_told_in_every_place_and_goes_again(
 
 
 def test_one_class_serves_slices_and_whole_npus_by_memory(npus: NpuCluster, node: str) -> None:
-    """Claims that say the same: at least 10 GiB. NPU after NPU, and of each what can be cut before all of it."""
+    """Equal claims request at least 10 GiB. They get device after device, and of each NPU its vNPUs before the whole
+    NPU.
+    """
     enough = "device.capacity['npu.huawei.com'].memory.compareTo(quantity('10Gi')) >= 0"
     types, shown = [], []
     for number in range(5):

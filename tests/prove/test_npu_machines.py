@@ -1,8 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Machines with NPUs that no other world has, each as one node: what they publish reaches pods, comes back, and nothing of it stays.
+"""Test NPU machines that no other world contains, each as one node: their devices are published and used by pods, and
+a removal leaves nothing.
 
-Eight 310P, cards of two, rings of 910A and super-pods of A3 are in test_npus.py, test_npu_groups.py and test_super_pod.py.
+test_npus.py, test_npu_groups.py, and test_super_pod.py test eight 310P, cards with two chips, rings of 910A, and
+super-pods of A3.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ DYNAMIC = {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": [{"m
 
 @dataclass(frozen=True)
 class Story:
-    """What a machine has: what its chips call themselves and how many there are; classes of slices, with the names that pods see; and the
-    groups that are published, with the number of chips of each."""
+    """A machine's chip name and number of chips, its vNPU classes with the names in pods, and its groups with their
+    sizes.
+    """
 
     chip: str
     chips: int
@@ -59,15 +62,23 @@ STORIES = {
         groups={"npu-ring-0": 8, "npu-ring-8": 8, "npu-node": 16},
     ),
     "1x950": Story(chip="Ascend950PR", chips=1, device_class="ascend-950", slices={}, groups={}),
+    "8x950-UB": Story(
+        chip="Ascend950PR",
+        chips=8,
+        device_class="ascend-950",
+        slices={},
+        groups={"npu-ring-0": 8, "npu-node": 8},
+    ),
 }
 MACHINES = list(STORIES)
-#: Those that differ from one that is in a world by the names and tables of their boards alone; the simulator's suite has them.
+#: Machines that differ from a tested one only in the names and tables of their boards. The simulator's tests cover
+#: them.
 VARIANTS = {"8x910A-16", "8x910A-30", "8x910B1", "8x910B2", "8x910B4-1", "8xA3-infer"}
 
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """Bare nodes, each of them another machine."""
+    """Yield bare nodes, each of another machine."""
     made = NpuCluster(WORLD, DYNAMIC)
     made.world("down")
     made.world("up", "--nodes", len(MACHINES), "--silicon", ",".join(MACHINES), timeout=3000)
@@ -77,20 +88,20 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def before(npus: NpuCluster) -> dict[str, str]:
-    """The files of the nodes and the objects of the API before the first run."""
+    """Return the nodes' files and the API objects before the first run."""
     return npus.footprint()
 
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster, before: dict[str, str]) -> Recap:
-    """The site playbook's first run."""
+    """Run the site playbook for the first time."""
     assert before
     return npus.playbook("site.yml")
 
 
 @pytest.fixture()
 def nodes(npus: NpuCluster, first: Recap) -> Iterator[dict[str, str]]:
-    """The node of each machine; afterwards nobody has anything there, and nothing is left of what was had."""
+    """Yield the node of each machine; afterwards delete all pods and claims, and assert that nothing remains."""
     assert not first.failed, first.output
     names = npus.nodes()
     yield dict(zip(MACHINES, names, strict=True))
@@ -100,13 +111,13 @@ def nodes(npus: NpuCluster, first: Recap) -> Iterator[dict[str, str]]:
 
 
 def clear(npus: NpuCluster) -> None:
-    """Take all pods and claims away, and wait until no slice is left of them."""
+    """Delete all pods and claims, and wait until no vNPU is left."""
     npus.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
     npus.wait("no slice left", lambda: not any(map(npus.instances, npus.nodes())))
 
 
 def ask(npus: NpuCluster, wanted: dict[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Start a pod for each of these, by name with its node and the class that it claims one device of; what each sees, when all run."""
+    """Start a pod per entry, with its node and the class of its device; return the devices that each sees."""
     documents = []
     for name, (node, device_class) in wanted.items():
         documents += [claim(name, device_class=device_class), npu_pod(name, name, node=node)]
@@ -116,18 +127,18 @@ def ask(npus: NpuCluster, wanted: dict[str, tuple[str, str]]) -> dict[str, list[
 
 
 def given(npus: NpuCluster, name: str) -> str:
-    """The device that a claim has."""
+    """Return the device that is allocated to a claim."""
     (result,) = npus.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"]
     return str(result["device"])
 
 
 def attribute(device: dict[str, Any], name: str) -> Any:
-    """The value of an attribute of a published device; None where it has none such."""
+    """Return an attribute of a published device; None if it is missing."""
     return next(iter(device["attributes"].get(name, {"": None}).values()))
 
 
 def test_every_machine_of_npus_is_in_a_world() -> None:
-    """A new one is to be put into a world of these tests, where it is no variant of one."""
+    """Add a new machine to a world of these tests unless it is a variant."""
     elsewhere = {*test_npus.MACHINES.split(","), *test_super_pod.MACHINES.split(",")}
     described = {path.stem for path in (ROOT / "roles/simulator/files/ascend/machines").glob("*.json")}
     assert described == elsewhere | set(MACHINES) | VARIANTS
@@ -146,7 +157,7 @@ def test_what_each_has_is_published(npus: NpuCluster, nodes: dict[str, str]) -> 
 
 
 def types(npus: NpuCluster, node: str) -> list[str]:
-    """The type of each device that a node publishes."""
+    """Return the type of each device that a node publishes."""
     return [str(attribute(device, "type")) for device in npus.devices(node).values()]
 
 
@@ -175,7 +186,9 @@ def test_a_pod_has_a_group_as_one_device(npus: NpuCluster, nodes: dict[str, str]
 
 
 def test_nothing_stays_of_them(npus: NpuCluster, before: dict[str, str], first: Recap) -> None:
-    """Files of the nodes and objects of the API: as before the first run, but for the vendor's own copy of its former list of slices."""
+    """The nodes' files and the API objects are the same as before the first run, except for the vendor's backup of its
+    vNPU config.
+    """
     assert not first.failed
     recap = npus.playbook("remove.yml", "-e", "accelerator_remove_reset_layout=true")
     assert not recap.failed, recap.output

@@ -1,8 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Modes of NPU nodes that forbid vNPU slices: the NPUs are published whole, and slices are published as soon as the mode allows them.
+"""Test modes of NPU nodes that forbid vNPUs: the NPUs are published whole, and vNPUs are published as soon as the mode
+allows them.
 
-The first node has 910B3, whose slices can be for containers or for virtual machines; the second one A3, whose two dies can work as one.
+The first node has 910B3, whose vNPUs can be for containers or for virtual machines. The second has A3, whose two dies
+can work as one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ LAYOUT = {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": [{"ma
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """Two nodes, all of whose NPUs are dynamic."""
+    """Yield two nodes, all of whose NPUs are dynamic."""
     made = NpuCluster(WORLD, {**LAYOUT, "dra_driver_inventory_interval": 10})
     made.world("down")
     made.world("up", "--nodes", "2", "--silicon", "8x910B3,8xA3", timeout=3000)
@@ -33,18 +35,18 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster) -> Recap:
-    """The site playbook's first run."""
+    """Run the site playbook for the first time."""
     return npus.playbook("site.yml", check=False)
 
 
 def set_mode(npus: NpuCluster, node: str, mode: str, value: int) -> None:
-    """Set a mode of a node with npu-smi, as an administrator does."""
+    """Set a mode of a node with npu-smi, like an administrator."""
     answer = npus.run(node, "npu-smi", "set", "-t", mode, "-d", value)
     assert "OK" in answer, answer
 
 
 def is_whole(npus: NpuCluster, node: str) -> bool:
-    """Return whether a node publishes whole NPUs alone."""
+    """Return whether a node publishes only whole NPUs."""
     devices = npus.devices(node)
     return bool(devices) and not any("-vir" in name for name in devices)
 
@@ -62,7 +64,7 @@ def test_slices_that_a_mode_forbids_are_not_published(
     published = set(npus.devices(node))
     set_mode(npus, node, mode, forbids)
     npus.wait("whole NPUs alone are published", lambda: is_whole(npus, node), timeout=150)
-    # A pod with a claim for a slice waits for the scheduler, and not on the node; one with a claim for a whole NPU runs.
+    # A pod with a claim for a vNPU waits in the scheduler, not on the node. A pod with a claim for a whole NPU runs.
     npus.apply(
         claim("slice", device_class="vnpu.huawei.com"),
         npu_pod("slice", "slice", node=node),

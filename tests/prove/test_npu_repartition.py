@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with NPUs under pods: one NPU gets other slices, and then all of them another driver, and only who is in the way leaves.
+"""Change an NPU node under pods: one NPU gets other vNPUs, then all get another driver, and only the affected pods are
+evicted.
 
-The packages of the driver are stand-ins (tests/packages). The tests go on from one to the next.
+The driver packages are simulated (tests/packages). Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from tests.prove.test_npu_runtime import DRIVER, NEWER_DRIVER, boot_id, digest, 
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_REPARTITION_WORLD", "npu-repartition")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-#: A package after which the machine is to be started again, and then tells of the driver that the simulator has.
+#: A package that needs a reboot, after which the simulator still reports its previous driver version.
 NOT_TAKEN = "25.6.0"
 BEFORE: list[dict[str, Any]] = [
     {"match": {"index": [0, 1]}, "mode": "static", "partitions": {"vir04": 1, "vir02": 1}},
     {"match": {}, "mode": "whole"},
 ]
-#: Two halves of an NPU, one quarter that is as well on one NPU as on the other, and whole ones; eighths are not there yet.
+#: Two halves of NPUs, one quarter on either NPU, and whole NPUs. Eighths do not exist yet.
 RUNNING = {"half": 2, "quarter": 1, "whole": 2}
 EIGHTHS = 2
 
 
 def a_slice(template: str) -> dict[str, Any]:
-    """What asks for a slice that the layout has made."""
+    """Return a request for a vNPU of the layout."""
     own = "device.attributes['npu.huawei.com']"
     return selected("vnpu.huawei.com", f"{own}.template == '{template}' && has({own}.uuid)")
 
@@ -62,14 +63,14 @@ ASKS = {
 
 
 def workload(name: str, replicas: int) -> list[dict[str, Any]]:
-    """Pods that print what their npu-smi shows."""
+    """Return a Deployment whose pods print their npu-smi output."""
     (container,) = npu_pod(name, name)["spec"]["containers"]
     return deployment(name, replicas, ASKS[name], command=container["command"], env=container["env"])
 
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[NpuCluster]:
-    """A node with eight NPUs, and pods on some of them."""
+    """Start a node with eight NPUs and pods on some of them; yield the cluster."""
     layouts = [{"hosts": "all", "layout": BEFORE}]
     cluster = NpuCluster(WORLD, {"accelerator_layouts": layouts, "dra_driver_inventory_interval": 10})
     if not KEPT:
@@ -88,26 +89,26 @@ def living() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def node(living: NpuCluster) -> str:
-    """The node's name."""
+    """Return the node's name."""
     (found,) = living.nodes()
     return found
 
 
 @pytest.fixture(scope="module")
 def target(living: NpuCluster) -> int:
-    """The NPU of which the quarter is had."""
+    """Return the NPU whose quarter is in use."""
     (found,) = (numbered(place)[1] for place, user in holders(living).items() if user.startswith("quarter"))
     return found
 
 
 def eighths(target: int) -> dict[str, Any]:
-    """The fleet with another layout: of one NPU the half stays, and the quarter becomes two eighths."""
+    """Return the fleet with another layout: on one NPU the half stays, and two eighths replace the quarter."""
     rule = {"match": {"index": target}, "mode": "static", "partitions": {"vir04": 1, "vir01": EIGHTHS}}
     return {"accelerator_layouts": [{"hosts": "all", "layout": [rule, *BEFORE]}]}
 
 
 def templates(living: NpuCluster, node: str) -> dict[int, list[str]]:
-    """The templates of the slices of the NPUs that have any."""
+    """Return the templates of the vNPUs by NPU."""
     shown = living.slices_of(node)
     return {npu: sorted(each["template"] for each in slices) for npu, slices in shown.items() if slices}
 
@@ -148,7 +149,7 @@ def test_only_the_pod_on_the_slice_that_goes_leaves(living: NpuCluster, node: st
 
 def test_a_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
     before, slices = containers(living), living.slices()
-    # From now on it is the fleet's.
+    # From now on this is the fleet's layout.
     living.variables = {**living.variables, **eighths(target)}
     for again in (repartition(living), living.playbook("site.yml", check=False)):
         assert (again.failed, again.changed) == (0, 0), again.output
@@ -160,7 +161,9 @@ def test_a_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The vendor's packages, on the controller: one that takes effect at once, and one that does not even after a start of the machine."""
+    """Return the vendor's packages on the controller: one that takes effect at once, and one that does not even after
+    a reboot.
+    """
     folder = tmp_path_factory.mktemp("packages")
     return {
         NEWER_DRIVER: package(folder, "driver", NEWER_DRIVER, EFFECT="It takes effect immediately."),
@@ -169,7 +172,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def upgrade(living: NpuCluster, path: Path, *words: str, **more: Any) -> Recap:
-    """The playbook, to the driver of a package."""
+    """Run the playbook with the driver of a package."""
     said = {
         "accelerator_ascend_driver": True,
         "ascend_driver_package": str(path),
@@ -177,7 +180,7 @@ def upgrade(living: NpuCluster, path: Path, *words: str, **more: Any) -> Recap:
         "ascend_driver_accept_eula": True,
         "ascend_driver_reboot": True,
         "ascend_driver_reboot_command": "systemctl reboot",
-        # The kernel of whoever runs the test, which has no headers here.
+        # The kernel is the test host's, without headers here.
         "ascend_driver_build": False,
         "accelerator_upgrade_timeout": 300,
         **more,
@@ -187,14 +190,14 @@ def upgrade(living: NpuCluster, path: Path, *words: str, **more: Any) -> Recap:
 
 @pytest.fixture(scope="module")
 def beside(living: NpuCluster) -> str:
-    """A pod that has no NPU."""
+    """Run a pod without an NPU."""
     living.apply(pod("beside"))
     living.wait_running("beside")
     return "beside"
 
 
 def returned(living: NpuCluster, before: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """What runs, once all pods with claims are others than before, and ready."""
+    """Wait until all pods with claims have ready replacements; return the containers."""
     wait_ready(living, eighth=EIGHTHS, **RUNNING)
     found = containers(living)
     assert set(found) & set(before) <= {"beside"} and len(found) == len(before), (before, found)
@@ -208,10 +211,10 @@ def test_who_has_to_leave_for_a_driver_is_named_before_anything_is_begun(
     told = upgrade(living, packages[NEWER_DRIVER], "--check", "--diff")
     assert not told.failed and NEWER_DRIVER in told.output, told.output
     having = set(before) - {beside}
-    assert all(f"pod default/{name} has to leave" in told.output for name in having), told.output
-    assert f"pod default/{beside} has" not in told.output
+    assert all(f"pod default/{name} is evicted" in told.output for name in having), told.output
+    assert f"pod default/{beside} is" not in told.output
     silent = upgrade(living, packages[NEWER_DRIVER])
-    assert silent.failed and "Nothing was touched" in silent.output, silent.output
+    assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert containers(living) == before and installed_driver(living, node) == DRIVER and not rules(living)
 
 
@@ -239,7 +242,7 @@ def test_a_driver_that_is_not_there_after_the_start_is_gone_back_from(
     before, cut, boot = containers(living), templates(living, node), boot_id(living, node)
     words: dict[str, Any] = {"accelerator_upgrade_evict": True, "accelerator_upgrade_timeout": 90}
     failed = upgrade(living, packages[NOT_TAKEN], **words)
-    assert failed.failed and f"It has {NEWER_DRIVER}" in failed.output, failed.output
+    assert failed.failed and f"Restored the driver {NEWER_DRIVER}" in failed.output, failed.output
     assert boot_id(living, node) != boot and installed_driver(living, node) == NEWER_DRIVER
     living.wait_registered(node)
     living.wait("the former one is published", lambda: published_version(living, node) - {""} == {NEWER_DRIVER})

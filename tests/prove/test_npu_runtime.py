@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node with NPUs and nothing of their vendor's on it: the site playbook brings the driver, the firmware and ascend-docker-runtime, by
-its doors, and pods have their NPUs by that runtime. So have containers of a Docker Engine on the same node.
+"""Install a bare NPU node: the site playbook installs the driver, the firmware, and ascend-docker-runtime with its
+options, and pods get their NPUs from that runtime, like containers of a Docker Engine on the same node.
 
-The packages are stand-ins (tests/packages). The driver's brings what a simulated NPU's driver is made of; the runtime's brings a program
-that does in runc's place what the vendor's does.
+The packages are simulated (tests/packages). The driver's contains the files of a simulated NPU's driver. The runtime's
+contains a program that replaces runc like the vendor's.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tests.cluster.npus import NpuCluster
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_RUNTIME_WORLD", "npu-runtime")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 EXAMPLE = "ascend/vendor-runtime.yaml"
-#: What the simulated NPUs say that their driver is.
+#: The driver version that the simulated NPUs report.
 DRIVER, NEWER_DRIVER, FIRMWARE, RUNTIME, NEWER_RUNTIME = "25.2.0", "25.5.1", "7.7.0.1.231", "6.0.0", "7.0.0"
 PROGRAM = "/usr/local/Ascend/Ascend-Docker-Runtime/ascend-docker-runtime"
 INSTALLED = "/usr/local/Ascend/Ascend-Docker-Runtime/ascend_docker_runtime_install.info"
 LOG = "/var/log/ascend-docker-runtime/runtime-run.log"
 HAVING = "/opt/driver-of-the-vendor"
 LAYOUT = ["vir02", "vir04"]
-#: What images for these chips have set.
+#: Environment of images for these chips.
 LIBRARIES = "--env=LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64/driver:/usr/local/Ascend/driver/lib64/common"
-#: Examples whose pods get by without that runtime, and the names that chips and slices have for who is in them.
+#: Examples whose pods also run without that runtime, and the names of chips and vNPUs that their containers show.
 SEEN = {
     "ascend/whole-npu.yaml": {"whole-npu": ["310P3"]},
     "ascend/near-npus.yaml": {"near-npus": ["310P3", "310P3"]},
     "ascend/static-vnpu.yaml": {"static-vir04": ["310Pvir04"]},
 }
-#: A machine as it is before anybody has installed a driver: its NPUs are on the bus, and that is all.
+#: A node before a driver is installed: its NPUs are only on the bus.
 WITHOUT_DRIVER = f"""set -eu
 cd /
 rm -f usr/local/Ascend/driver/version.info
@@ -53,7 +53,8 @@ rm -rf usr/local/Ascend usr/local/dcmi usr/local/bin/npu-smi etc/ld.so.conf.d/as
 rm -f dev/davinci* dev/vdavinci* dev/devmm_svm dev/hisi_hdc dev/dvpp_cmdlist
 userdel HwHiAiUser
 """
-#: What a site's own Docker Engine says. The node's disk is a container's, of which Docker makes no layers; its volume is one.
+#: A site's Docker Engine config. The node's disk is a container's, on which Docker cannot create layers; its volume
+#: can.
 SITE = """{
   "data-root": "/var/lib/containerd/docker",
   "bridge": "none", "iptables": false,
@@ -72,7 +73,7 @@ docker load --quiet --input /root/probe.tar
 
 
 def package(folder: Path, kind: str, version: str, **values: str) -> Path:
-    """Make a package on the controller, as an administrator has one from the vendor."""
+    """Create a package on the controller, as an administrator gets it from the vendor."""
     words = [f"{name}={value}" for name, value in values.items()]
     made = execute([sys.executable, "-B", ROOT / "tests/packages/make.py", folder, kind, version, *words])
     return Path(made.stdout.strip())
@@ -88,7 +89,7 @@ def runtime_variables(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The vendor's packages, on the controller."""
+    """Return the vendor's packages on the controller."""
     folder = tmp_path_factory.mktemp("packages")
     return {
         "driver": package(folder, "driver", DRIVER, FILES=HAVING),
@@ -101,7 +102,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """One node with eight NPUs, for which nobody has installed anything."""
+    """Yield one node with eight NPUs without any of the vendor's software."""
     made = NpuCluster(WORLD)
     if not KEPT:
         made.world("down")
@@ -114,20 +115,20 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def node(npus: NpuCluster) -> str:
-    """The node's name."""
+    """Return the node's name."""
     (found,) = npus.nodes()
     return found
 
 
 @pytest.fixture(scope="module")
 def before(npus: NpuCluster, node: str) -> dict[str, str]:
-    """What containerd works by before anything was installed."""
+    """Return containerd's config files before the installation."""
     return engine_files(npus, node)
 
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -> Recap:
-    """The site playbook's first run with both doors open."""
+    """Run the site playbook for the first time with the driver and the runtime enabled."""
     npus.variables = {
         "accelerator_ascend_driver": True,
         "ascend_driver_package": str(packages["driver"]),
@@ -136,7 +137,7 @@ def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -
         "ascend_driver_accept_eula": True,
         "ascend_driver_reboot": True,
         "ascend_driver_reboot_command": "systemctl reboot",
-        # The kernel of whoever runs the test, which has no headers here.
+        # The kernel is the test host's, without headers here.
         "ascend_driver_build": False,
         "accelerator_ascend_runtime": True,
         **runtime_variables(packages[RUNTIME]),
@@ -148,7 +149,7 @@ def first(npus: NpuCluster, packages: dict[str, Path], before: dict[str, str]) -
 
 @pytest.fixture(scope="module")
 def docker(npus: NpuCluster, node: str, first: Recap) -> str:
-    """A Docker Engine of Debian's on the node, as its package and the site have set it up; returns the id of a container that runs."""
+    """Install Debian's Docker Engine with the site's config; return the ID of a running container."""
     assert not first.failed
     npus.run(node, "sh", "-c", ENGINE, text=SITE, timeout=600)
     return npus.run(
@@ -157,7 +158,7 @@ def docker(npus: NpuCluster, node: str, first: Recap) -> str:
 
 
 def engine_files(npus: NpuCluster, node: str) -> dict[str, str]:
-    """The files by which the node's engines work."""
+    """Return the config files of the node's engines."""
     said = npus.shell(node, "find /etc/containerd /etc/docker -type f -not -name '*.dpkg-*' 2>/dev/null || true")
     return {path: npus.run(node, "cat", path) for path in said.split() if not path.endswith("key.json")}
 
@@ -167,26 +168,26 @@ def boot_id(npus: NpuCluster, node: str) -> str:
 
 
 def of_the_newer_driver(packages: dict[str, Path]) -> dict[str, Any]:
-    """What a site changes of its variables when it has got a newer driver."""
+    """Return a site's variables for a newer driver."""
     path = packages["newer driver"]
     known = {packages[kind].name: digest(packages[kind]) for kind in ("newer driver", "firmware")}
     return {"ascend_driver_package": str(path), "ascend_driver_checksums": known}
 
 
 def installed_driver(npus: NpuCluster, node: str) -> str:
-    """The version that the driver's own file tells."""
+    """Return the version in the driver's version.info."""
     text = npus.run(node, "cat", "/usr/local/Ascend/driver/version.info")
     return re.findall(r"^Version=(.*)$", text, re.MULTILINE)[0]
 
 
 def handlers(npus: NpuCluster, node: str) -> dict[str, str]:
-    """The programs of the runtime handlers that the running containerd has; empty for its own."""
+    """Return the programs of the running containerd's runtime handlers; empty for its default."""
     info = json.loads(npus.run(node, "crictl", "info"))["config"]["containerd"]["runtimes"]
     return {name: (each.get("options") or {}).get("BinaryName", "") for name, each in info.items()}
 
 
 def through(example: str) -> dict[str, Any]:
-    """An example's objects, with pods that choose the runtime."""
+    """Return an example's objects with pods that use the runtime class."""
     document: dict[str, Any] = yaml.safe_load((EXAMPLES / example).read_text(encoding="utf-8"))
     for item in document["items"]:
         if item["kind"] == "Pod":
@@ -195,22 +196,22 @@ def through(example: str) -> dict[str, Any]:
 
 
 def listed(text: str) -> list[str]:
-    """The names of all chips and slices that an npu-smi lists."""
+    """Return the names of all chips and vNPUs in the output of npu-smi."""
     return re.findall(r"^\| \d+ +(310P\w*) +\| OK ", text, re.MULTILINE)
 
 
 def seen_by(npus: NpuCluster, pod: str) -> list[str]:
-    """What a pod's own npu-smi has listed."""
+    """Return the devices that a pod's npu-smi lists."""
     return listed(npus.wait(f"{pod} printing its devices", lambda: npus.log(pod), timeout=60))
 
 
 def nodes_in(npus: NpuCluster, pod: str) -> set[str]:
-    """The nodes of NPUs that are in a pod's container."""
+    """Return the NPU device nodes in a pod's container."""
     return set(re.findall(r"v?davinci\d+", npus.kubectl("exec", pod, "--", "ls", "/dev")))
 
 
 def as_the_layout_says(npus: NpuCluster, node: str) -> bool:
-    """Whether the node has the layout's slices alone, and no CDI file of a claim."""
+    """Return whether the node has only the layout's vNPUs, and no CDI file of a claim."""
     return sorted(line.split()[2] for line in npus.instances(node)) == LAYOUT and not npus.cdi_files(node)
 
 
@@ -241,7 +242,7 @@ def test_pods_have_their_npus_by_the_runtime(npus: NpuCluster, node: str, first:
     npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
     assert seen_by(npus, "npu-by-runtime") == ["310P3"] and seen_by(npus, "vnpu-by-runtime") == ["310Pvir02"]
     for pod, virtual in (("npu-by-runtime", False), ("vnpu-by-runtime", True)):
-        # Of its first process: what the runtime adds by itself no later one gets from the engine.
+        # Of its first process: a variable that the runtime adds is not in later processes of the engine.
         environment = npus.kubectl("exec", pod, "--", "cat", "/proc/1/environ").split("\0")
         assert "ASCEND_DOCKER_RUNTIME=True" in environment
         number = next(each.partition("=")[2] for each in environment if each.startswith("ASCEND_VISIBLE_DEVICES="))
@@ -327,7 +328,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_npus(
 def test_a_newer_driver_takes_its_place_on_an_idle_node_and_goes_back(
     npus: NpuCluster, node: str, first: Recap, packages: dict[str, Path]
 ) -> None:
-    """The newer one takes effect at once; the former one, which the node has kept, wants a restart of the machine."""
+    """The newer driver takes effect at once. The previous one, which the node has kept, needs a reboot."""
     assert not first.failed
     process, boot = npus.driver_pid(node), boot_id(npus, node)
     wanted = json.dumps(of_the_newer_driver(packages))
@@ -349,20 +350,20 @@ def test_a_newer_driver_takes_its_place_on_an_idle_node_and_goes_back(
 
 
 def known_to_docker(npus: NpuCluster, node: str) -> dict[str, str]:
-    """The programs of the runtimes that the running Docker knows."""
+    """Return the programs of the running Docker's runtimes."""
     said = json.loads(npus.run(node, "docker", "info", "--format", "{{json .}}"))
     assert said["DefaultRuntime"] == "runc"
     return {name: each.get("path", "") for name, each in said["Runtimes"].items()}
 
 
 def in_docker(npus: NpuCluster, node: str, *words: str) -> list[str]:
-    """The names of what npu-smi lists in a container that Docker runs by these words."""
+    """Return the devices that npu-smi lists in a Docker container with these options."""
     words = ("--rm", "--network=none", LIBRARIES, *words, "localhost/accelerator-probe:latest")
     return listed(npus.run(node, "docker", "run", *words, "sh", "-c", "npu-smi info || true"))
 
 
 def docker_goes_on(npus: NpuCluster, node: str, container: str) -> bool:
-    """Whether a container runs that was started before everything, and its first process is the same one."""
+    """Return whether a container from the start of the test still runs without a restart."""
     said = npus.run(node, "docker", "inspect", "--format", "{{.State.Running}} {{.RestartCount}}", container)
     return said.split() == ["true", "0"]
 
@@ -392,7 +393,7 @@ def test_containers_of_docker_have_what_they_name(npus: NpuCluster, node: str, d
         assert in_docker(npus, node, *by, *words) == [f"310P{template}"]
     assert in_docker(npus, node, *by) == in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=void") == []
     assert in_docker(npus, node, "--env=ASCEND_VISIBLE_DEVICES=6") == []
-    # Files are mounts of the container then, and no hook's.
+    # Then the files are mounts of the container and not created by a hook.
     words = npus.run(node, "cat", INSTALLED)
     npus.run(node, "tee", INSTALLED, text=words.replace("=legacy", "=cdi"))
     assert in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=6") == ["310P3"]
@@ -416,7 +417,7 @@ def test_another_version_takes_its_place_under_what_runs(
 def test_nothing_is_removed_while_a_container_runs_by_it(npus: NpuCluster, node: str, docker: str) -> None:
     refused = npus.playbook("remove.yml", check=False)
     assert refused.failed and "Containers run by" in refused.output, refused.output
-    # What a container cannot be ended without is there, and so is everything else.
+    # The runtime that the containers need is still installed, and so is everything else.
     npus.wait_registered(node)
     assert handlers(npus, node)["ascend"] == known_to_docker(npus, node)["ascend"] == PROGRAM
     npus.run(node, "docker", "rm", "--force", "by-the-runtime")

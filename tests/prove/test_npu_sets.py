@@ -1,8 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A 310P filled by claims in any order: what brute force says fits is served, what does not fit waits, and nothing is left in the end.
+"""Fill a 310P with claims in random order: claims that fit by brute force are served, the others wait, and nothing
+remains at the end.
 
-Brute force has tables of its own and the numbers of vGroups, and shares nothing with the product. ``DRA_ACCELERATORS_SEED`` repeats a run.
+The brute-force model has its own tables and vGroup numbers and shares no code with the product.
+``DRA_ACCELERATORS_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ FAMILY = "310P"
 TEMPLATES = sorted(TABLE[FAMILY])
 SETS = sorted(complete_sets(FAMILY))
 CHIPS = tuple(range(8))
-#: So many times something comes to each chip, or goes, wherever that leaves it.
+#: Number of steps in which a claim is added to or deleted from each chip.
 STEPS = 12
 DYNAMIC = {"accelerator_layouts": [{"hosts": "all", "layout": [{"match": {}, "mode": "dynamic"}]}]}
 WORLD = os.environ.get("DRA_ACCELERATORS_SETS_WORLD", "sets")
 
 
 class Claims:
-    """Claims for slices of certain chips of the one node, each with its pod."""
+    """Claims for vNPUs of specific chips of the one node, each with its pod."""
 
     def __init__(self, npus: NpuCluster) -> None:
         self.npus = npus
@@ -39,7 +41,7 @@ class Claims:
         self._number = 0
 
     def ask(self, *wanted: tuple[int, str]) -> list[str]:
-        """Make a claim with a pod for each of these: a chip's physical id, and a template. Returns their names, in that order."""
+        """Create a claim with a pod for each physical chip ID and template; return their names in that order."""
         names, documents = [], []
         for chip, template in wanted:
             self._number += 1
@@ -56,23 +58,23 @@ class Claims:
         return names
 
     def drop(self, *names: str) -> None:
-        """Take claims away, with their pods, and wait until they are gone."""
+        """Delete claims with their pods, and wait until they are deleted."""
         for kind in ("pods", "resourceclaims"):
             self.npus.kubectl("delete", kind, *names, "-n", "default", "--timeout=240s", timeout=300)
         for name in names:
             del self.held[name]
 
     def of(self, chip: int) -> list[str]:
-        """Names of the claims that are for a chip."""
+        """Return the names of the claims for a chip."""
         return [name for name, (mine, _template) in self.held.items() if mine == chip]
 
     def silicon(self) -> dict[int, list[tuple[str, int]]]:
-        """Template and vGroup of the slices that there are, by chip."""
+        """Return template and vGroup of the existing vNPUs, by chip."""
         shown = self.npus.slices_of(self.node)
         return {chip: sorted((each["template"], each["group"]) for each in slices) for chip, slices in shown.items()}
 
     def refused(self, names: list[str]) -> None:
-        """Wait until the scheduler has said of each pod that there is no room for it."""
+        """Wait until the scheduler has reported for each pod that its claims cannot be allocated."""
         waiting = set(names)
 
         def told() -> bool:
@@ -87,14 +89,14 @@ class Claims:
 
 
 def would_fit(slices: list[tuple[str, int]], template: str) -> bool:
-    """Whether one more slice fits a chip that has these: its counters suffice, and a vGroup has room."""
+    """Return whether one more vNPU fits a chip with these: its counters suffice, and a vGroup has room."""
     model = Model(FAMILY, 0, dict(enumerate(slices)))  # type: ignore[arg-type]
     return fits(FAMILY, (*model.bag(), template)) and bool(model.groups(template))
 
 
 @pytest.fixture(scope="module")
 def claims() -> Iterator[Claims]:
-    """A node of eight 310P that are cut as claims ask for."""
+    """Yield the claims of a node with eight dynamic 310P."""
     made = NpuCluster(WORLD, DYNAMIC)
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
@@ -106,14 +108,14 @@ def claims() -> Iterator[Claims]:
 
 @pytest.fixture(scope="module")
 def chance() -> random.Random:
-    """What all order comes from."""
+    """Return the source of all random order."""
     seed = int(os.environ.get("DRA_ACCELERATORS_SEED") or random.SystemRandom().randrange(10**9))
     print(f"DRA_ACCELERATORS_SEED={seed}")
     return random.Random(seed)
 
 
 def nothing_is_left(claims: Claims) -> None:
-    """See that no chip, CDI file, record, node or line of the vendor's own is left of any claim."""
+    """Assert that no vNPU, CDI file, record, or vendor config line of any claim is left."""
     npus, node = claims.npus, claims.node
     npus.wait("no slice left", lambda: not npus.instances(node), timeout=180)
     assert npus.cdi_files(node) == [] and npus.recorded(node) == {} and npus.kept_slices(node) == []
@@ -140,7 +142,7 @@ def test_each_complete_set_is_served_and_nothing_more(claims: Claims, chance: ra
 
 
 def test_what_comes_and_goes_in_any_order(claims: Claims, chance: random.Random) -> None:
-    """One claim more for each chip at a time, or one less: brute force knows which of them are served."""
+    """One more or one less claim per chip in each step: the brute-force model determines which of them are served."""
     served = waited = 0
     for _step in range(STEPS):
         before = claims.silicon()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""NPUs that claims share, and slices that an NPU refuses although all that is counted allows them."""
+"""Test NPUs that several claims share, and vNPUs that an NPU rejects although all counters allow them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.acting import acting_controller
 from tests.cluster.cluster import EXAMPLES, Recap
 from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
@@ -26,36 +27,37 @@ LAYOUT = [
     {"match": {}, "mode": "whole"},
 ]
 METRICS = {"dra_driver_metrics_address": "127.0.0.1:9817"}
-#: Devices that are made for a claim on one chip.
+#: Dynamic devices of one chip.
 ON_DEMAND = "!has(device.attributes['npu.huawei.com'].uuid) && device.attributes['npu.huawei.com'].physicId == {}"
 
 
 @pytest.fixture(scope="module")
-def npus() -> Iterator[NpuCluster]:
-    """One node with eight NPUs: one in shares, three that are cut for claims, the others whole."""
+def npus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NpuCluster]:
+    """Yield one node with eight NPUs: one shared, three dynamic, the others whole."""
     made = NpuCluster(WORLD, {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": LAYOUT}], **METRICS})
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8x310P-Pro", timeout=3000)
-    yield made
+    with acting_controller(made, tmp_path_factory.mktemp("controller")):
+        yield made
     made.world("down")
 
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster) -> Recap:
-    """The site playbook's first run, which turns no switch."""
+    """Run the site playbook for the first time, without changing the sharing switch."""
     return npus.playbook("site.yml")
 
 
 @pytest.fixture(scope="module")
 def switched(npus: NpuCluster, first: Recap) -> Recap:
-    """A run that is asked to have the NPUs shared."""
+    """Run the playbook with sharing of the NPUs enabled."""
     assert not first.failed, first.output
     npus.variables = {**npus.variables, "ascend_vnpu_device_share": True}
     return npus.playbook("site.yml")
 
 
 def taints(npus: NpuCluster) -> dict[str, set[str]]:
-    """The causes of each device's taints, of those that have any."""
+    """Return the causes of each tainted device."""
     (node,) = npus.nodes()
     return {
         name: {taint["key"].rpartition("/")[2] for taint in device["taints"]}
@@ -65,13 +67,13 @@ def taints(npus: NpuCluster) -> dict[str, set[str]]:
 
 
 def events(npus: NpuCluster, kind: str, reason: str) -> list[str]:
-    """What Events of a reason say of objects of a kind."""
+    """Return the messages of Events with a reason about objects of a kind."""
     found = json.loads(npus.kubectl("get", "events", "-A", "-o", "json"))["items"]
     return [each["message"] for each in found if (each["involvedObject"]["kind"], each["reason"]) == (kind, reason)]
 
 
 def in_the_way(npus: NpuCluster, physical: int, *command: str) -> None:
-    """What an administrator does to a chip with npu-smi."""
+    """Run an administrator's npu-smi command on a chip."""
     (node,) = npus.nodes()
     said = npus.run(node, "npu-smi", "set", "-t", command[0], "-i", physical, "-c", 0, *command[1:])
     assert "OK" in said, said
@@ -127,7 +129,7 @@ def test_two_claims_share_an_npu_and_are_told_what_they_have(npus: NpuCluster, s
 
 
 def slice_of(title: str, physical: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A claim for a quarter of a chip, and its pod."""
+    """Return a claim for a quarter of a chip, and its pod."""
     return claim(title, device_class="ascend-310p-1-4", expression=ON_DEMAND.format(physical)), pod(title, title)
 
 
@@ -157,7 +159,7 @@ def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_roo
     assert "npu-1" not in kept and all(name.startswith("npu-1-") for name in kept), kept
     place = held["device"].rpartition("-")[2]
     assert all(name.endswith(f"-{place}") for name in kept), kept
-    # What is somebody else's is not touched; when he has taken it away the pod starts, and nothing is kept back any more.
+    # Another administrator's vNPU is not changed. When it is destroyed, the pod starts and all devices are available.
     assert "1 116 vir01" in npus.instances(node)
     in_the_way(npus, 1, "destroy-vnpu", "-v", "116")
     npus.wait_running("refused")
@@ -167,7 +169,7 @@ def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_roo
 
 
 def test_a_pod_that_is_not_bound_yet_goes_where_there_is_room(npus: NpuCluster, switched: Recap) -> None:
-    """Chip 2 comes first and refuses each of its places; the scheduler takes the allocation back until chip 3 is left."""
+    """Chip 2 comes first and rejects each placement. The scheduler deallocates the claim until only chip 3 is left."""
     assert not switched.failed
     (node,) = npus.nodes()
     in_the_way(npus, 2, "create-vnpu", "-f", "vir01", "-v", "132", "-g", "0")

@@ -1,9 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes whose NPUs, and slices of them, pods have by claims get another driver by the playbook upgrade, one after the other: who leaves one node
-comes to the other. One that is not there after the start of its machine is the last that is begun, and a run with a mended package finishes both.
+"""Upgrade the driver of two NPU nodes with pods on NPUs and vNPUs, with the upgrade playbook: one node after the
+other, and pods move between them.
 
-The packages of the driver are stand-ins (tests/packages). The tests go on from one to the next.
+A node that does not return after its reboot stops the run before the next node. A run with a corrected package
+completes both. The driver packages are simulated (tests/packages). Each test starts from the state that the previous
+one left.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from tests.prove.test_npu_runtime import DRIVER, NEWER_DRIVER, boot_id, installe
 
 WORLD = os.environ.get("DRA_ACCELERATORS_NPU_UPGRADE_WORLD", "npu-upgrade")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-#: What comes in the place of the package that does not take.
+#: Replaces the package that does not take effect.
 MENDED = "25.6.1"
-#: One half and one quarter on each node, and whole NPUs.
+#: A half and a quarter on each node, and whole NPUs.
 LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1, "vir02": 1}},
     {"match": {}, "mode": "whole"},
@@ -42,7 +44,9 @@ EVICTED: dict[str, Any] = {"accelerator_upgrade_evict": True}
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[NpuCluster]:
-    """Two nodes with eight NPUs each, and pods on both: a half and two whole NPUs of the first, a quarter and one whole NPU of the other."""
+    """Start two nodes with eight NPUs each and pods: a half and two whole NPUs of the first, a quarter and one whole
+    NPU of the second.
+    """
     layouts = [{"hosts": "all", "layout": LAYOUT}]
     cluster = NpuCluster(WORLD, {"accelerator_layouts": layouts, "dra_driver_inventory_interval": 10})
     if not KEPT:
@@ -65,7 +69,7 @@ def fleet() -> Iterator[NpuCluster]:
 
 @contextlib.contextmanager
 def only_on(cluster: NpuCluster, node: str) -> Iterator[None]:
-    """Let new pods come to this node alone."""
+    """Allow new pods on this node only."""
     others = [name for name in cluster.nodes() if name != node]
     for name in others:
         cluster.kubectl("cordon", name)
@@ -78,7 +82,9 @@ def only_on(cluster: NpuCluster, node: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The vendor's packages, on the controller: two that take effect at once, and one that does not even after a start of the machine."""
+    """Return the vendor's packages on the controller: two that take effect at once, and one that does not even after a
+    reboot.
+    """
     folder = tmp_path_factory.mktemp("packages")
     at_once = {"EFFECT": "It takes effect immediately."}
     return {
@@ -89,7 +95,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def places(fleet: NpuCluster) -> dict[str, Counter[str]]:
-    """By node, how many pods of each Deployment have something of its NPUs."""
+    """Return by node how many pods of each Deployment use its NPUs."""
     found: dict[str, Counter[str]] = {name: Counter() for name in fleet.nodes()}
     for place, user in holders(fleet).items():
         found[numbered(place)[0]][user.partition("-")[0]] += 1
@@ -97,7 +103,7 @@ def places(fleet: NpuCluster) -> dict[str, Counter[str]]:
 
 
 class Drained(threading.Thread):
-    """Looks at which nodes are drained, as long as it runs; ``seen`` are the sets of them in order, each as often as it has begun."""
+    """Thread that polls the drained nodes. ``seen`` lists the sets of drained nodes in order."""
 
     def __init__(self, cluster: NpuCluster) -> None:
         super().__init__()
@@ -122,14 +128,14 @@ class Drained(threading.Thread):
 
 
 def followed(fleet: NpuCluster, path: Path, **more: Any) -> tuple[Recap, list[set[str]]]:
-    """A run of the playbook, and which nodes were drained in the meantime."""
+    """Run the playbook; return the recap and the sets of drained nodes."""
     with Drained(fleet) as drained:
         done = upgrade(fleet, path, **EVICTED, **more)
     return done, drained.seen
 
 
 def as_it_was(fleet: NpuCluster) -> None:
-    """See that nothing is left of a run: everybody runs, and the slices are those of the layout."""
+    """Assert that a run left nothing behind: all pods run, and the vNPUs are those of the layout."""
     wait_ready(fleet, **RUNNING)
     assert not rules(fleet)
     for node in fleet.nodes():
@@ -140,9 +146,9 @@ def as_it_was(fleet: NpuCluster) -> None:
 def test_all_who_have_to_leave_both_nodes_are_named_and_stay(fleet: NpuCluster, packages: dict[str, Path]) -> None:
     before = containers(fleet)
     told = upgrade(fleet, packages[NEWER_DRIVER], "--check", "--diff")
-    assert not told.failed and all(f"pod default/{name} has to leave" in told.output for name in before), told.output
+    assert not told.failed and all(f"pod default/{name} is evicted" in told.output for name in before), told.output
     silent = upgrade(fleet, packages[NEWER_DRIVER])
-    assert silent.failed and "Nothing was touched" in silent.output, silent.output
+    assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert containers(fleet) == before and len(before) == sum(RUNNING.values()) and not rules(fleet)
     assert [installed_driver(fleet, node) for node in fleet.nodes()] == [DRIVER] * 2
 
@@ -155,10 +161,10 @@ def test_one_node_after_the_other_and_who_leaves_one_comes_to_the_other(
     boots = [boot_id(fleet, node) for node in fleet.nodes()]
     done, drained = followed(fleet, packages[NEWER_DRIVER])
     assert not done.failed, done.output
-    assert f"Begins with {one}; not begun yet: {other}" in done.output, done.output
+    assert f"Starting: {one}. Not started yet: {other}" in done.output, done.output
     assert drained == [{one}, set(), {other}, set()][: len(drained)] and len(drained) >= 3, drained
     as_it_was(fleet)
-    # What was on the first had to go to the other, and from there all of it to the first again.
+    # All pods of the first node moved to the second, and then all pods to the first.
     assert places(fleet) == {one: Counter(RUNNING), other: Counter()}
     for node in fleet.nodes():
         assert installed_driver(fleet, node) == NEWER_DRIVER and published_version(fleet, node) - {""} == {NEWER_DRIVER}
@@ -174,7 +180,7 @@ def test_a_driver_that_is_not_there_after_the_start_ends_the_run_before_the_next
 ) -> None:
     one, other = fleet.nodes()
     with only_on(fleet, other):
-        # Two of them are on the other node beforehand.
+        # Two of them already run on the other node.
         mine = sorted(user for user in holders(fleet).values() if user.startswith(("half", "whole")))[:2]
         fleet.kubectl("delete", "pod", *mine, "-n", "default", "--timeout=120s")
         wait_ready(fleet, **RUNNING)
@@ -183,14 +189,14 @@ def test_a_driver_that_is_not_there_after_the_start_ends_the_run_before_the_next
     stay = {user for place, user in had.items() if numbered(place)[0] == other}
     boots = {node: boot_id(fleet, node) for node in fleet.nodes()}
     failed, drained = followed(fleet, packages[NOT_TAKEN], accelerator_upgrade_timeout=90)
-    assert failed.failed and f"It has {NEWER_DRIVER}" in failed.output, failed.output
-    assert f"Not begun: {other}" in failed.output and drained in ([{one}], [{one}, set()]), failed.output
+    assert failed.failed and f"Restored the driver {NEWER_DRIVER}" in failed.output, failed.output
+    assert f"Not started: {other}" in failed.output and drained in ([{one}], [{one}, set()]), failed.output
     assert {node for node in boots if boot_id(fleet, node) != boots[node]} == {one}
     fleet.wait_registered(one)
     fleet.wait("the former one is published", lambda: published_version(fleet, one) - {""} == {NEWER_DRIVER})
     as_it_was(fleet)
     assert [installed_driver(fleet, node) for node in fleet.nodes()] == [NEWER_DRIVER] * 2
-    # Who was on the node that was not begun has not been asked to leave it, and the others have come there.
+    # Pods on the node that was not upgraded were not evicted, and the others run there too.
     assert {name: before[name] for name in stay}.items() <= containers(fleet).items()
     assert set(before) & set(pods(fleet)) == stay and places(fleet)[other] == RUNNING
 

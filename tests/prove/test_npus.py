@@ -1,6 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes with Ascend NPUs: whole chips, slices that the layout holds ready, slices that are cut for a claim, chips that lie near each other.
+"""Test nodes with Ascend NPUs: whole chips, static vNPUs of the layout, dynamic vNPUs, and chips that are near each
+other.
 
 The first node has eight 310P, the second four cards of two, the third two rings of four 910A.
 """
@@ -17,7 +18,7 @@ from tests.cluster.cluster import EXAMPLES, Recap
 from tests.cluster.manifests import claim, pod
 from tests.cluster.npus import NpuCluster
 
-#: Each example with its pods, and the names that chips or slices have for who is in them.
+#: Each example with its pods, and the names of chips or vNPUs that the containers show.
 SEEN = {
     "ascend/whole-npu.yaml": {"whole-npu": ["310P3|910"]},
     "ascend/static-vnpu.yaml": {"static-vir04": ["310Pvir04"]},
@@ -29,7 +30,7 @@ SEEN = {
     "ascend/vnpu-config.yaml": {"vnpu-config": ["310Pvir01"]},
     "ascend/npu-extended-resource.yaml": {"npu-extended-resource": ["310P3"]},
 }
-#: How many cards have numbers that belong together, where what a pod sees has to lie near each other.
+#: Number of consecutive card numbers that form a group, for pods whose devices must be near each other.
 NEAR = {"ascend/same-card-pair.yaml": 1, "ascend/same-ring-four.yaml": 4}
 UNFIT = "ascend/npu-does-not-fit.yaml"
 LAYOUT = ["vir02", "vir04"]
@@ -39,7 +40,7 @@ WORLD = os.environ.get("DRA_ACCELERATORS_NPUS_WORLD", "npus")
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """Three bare nodes with NPUs."""
+    """Yield three bare nodes with NPUs."""
     made = NpuCluster(WORLD)
     made.world("down")
     made.world("up", "--nodes", "3", "--silicon", MACHINES, timeout=3000)
@@ -49,22 +50,22 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster) -> Recap:
-    """The site playbook's first run."""
+    """Run the site playbook for the first time."""
     return npus.playbook("site.yml")
 
 
 def templates(npus: NpuCluster) -> list[str]:
-    """The templates of all slices; only the first node has any."""
+    """Return the templates of all vNPUs. Only the first node has any."""
     return sorted(line.split()[2] for node in npus.nodes() for line in npus.instances(node))
 
 
 def as_the_layout_says(npus: NpuCluster) -> bool:
-    """Whether the nodes have the layout's slices alone, and no CDI file of a claim."""
+    """Return whether the nodes have only the layout's vNPUs, and no CDI file of a claim."""
     return templates(npus) == LAYOUT and not any(map(npus.cdi_files, npus.nodes()))
 
 
 def seen_by(npus: NpuCluster, pod: str) -> list[tuple[int, str]]:
-    """The number of the card and the name of all that a pod's own npu-smi lists."""
+    """Return card number and name of all devices that a pod's npu-smi lists."""
     text = npus.wait(f"{pod} printing its devices", lambda: npus.log(pod), timeout=60)
     found = re.findall(r"^\| (\d+) +((?:310P|910)\w*) +\| OK ", text, re.MULTILINE)
     return [(int(number), name) for number, name in found]
@@ -93,6 +94,21 @@ def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first
     npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))
 
 
+def test_containers_have_the_files_of_network_ports_on_request(npus: NpuCluster, first: Recap) -> None:
+    assert not first.failed
+    before = npus.variables
+    npus.variables = {**before, "dra_driver_network_tools": ["ascend"]}
+    changed = npus.playbook("site.yml")
+    assert not changed.failed, changed.output
+    npus.apply(EXAMPLES / "ascend/network-ports.yaml")
+    npus.wait_running("network-ports")
+    text = npus.wait("the addresses of a port", lambda: npus.log("network-ports"), timeout=60)
+    assert "address_0=" in text and "ipaddr:" in text, text
+    npus.delete(EXAMPLES / "ascend/network-ports.yaml")
+    npus.variables = before
+    assert not npus.playbook("site.yml").failed
+
+
 def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed
     npus.apply(EXAMPLES / UNFIT)
@@ -106,7 +122,9 @@ def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: R
 
 
 def test_after_a_power_cut_pods_come_back_and_the_layout_stays(npus: NpuCluster, first: Recap) -> None:
-    """The vendor's driver cuts every slice again, those of claims too; the node driver knows which are its own."""
+    """The vendor's driver restores every vNPU, including those of claims. The node driver knows which ones belong to
+    claims.
+    """
     assert not first.failed
     node = npus.nodes()[0]
     slices = {"quarter": "ascend-310p-1-4", "half": "ascend-310p-1-2"}

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The oldest Kubernetes that the README promises, with the feature gates that it has by itself: whole GPUs and fixed layouts.
+"""Test the oldest Kubernetes that the README supports, with its default feature gates: whole GPUs and static layouts.
 
-Its API server drops counters and taints, so dynamic partitions are refused, by the name of the gate.
+Its API server drops counters and taints, so dynamic partitions are rejected with the name of the gate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 
 from tests.cluster.cluster import ROOT, Cluster, Recap
 from tests.cluster.manifests import claim, pod, static
+from tests.prove.pods import make_base_image, the_pod, variables
 
 STATIC = {"3g.40gb": 1, "1g.10gb": 4}
 LAYOUT: list[dict[str, Any]] = [
@@ -28,7 +29,7 @@ DYNAMIC: list[dict[str, Any]] = [{"match": {}, "mode": "dynamic"}]
 
 @pytest.fixture(scope="module")
 def oldest() -> Iterator[Cluster]:
-    """One bare node of the oldest release."""
+    """Yield one bare node of the oldest release."""
     made = Cluster("oldest")
     made.world("down")
     made.world("up", "--nodes", "1", "--silicon", "8xH100", "--release", "oldest", timeout=3000)
@@ -37,7 +38,7 @@ def oldest() -> Iterator[Cluster]:
 
 
 def site(cluster: Cluster, layout: list[dict[str, Any]], *arguments: str, **more: Any) -> Recap:
-    """The site playbook with one layout for all nodes."""
+    """Run the site playbook with one layout for all nodes."""
     variables = {"accelerator_layouts": [{"hosts": "accelerator_nodes", "layout": layout}], **more}
     return cluster.playbook("site.yml", "-e", json.dumps(variables), *arguments, check=False)
 
@@ -70,21 +71,38 @@ def test_site_publishes_and_its_second_run_changes_nothing(oldest: Cluster) -> N
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_pods_claim_what_there_is_and_give_it_back(oldest: Cluster) -> None:
-    (node,) = oldest.nodes()
+def check_claims(cluster: Cluster) -> None:
+    """Start a pod with a whole GPU and one with a partition, and delete both."""
+    (node,) = cluster.nodes()
     wanted = {"whole": ("gpu.nvidia.com", None), "partition": ("mig.nvidia.com", static("3g.40gb"))}
     for name, (kind, expression) in wanted.items():
-        oldest.apply(claim(name, device_class=kind, expression=expression), pod(name, name, node=node))
-    oldest.wait_running(*wanted)
-    seen = {name: oldest.wait("the pod's list", lambda name=name: oldest.log(name)) for name in wanted}
+        cluster.apply(claim(name, device_class=kind, expression=expression), pod(name, name, node=node))
+    cluster.wait_running(*wanted)
+    seen = {name: cluster.wait("the pod's list", lambda name=name: cluster.log(name)) for name in wanted}
     assert seen["whole"].count("GPU 0") == 1 and "MIG " not in seen["whole"], seen
     assert "MIG 3g.40gb" in seen["partition"], seen
-    oldest.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    oldest.wait("no CDI file left", lambda: not oldest.cdi_files(node))
-    assert len(oldest.instances(node)) == 5
+    cluster.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
+    cluster.wait("no CDI file left", lambda: not cluster.cdi_files(node))
+    assert len(cluster.instances(node)) == 5
+
+
+def test_pods_claim_what_there_is_and_give_it_back(oldest: Cluster) -> None:
+    check_claims(oldest)
 
 
 def test_everything_is_taken_away_again(oldest: Cluster) -> None:
     recap = oldest.playbook("remove.yml")
+    assert not recap.failed, recap.output
+    oldest.wait("no slice left", lambda: not oldest.slices(), timeout=90)
+
+
+def test_daemonset_publishes_serves_claims_and_is_removed(oldest: Cluster) -> None:
+    form = variables(make_base_image(oldest))
+    recap = site(oldest, LAYOUT, **form)
+    assert not recap.failed, recap.output
+    assert the_pod(oldest)["spec"]["nodeName"] == oldest.nodes()[0]
+    oldest.wait("twelve devices", lambda: len(oldest.devices(oldest.nodes()[0])) == 12)
+    check_claims(oldest)
+    recap = oldest.playbook("remove.yml", "-e", json.dumps(form))
     assert not recap.failed, recap.output
     oldest.wait("no slice left", lambda: not oldest.slices(), timeout=90)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node programs on the oldest Python that is promised, with the wheels that an index has for it."""
+"""Test the node programs on the oldest supported Python, with the wheels that the package index has for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.cluster.manifests import claim, dynamic, pod
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST = "3.10"
-#: Where a node's loader is told of the folder of that Python's own library.
+#: File with the path of that Python's shared library for a node's dynamic loader.
 LOADER_FOLDERS = f"/etc/ld.so.conf.d/python{OLDEST}.conf"
-#: What the tests themselves need beside the nodes' own list; pins as in tests/tools/requirements.txt.
+#: Packages that the tests need in addition to the nodes' list, pinned as in tests/tools/requirements.txt.
 TEST_PACKAGES = ("pytest", "hypothesis", "jsonschema", "grpcio-tools==1.85.1", "ruff==0.17.5", "highspy==1.16.0")
 
 
 def interpreter(version: str) -> str:
-    """Return an interpreter of that version: DRA_ACCELERATORS_OLDEST_PYTHON, one on the PATH, or one of pyenv's."""
+    """Return an interpreter of that version: DRA_ACCELERATORS_OLDEST_PYTHON, one of pyenv's, or one in PATH."""
     pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"{version}.*"))
     named = os.environ.get("DRA_ACCELERATORS_OLDEST_PYTHON")
     for candidate in [*([named] if named else []), *(str(path / "bin/python3") for path in pyenv), f"python{version}"]:
@@ -44,7 +44,7 @@ def interpreter(version: str) -> str:
 
 @pytest.fixture(scope="module")
 def oldest() -> str:
-    """The interpreter of the oldest version."""
+    """Return the interpreter of the oldest version."""
     return interpreter(OLDEST)
 
 
@@ -61,20 +61,20 @@ def test_the_node_programs_run_on_it(oldest: str, tmp_path: Path) -> None:
         [python, "-m", "pytest", "-q", *tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    reader = (
-        "from ansible_collections.dra.accelerators.plugins.module_utils._toml import reader; print(reader().__name__)"
-    )
+    reader = "from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import reader; print(reader().__name__)"
     said = subprocess.run([python, "-c", reader], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "tomli"
 
 
 @pytest.fixture
 def old_node(clean: Cluster, oldest: str, tmp_path: Path) -> Iterator[tuple[Cluster, str, Path]]:
-    """A node with the oldest Python beside its own, and an inventory by which Ansible and the roles use that one."""
+    """Yield a node with the oldest Python in addition to its own, and an inventory with which Ansible and the roles
+    use it.
+    """
     node = clean.nodes()[1]
     said = execute([oldest, "-c", "import sys; print(sys.base_prefix)"]).stdout
     prefix = Path(said.strip())
-    # Beside what the distribution has: services do not see anybody's home.
+    # Outside home directories, which services cannot see.
     place = f"/opt/python{OLDEST}"
     execute(["docker", "cp", prefix, f"{node}:{place}"])
     clean.shell(node, f"echo {place}/lib >{LOADER_FOLDERS} && ldconfig")

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's driver depends on goes and comes back while pods start and end: nothing is lost, nothing is left.
+"""Test outages of a node driver's dependencies while pods start and end: no claim is lost, and no state is left
+behind.
 
-The same without a cluster, hundreds of times and at every stage, is ``make chaos``.
+``make chaos`` runs the same without a cluster, hundreds of times and at every stage.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ STORM = 10
 
 
 def hold(cluster: Cluster, node: str) -> None:
-    """Three pods that stay: on a static partition or a dynamic one, on a whole GPU, and on one that containers share."""
+    """Create three pods that stay: on a static or dynamic partition, on a whole GPU, and on a GPU shared by
+    containers.
+    """
     wanted = static("3g.40gb") if cluster.instances(node) else dynamic("3g.40gb")
     cluster.apply(
         claim("partition", device_class="mig.nvidia.com", expression=wanted),
@@ -32,13 +35,13 @@ def hold(cluster: Cluster, node: str) -> None:
 
 
 def containers(cluster: Cluster) -> dict[str, str]:
-    """The containers of the pods that stay: another one would have another ID."""
+    """Return the container IDs of the pods that stay. A new container would have another ID."""
     names = ("partition", "whole", "mps")
     return {name: cluster.pod(name)["status"]["containerStatuses"][0]["containerID"] for name in names}
 
 
 def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
-    """Pods stay; a driver that is killed meanwhile is ready again; who wanted a device gets it when the API server is back."""
+    """Pods stay, a killed driver becomes ready again, and pending pods get their devices when the API server is back."""
     first, second = clean.nodes()
     hold(clean, first)
     before, recorded = containers(clean), clean.recorded(first)
@@ -70,7 +73,7 @@ def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
     clean.wait(
         "the API server answers", lambda: clean.kubectl("get", "--raw", "/readyz", check=False) == "ok", timeout=180
     )
-    # Its watches come back after a pause, in which a pod that ends keeps its claim reserved for ever: see test_50_restart.py.
+    # Its watches reconnect after a pause, in which a pod that ends keeps its claim reserved: see test_50_restart.py.
     clean.world("component", "restart", "controller-manager")
     clean.wait_running(*(f"waits-{each}" for each in range(8)), timeout=300)
     assert containers(clean) == before
@@ -89,7 +92,7 @@ def test_the_kubelet_is_started_again_and_again(clean: Cluster) -> None:
     with streaming(clean, node) as stream:
         for _each in range(STORM):
             clean.run(node, "systemctl", "restart", "kubelet.service")
-            time.sleep(3.0)  # in the midst of what it asks for after a start
+            time.sleep(3.0)  # during its requests after a start
         rounds = stream.rounds
         clean.wait("pods still come and go", lambda: stream.rounds > rounds + 1, timeout=300)
     assert containers(clean) == before and clean.driver_pid(node) == pid
@@ -99,7 +102,7 @@ def test_the_kubelet_is_started_again_and_again(clean: Cluster) -> None:
 
 
 def test_the_driver_is_killed_again_and_again(clean: Cluster) -> None:
-    """Each time at another moment of a pod's coming and going."""
+    """At a different moment of a pod's start or end each time."""
     node = clean.nodes()[1]
     hold(clean, node)
     before = containers(clean)

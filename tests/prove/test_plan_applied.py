@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a cluster is planned for, and the plan is brought about under pods that run. Then a partition is destroyed by hand, the silicon
-refuses to make it again, and makes it at last; and ECC of one GPU changes, for which nobody may be on it.
+"""Plan a layout for pending pods and apply it under running pods. Then repair a partition that was destroyed by hand,
+after a failed attempt, and change ECC of one GPU, which must be drained for it.
 
-One node with eight H100, on which the controller runs as well. The tests go on from one to the next.
+One node with eight H100 also runs the controller. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ LAYOUT: list[dict[str, Any]] = [
     {"match": {"index": [0, 1]}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
     {"match": {}, "mode": "whole"},
 ]
-#: Five of the eight small partitions and five of the six whole GPUs are had: a GPU is cut for three of MIDDLE at most, so that the fourth needs
-#: two small ones beside pods that have others.
+#: Five of the eight small partitions and five of the six whole GPUs are in use. A free GPU has room for three MIDDLE
+#: partitions at most, so the fourth replaces two small ones next to running pods.
 RUNNING = {"small": 5, "large": 2, "whole": 5}
 MIDDLE = 4
 ASKS = {
@@ -63,7 +63,7 @@ HUGE = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('140Gi')) >=
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[Cluster]:
-    """A node with pods on it, others that wait, and the controller."""
+    """Start a node with running and pending pods and the controller; yield its cluster."""
     often = {"dra_driver_inventory_interval": 10, "dra_driver_full_inventory_interval": 20}
     cluster = Cluster(WORLD, {"accelerator_layouts": [{"hosts": "all", "layout": LAYOUT}], **often})
     if not KEPT:
@@ -87,19 +87,19 @@ def living() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def node(living: Cluster) -> str:
-    """The node's name."""
+    """Return the node's name."""
     (found,) = living.nodes()
     return found
 
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that the plan is written to."""
+    """Return the path of the plan file."""
     return tmp_path_factory.mktemp("plan") / "layouts.yml"
 
 
 def waiting(cluster: Cluster) -> Counter[str]:
-    """How many pods of each name have no node, as the scheduler has said."""
+    """Return the number of pods without a node by name, from the scheduler's conditions."""
     return Counter(
         name.partition("-")[0]
         for name, each in pods(cluster).items()
@@ -108,12 +108,12 @@ def waiting(cluster: Cluster) -> Counter[str]:
 
 
 def by_plan(cluster: Cluster, layouts: Path, *arguments: str, **more: Any) -> Recap:
-    """The playbook repartition with the file that the plan has written."""
+    """Run the repartition playbook with the file that the plan wrote."""
     return repartition(cluster, "{}", "-e", f"@{layouts}", *arguments, **more)
 
 
 def settled(cluster: Cluster, layouts: Path, *arguments: str, **more: Any) -> None:
-    """See that nothing is left of an operation, and that a second run changes nothing."""
+    """Assert that no operation is pending and that a second run changes nothing."""
     before, slices = containers(cluster), cluster.slices()
     assert not rules(cluster) and not records(cluster)
     again = by_plan(cluster, layouts, *arguments, **more)
@@ -170,17 +170,17 @@ def test_applied_plan_pending_pods_start_and_running_pods_stay(living: Cluster, 
     assert (site.failed, site.changed) == (0, 0), site.output
 
 
-# ---- destroyed by hand
+# ---- a partition destroyed by hand
 
 
 def noted(cluster: Cluster, node: str) -> dict[str, Any]:
-    """What the slices say of devices that are not as the layout wants, by UUID."""
+    """Return the slices' annotations about devices that differ from the layout, by UUID."""
     found = [(each["metadata"].get("annotations") or {}).get(ANNOTATION) for each in cluster.slices(node)]
     return {uuid: told for text in filter(None, found) for uuid, told in json.loads(text).items()}
 
 
 def drifting(cluster: Cluster, node: str) -> float:
-    """How many devices the controller counts as not as their layout wants."""
+    """Return the controller's metric of devices that differ from their layout."""
     said = cluster.run(node, "python3", "-c", ASK)
     return float(
         re.findall(r'^dra_accelerators_controller_drift\{kind="layout-differs"\} (\S+)$', said, re.MULTILINE)[0]
@@ -193,17 +193,19 @@ def uuid_of(cluster: Cluster, node: str, gpu: int) -> str:
 
 @pytest.fixture(scope="module")
 def last_event(living: Cluster, node: str) -> int:
-    """The last Event of the node before a partition is destroyed.
+    """Return the node's last Event before a partition is destroyed.
 
-    There may be some that tell of differences: between a change of devices and the rules that tell it of that, the driver is given a full
-    inventory's time, which is seconds here, and a busy machine takes longer.
+    Earlier Events can report differences: the driver receives new rules after the devices have changed. It tolerates
+    the interval of a full inventory, a few seconds here, which a busy host can exceed.
     """
     return told_until(living, node)
 
 
 @pytest.fixture(scope="module")
 def destroyed(living: Cluster, node: str, last_event: int) -> tuple[int, int]:
-    """A small partition that nobody has, of a GPU on which others are had: it was destroyed. The GPU's index, and the place."""
+    """Destroy a free small partition of a GPU whose other partitions are in use; return the GPU's index and the
+    placement.
+    """
     names = (name for name in sorted(living.devices(node)) if "-mig-1g10gb-" in name)
     name = next(each for each in names if f"{node}/{each}" not in holders(living))
     gpu, start = numbered(f"{node}/{name}")[1], int(name.rpartition("-")[2])
@@ -257,7 +259,7 @@ def test_what_the_silicon_refuses_is_told_step_by_step_and_undone(
         failed = by_plan(living, layouts)
     finally:
         living.run(node, "accelerator-simulator", "clear", gpu)
-    assert failed.failed and "has its former layout again" in failed.output, failed.output
+    assert failed.failed and "previous layout was restored" in failed.output, failed.output
     assert containers(living) == before and profiles(living, node, gpu) == partitions
     assert not rules(living) and not records(living) and noted(living, node)
     new = living.wait("it is told to its end", lambda: since(living, node, known, UNDONE[-1]))
@@ -266,7 +268,7 @@ def test_what_the_silicon_refuses_is_told_step_by_step_and_undone(
 
 
 def since(cluster: Cluster, node: str, known: dict[str, list[tuple[str, str]]], last: str) -> list[tuple[str, str]]:
-    """What has been told of the one operation that more is told of since, once that ends with ``last``."""
+    """Return the new step Events of the one operation that has any, as soon as the last is ``last``."""
     now = steps_told(cluster, node)
     (new,) = [each[len(known.get(name, ())) :] for name, each in now.items() if each != known.get(name)] or [[]]
     return new if last in reasons(new) else []
@@ -292,7 +294,7 @@ def test_a_run_makes_it_again_and_all_agree(
     settled(living, layouts)
 
 
-# ---- a setting for which nobody may be on the GPU
+# ---- a setting that needs a drained GPU
 
 
 def test_ecc_changes_with_nobody_on_the_gpu_and_who_was_there_comes_back(
@@ -322,5 +324,5 @@ def test_ecc_changes_with_nobody_on_the_gpu_and_who_was_there_comes_back(
 
 
 def ecc(cluster: Cluster, node: str) -> list[str]:
-    """Whether each GPU has ECC."""
+    """Return the ECC mode of each GPU."""
     return cluster.run(node, "nvidia-smi", "--query-gpu=ecc.mode.current", "--format=csv,noheader").split()

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose driver is a pod from the first run to the removal: nothing of it stays, and what a service can do it can do.
+"""Test a node whose driver runs as a pod, from the first run to the removal: it has all functions of the service, and
+a removal leaves nothing.
 
-A world of its own with one node. The tests go on from one to the next.
+A separate world with one node. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MACHINES = [{"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True}
 
 @pytest.fixture(scope="module")
 def form() -> Iterator[PodForm]:
-    """A bare world, and what is in it."""
+    """Yield a bare world with its footprint."""
     with bare_world("pod") as form:
         yield form
 
@@ -49,7 +50,7 @@ def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: P
     assert not first.failed, first.output
     (line,) = re.findall(rf"{form.node}\s+(\d+)\s+NVIDIA H100", first.output)
     assert line == "8", first.output
-    assert f"{form.node}: the driver was started and works, 8 devices" in first.output
+    assert f"{form.node}: the driver was started and is ready, 8 devices" in first.output
     again = form.playbook("site.yml")
     assert (again.failed, again.changed) == (0, 0), again.output
 
@@ -97,7 +98,8 @@ def test_runtime_class_is_reserved_for_the_driver(form: PodForm) -> None:
         assert not [each for each in cluster.get("pods")["items"] if each["metadata"]["name"].startswith("hostile")]
     finally:
         cluster.delete(deployment)
-    # The driver's own container opens the devices of NVIDIA, and no others (21 is SCSI generic, 10 are miscellaneous devices).
+    # The driver's own container opens NVIDIA's devices and no others (21 is SCSI generic, 10 are miscellaneous
+    # devices).
     name = the_pod(cluster)["metadata"]["name"]
     opened = {
         major: cluster.kubectl(
@@ -109,7 +111,8 @@ def test_runtime_class_is_reserved_for_the_driver(form: PodForm) -> None:
 
 
 SPECIFICATION = "/etc/containerd/dra-accelerators-driver.json"
-#: Takes the major number of nvidia-caps out of the specification, as if the kernel had chosen another one at the last boot.
+#: Removes the major number of nvidia-caps from the specification, as if the kernel had chosen another one at the last
+#: boot.
 FORGET_CAPS = f"""
 import json
 document = json.load(open("{SPECIFICATION}"))
@@ -122,7 +125,7 @@ json.dump(document, open("{SPECIFICATION}", "w"), indent=1, sort_keys=True)
 
 
 def test_changed_major_number_is_reported_and_repaired_by_the_playbook(form: PodForm) -> None:
-    """A container keeps the device rules that it was created with, also when the handler has new ones."""
+    """A container keeps the device rules of its creation, even if the runtime handler has new ones."""
     cluster = form.cluster
 
     def status() -> str:
@@ -176,7 +179,9 @@ def test_token_of_the_pod_gets_no_other_token(form: PodForm, tmp_path: Path) -> 
     stolen = with_token(cluster, form.token(), tmp_path)
 
     def answers() -> list[str]:
-        """Return the answers to requests of the own node: bound to it, without a binding, for 10 years, and for another audience."""
+        """Return the answers to requests for the node's own token: bound to it, unbound, for 10 years, and for another
+        audience.
+        """
         requests: list[tuple[str | None, dict[str, Any]]] = [
             (form.node, {"expirationSeconds": 3600}),
             (None, {"expirationSeconds": 3600}),
@@ -201,7 +206,9 @@ def test_hook_does_not_inherit_the_environment_of_the_container(form: PodForm) -
 
 
 def test_output_with_diff_and_verbosity_shows_no_token(form: PodForm) -> None:
-    """From the pod to the service, which writes a token to the node, and back, which removes it; and a removal in check mode."""
+    """Change from the pod to the service, which writes a token to the node, and back, which removes it, and run a
+    removal in check mode.
+    """
     loud = ("--diff", "-vvv")
     of_the_pod = form.token()
     service = form.playbook("site.yml", *loud, dra_driver_form="service")
@@ -225,7 +232,8 @@ def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> Non
     writable = set(seen["writable"])
     assert not writable & {"/host", "/host/run", "/host/proc", "/host/sys"}
     assert {"/host/run/cdi", "/host/run/dra-accelerators/companions"} <= writable
-    # The node's runtime can have read-only what is mounted below: the control groups are, which would be a way out.
+    # The node's runtime can mount nested file systems read-only: control groups are, because a writable one permits an
+    # escape.
     assert [each for each in sorted(writable) if each.startswith("/host/sys")] == []
     assert len(seen["opened"]) >= 3 and set(seen["opened"].values()) == {"EROFS"}, seen["opened"]
 
@@ -247,7 +255,7 @@ def test_a_changed_configuration_reaches_the_pod_that_runs(form: PodForm) -> Non
     changed = form.playbook("site.yml", "--tags", "driver", dra_driver_log_level="debug")
     assert not changed.failed, changed.output
     assert form.process() == before, "the log's level is taken over while it runs"
-    # What needs a new process starts the container again; the claim stays prepared.
+    # A change that needs a new process restarts the container. The claim stays prepared.
     changed = form.playbook("site.yml", "--tags", "driver", dra_driver_cdi_folder="/run/cdi")
     assert not changed.failed, changed.output
     assert form.process() == (before[0], before[1] + 1)
@@ -326,7 +334,7 @@ def test_a_pod_apart_from_the_nodes_processes_refuses_mps_by_name(form: PodForm)
 
 
 def test_the_image_goes_to_a_registry(form: PodForm, tmp_path: Path) -> None:
-    """Debian's registry on this machine, which the nodes of the world do not pull from."""
+    """Use Debian's registry on this host. The world's nodes do not pull from it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -400,7 +408,7 @@ def test_nothing_stays_and_nothing_is_removed_under_a_pod_that_uses_it(form: Pod
     removed = form.playbook("remove.yml", *forced)
     assert not removed.failed, removed.output
     cluster.kubectl("delete", "resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
-    # The kubelet puts away the folders of a pod that is gone when it next looks through them.
+    # The kubelet deletes the directories of a deleted pod in its next periodic cleanup.
     cluster.wait("no folder of a pod of ours", lambda: NAMESPACE not in cluster.run(node, "ls", "/var/log/pods"))
     after = cluster.footprint() | images(cluster, node)
     difference = {key: (form.before.get(key), after.get(key)) for key in form.before.keys() | after.keys()}

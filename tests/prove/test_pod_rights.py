@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Each right of the driver's pod is needed: the pod runs with one less, and what that right is for is refused or fails by its name.
+"""Test that the driver's pod needs each of its permissions: without one, the related operation is rejected or fails
+with a message that names it.
 
-The pod that takes the DaemonSet's place is made from the DaemonSet's own template. With all of it the same claims run, before and
-after, so that it is the absence alone that is seen. hostPID is taken away in test_pod_form.py.
+The replacement pod is created from the DaemonSet's template. With all permissions the same claims run before and
+after, so that a failure is caused by the missing permission only. test_pod_form.py tests hostPID.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ MACHINES = [
     {"match": {}, "mode": "dynamic"},
 ]
 KINDS = ("partition", "shared", "shared partition", "machine")
-# Without it the pod does not serve: what is taken away, and what is said of it.
+# Without these the pod does not become ready: the change, and the expected message.
 STARTS = {
     "SYS_CHROOT": (no_capability("SYS_CHROOT"), ("CAP_SYS_CHROOT",)),
     "plugin-folder": (no_mount("/var/lib/kubelet/plugins/gpu.nvidia.com"), ("/plugins/gpu.nvidia.com", "Read-only")),
     "registration": (no_mount("/var/lib/kubelet/plugins_registry"), ("/plugins_registry", "Read-only")),
 }
-# Without it the pod serves, and not this kind of claim.
+# Without these the pod is ready but cannot prepare this kind of claim.
 CLAIMS = {
     "SYS_ADMIN": (no_capability("SYS_ADMIN"), "partition", ("lacks the permission", "CAP_SYS_ADMIN")),
     "MKNOD": (no_capability("MKNOD"), "shared partition", ("cannot be made", "not permitted")),
@@ -45,9 +46,11 @@ CLAIMS = {
 
 @pytest.fixture(scope="module")
 def rights() -> Iterator[Rights]:
-    """A node whose pod has every right that there is for GPUs, and then none: the DaemonSet leaves the place to others.
+    """Yield a node whose driver's pod has all permissions for GPUs. Then the DaemonSet does not run there, and
+    replacement pods do.
 
-    A process of another user runs there, as on every node: its folder in /proc is closed to root without a capability.
+    A process of another user runs there, as on every node: root without a capability cannot read its directory in
+    /proc.
     """
     with bare_world("pod") as form:
         layouts = [{"hosts": form.node, "layout": MACHINES}]
@@ -58,7 +61,7 @@ def rights() -> Iterator[Rights]:
 
 
 def wanted(rights: Rights, kind: str, name: str) -> list[dict[str, Any]]:
-    """A claim of one kind and its pod."""
+    """Return a claim of one kind and its pod."""
     node = rights.node
     if kind == "machine":
         documents = example("vfio.yaml", node)
@@ -81,7 +84,7 @@ def wanted(rights: Rights, kind: str, name: str) -> list[dict[str, Any]]:
 
 
 def run_each_kind(rights: Rights, suffix: str) -> None:
-    """Have each kind of claim run, and go."""
+    """Run and delete each kind of claim."""
     for kind in KINDS:
         name = f"{kind.replace(' ', '-')}-{suffix}"
         documents = wanted(rights, kind, name)
@@ -110,7 +113,7 @@ def test_without_it_the_pod_does_not_serve_and_says_why(rights: Rights, less: st
 
 def test_without_the_runtime_handler_no_device_can_be_opened(rights: Rights) -> None:
     with rights.standing_in(no_handler):
-        # The driver waits for its devices, as on a node whose vendor's driver comes later, and is not ready meanwhile.
+        # The driver waits for its devices, as on a node whose vendor driver is installed later, and is not ready.
         rights.cluster.wait(
             "its probe says so", lambda: "Opening NVML" in rights.events(STAND_IN, NAMESPACE), timeout=120
         )

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Another release comes and goes while pods run, and come and go: claims of every kind stay prepared, no pod meets a gap, and either
-release ends what the other made."""
+"""Install another release and return to the present one while pods run, start, and end: claims of every kind stay
+prepared, no pod is interrupted, and each release unprepares the other's claims.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from tests.cluster.manifests import claim, dynamic, pod, static
 from tests.cluster.streams import failures, streaming
 
 NEXT = "99.0.0"
-# Of each kind of claim one, beside those of the test's own.
+# One claim of each kind, in addition to the test's own claims.
 KINDS = ("device-settings", "mps", "mps-on-mig", "shares", "time-slicing", "vfio", "prepared-before-binding")
 VERSION = re.compile(r'(?m)^(__version__ = "|version: )[0-9][^"\n]*')
 
 
 @pytest.fixture(scope="module")
 def following(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree of collections that holds this one as a later version."""
+    """Return a collections tree with this collection as a later version."""
     tree = tmp_path_factory.mktemp("next")
     copy = copy_of_the_collection(tree)
     for name in ("galaxy.yml", "roles/dra_driver/files/dra_driver/__init__.py"):
@@ -38,12 +39,12 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def versions(cluster: Cluster) -> set[str]:
-    """The versions of the drivers that run now."""
+    """Return the versions of the running drivers."""
     return {str(cluster.status(node)["version"]) for node in cluster.nodes()}
 
 
 def layout(node: str) -> list[str]:
-    """What gives the second node a layout that has devices for every kind of claim."""
+    """Return the arguments for a layout of the second node with devices for every kind of claim."""
     rules = [
         {"match": {"index": 7}, "mode": "whole", "shares": 4},
         {"match": {"index": [5, 6]}, "mode": "dynamic", "passthrough": True},
@@ -55,7 +56,9 @@ def layout(node: str) -> list[str]:
 
 
 def state(cluster: Cluster) -> dict[str, Any]:
-    """What a change of release leaves alone: partitions, files, records, programs, settings, slices and the pods' containers."""
+    """Return the state that an update must not change: partitions, files, records, programs, settings, slices, and
+    containers.
+    """
     pods, nodes = cluster.get("pods", "-n", "default")["items"], cluster.nodes()
     shown = ("nvidia-smi", "--query-gpu=uuid,power.limit,compute_mode,clocks.gr", "--format=csv,noheader")
     return {
@@ -71,7 +74,9 @@ def state(cluster: Cluster) -> dict[str, Any]:
 
 
 def change(cluster: Cluster, version: str, tree: Path | None = None) -> None:
-    """Install a release under running pods, see that it runs and has left them alone, and that its second run changes nothing."""
+    """Install a release under running pods; assert that it runs, has not disturbed them, and that a second run changes
+    nothing.
+    """
     first, second = cluster.nodes()
     before, pids = state(cluster), [cluster.driver_pid(node) for node in (first, second)]
     with streaming(cluster, first, "one") as one, streaming(cluster, second, "other") as other:
@@ -89,12 +94,12 @@ def change(cluster: Cluster, version: str, tree: Path | None = None) -> None:
 
 
 @pytest.fixture()
-def every_kind(clean: Cluster) -> Iterator[list[str]]:
-    """A claim of each kind that a pod has, by the examples; returns the pods."""
+def every_kind(clean: Cluster, controller: None) -> Iterator[list[str]]:
+    """Create the claim and pod of each kind from the examples; yield the pods' names."""
     second = clean.nodes()[1]
     done = clean.playbook("site.yml", *layout(second), "--limit", second, "--tags", "layout")
     assert not done.failed, done.output
-    # Of what other tests have done to the driver a kubelet tells for an hour.
+    # Events of earlier tests exist for an hour.
     clean.kubectl("delete", "events", "--all", "-n", "default")
     clean.wait("GPUs are offered to virtual machines", lambda: "gpu-vfio-5" in clean.devices(second))
     for name in KINDS:

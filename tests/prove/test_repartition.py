@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A living cluster gets another layout: three nodes with eight H100 each, forty pods on partitions, and two GPUs of one node that change.
+"""Repartition a live cluster: three nodes with eight H100 each, forty pods on partitions, and two changing GPUs of one
+node.
 
-A world of its own. The tests go on from one to the next.
+A separate world. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BEFORE: list[dict[str, Any]] = [
 
 
 def layouts(**nodes: list[dict[str, Any]]) -> str:
-    """The fleet file: BEFORE, and what stands in front of it on single nodes."""
+    """Return the fleet file: BEFORE, preceded by rules for single nodes."""
     found = [{"hosts": name.replace("_", "-"), "layout": [*rules, *BEFORE]} for name, rules in nodes.items()]
     return json.dumps(
         {"accelerator_layouts": [*found, {"hosts": "all", "layout": BEFORE}], "dra_driver_inventory_interval": 10}
@@ -53,12 +54,14 @@ def layouts(**nodes: list[dict[str, Any]]) -> str:
 
 
 def workload(name: str, profile: str, replicas: int) -> list[dict[str, Any]]:
-    """So many pods that each have a partition of a profile, and a controller that makes others for those that go."""
+    """Return a Deployment whose pods each use a partition of a profile."""
     return deployment(name, replicas, selected("mig.nvidia.com", static(profile)))
 
 
 class Published(threading.Thread):
-    """Looks at what a node publishes of some GPUs, as long as it runs; ``seen`` are the sets of names of each, in order."""
+    """Thread that polls the published devices of some GPUs. ``seen`` lists the different sets of names of each, in
+    order.
+    """
 
     def __init__(self, cluster: Cluster, node: str, gpus: tuple[int, ...]) -> None:
         super().__init__(daemon=True)
@@ -88,7 +91,7 @@ class Published(threading.Thread):
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[Cluster]:
-    """Three nodes, and forty pods on partitions of them."""
+    """Start three nodes with forty pods on partitions; yield the cluster."""
     name = os.environ.get("DRA_ACCELERATORS_PROVE_WORLD", "repartition")
     cluster, kept = Cluster(name), os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
     if not kept:
@@ -105,7 +108,7 @@ def living() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def target(living: Cluster) -> tuple[str, tuple[int, int]]:
-    """The node with the most pods, and the two of its static GPUs that have the most."""
+    """Return the node with the most pods, and its two static GPUs with the most."""
     users: dict[str, Counter[int]] = {}
     for place in holders(living):
         node, gpu = numbered(place)
@@ -116,7 +119,7 @@ def target(living: Cluster) -> tuple[str, tuple[int, int]]:
 
 
 def wanted(target: tuple[str, tuple[int, int]]) -> str:
-    """Two GPUs of one node change: one a little, the other altogether."""
+    """Return layouts that change two GPUs of one node: one partly, the other completely."""
     node, (first, second) = target
     return layouts(
         **{
@@ -150,7 +153,7 @@ def test_the_plan_says_who_goes_and_touches_nothing(living: Cluster, target: tup
 def test_nobody_is_evicted_without_a_word(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     before = containers(living)
     silent = repartition(living, wanted(target), accelerator_repartition_evict="")
-    assert silent.failed and "Nothing was touched" in silent.output and "evict" in silent.output
+    assert silent.failed and "Nothing was changed" in silent.output and "evict" in silent.output
     assert containers(living) == before and not rules(living) and not records(living)
 
 
@@ -176,7 +179,7 @@ def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, 
     }
     assert profiles(living, node, gpus[0]) == SECOND and profiles(living, node, gpus[1]) == {"7g.80gb": 1}
     assert not rules(living) and not records(living)
-    # As it was, and as it is: nobody has seen the steps in between.
+    # Only the previous and the new state: no intermediate state was published.
     assert [len(seen) for seen in published.seen.values()] == [2, 2], published.seen
 
 
@@ -189,21 +192,21 @@ def test_a_second_run_changes_nothing(living: Cluster, target: tuple[str, tuple[
     assert containers(living) == before and living.slices() == slices
 
 
-# ---- cut short, and gone wrong
+# ---- interrupted and failed runs
 
 
 PINNED = 3
 
 
 def pinned(gpu: str) -> list[dict[str, Any]]:
-    """Pods that can be on one GPU alone."""
+    """Return pods that can run on one GPU only."""
     there = f"{static('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID == '{gpu}'"
     return deployment("pinned", PINNED, selected("mig.nvidia.com", there))
 
 
 @pytest.fixture(scope="module")
 def edge(living: Cluster, target: tuple[str, tuple[int, int]]) -> tuple[str, int]:
-    """A node that nothing was done on, and a GPU of it that is all for the pinned pods; it changes to and fro."""
+    """Return another node and one of its GPUs for the pinned pods, which changes between two layouts."""
     node = next(each for each in living.nodes() if each != target[0])
     gpu = 7
     done = repartition(living, between(node, gpu, FIRST), "--limit", node)
@@ -219,21 +222,21 @@ def between(node: str, gpu: int, partitions: dict[str, int]) -> str:
 
 
 def others(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """What runs in all pods that are on no device that changes."""
+    """Return the containers of all pods that use no changing device."""
     return {name: each for name, each in containers(cluster).items() if not name.startswith("pinned")}
 
 
 STEPS = (
-    "Have the driver prepare no new claim on the device",
-    "Have nobody on what goes",
-    "Wait until the driver has unprepared what goes, and say that the device is about to change",
+    "Block new claims on the device in the driver",
+    "Drain the devices to remove",
+    "Wait until the driver has unprepared the devices to remove",
     "Change the layout of the GPU",
-    "See that the GPU is what is wanted",
-    "Say that the device is about to be published",
-    "Let the driver publish the device and prepare claims on it",
-    "Wait until it is published",
-    "Let pods have the device again",
-    "Tell the driver all rules",
+    "Verify the layout of the GPU",
+    "Record that the device is about to be published",
+    "Publish the device and allow new claims in the driver",
+    "Wait until the new layout is published",
+    "Remove the taint of the device",
+    "Configure the driver's layout of all devices",
 )
 OUTCOMES: list[tuple[str, str, str]] = []
 
@@ -264,12 +267,12 @@ def test_a_run_that_is_killed_is_resumed_or_reverted(living: Cluster, edge: tupl
 
 
 def failing(living: Cluster, edge: tuple[str, int], name: str, **more: Any) -> Recap:
-    """A run to the second layout that has to fail, and leave the first one and nothing else."""
+    """Run a change to the second layout that must fail and leave only the first layout; return the recap."""
     node, gpu = edge
     before = others(living)
     found = repartition(living, between(node, gpu, SECOND), "--limit", node, **more)
     assert found.failed, found.output
-    OUTCOMES.append((name, "", "put back" if "has its former layout again" in found.output else "not put back"))
+    OUTCOMES.append((name, "", "put back" if "previous layout was restored" in found.output else "not put back"))
     print("\n".join(f"{step}: {end}" for step, _left, end in OUTCOMES))
     assert others(living) == before
     return found
@@ -293,7 +296,7 @@ def test_what_the_silicon_refuses_is_undone(living: Cluster, edge: tuple[str, in
         found = failing(living, edge, "creation is refused by silicon")
     finally:
         living.run(node, "accelerator-simulator", "clear", gpu)
-    assert '"Change the layout of the GPU" failed' in found.output and "former layout again" in found.output
+    assert '"Change the layout of the GPU" failed' in found.output and "previous layout was restored" in found.output
     consistent(living, node, gpu, FIRST)
     wait_ready(living, pinned=PINNED)
 
@@ -312,7 +315,7 @@ def test_a_budget_that_lets_nobody_go_is_named_and_all_stays(living: Cluster, ed
         found = failing(living, edge, "a disruption budget refuses", accelerator_repartition_timeout=10)
     finally:
         living.delete(budget)
-    assert '"Have nobody on what goes" failed' in found.output and "disruption budget" in found.output
+    assert '"Drain the devices to remove" failed' in found.output and "disruption budget" in found.output
     consistent(living, node, gpu, FIRST)
     assert {name: each for name, each in containers(living).items() if name.startswith("pinned")} == pins
 
@@ -330,7 +333,7 @@ def test_a_node_that_goes_away_is_taken_up_where_it_was(living: Cluster, edge: t
         "-e",
         '{"accelerator_repartition_evict": true}',
     )
-    assert "TASK [Have nobody on what goes]" in said
+    assert "TASK [Drain the devices to remove]" in said
     living.world("reboot", node, "--hard")
     living.wait_registered(node, timeout=240)
     again = repartition(living, wanted_now, "--limit", node)
@@ -341,7 +344,7 @@ def test_a_node_that_goes_away_is_taken_up_where_it_was(living: Cluster, edge: t
     wait_ready(living, pinned=PINNED - 1)
 
 
-# ---- boards that change their mode by a reset only
+# ---- boards that change their MIG mode only with a reset
 
 
 AMPERE: list[dict[str, Any]] = [
@@ -351,12 +354,12 @@ AMPERE: list[dict[str, Any]] = [
 
 
 def on_gpu(name: str, kind: str, attribute: str, uuid: str) -> list[dict[str, Any]]:
-    """One pod on one GPU, or on a partition of it, and who makes another one."""
+    """Return a Deployment of one pod on one GPU or on one of its partitions."""
     return deployment(name, 1, selected(kind, f"device.attributes['gpu.nvidia.com'].{attribute} == '{uuid}'"))
 
 
-def test_a_change_of_mode_takes_along_what_is_reset_with_it_and_nothing_else(living: Cluster) -> None:
-    """Four A30, linked in pairs: GPU 1 becomes partitioned, so GPU 0 is reset along, and GPUs 2 and 3 are not."""
+def test_change_of_mode_resets_one_gpu_of_a_linked_pair(living: Cluster) -> None:
+    """Four A30, linked in pairs: GPU 1 becomes partitioned, and the pods on the other GPUs continue."""
     living.kubectl(
         "delete", "deployments,resourceclaimtemplates", "--all", "-n", "default", "--timeout=240s", timeout=300
     )
@@ -389,13 +392,13 @@ def test_a_change_of_mode_takes_along_what_is_reset_with_it_and_nothing_else(liv
     assert refused.failed and "when_needed" in refused.output and containers(living) == before
     done = repartition(living, wanted_now, "--limit", node, nvidia_mig_reset="when_needed")
     assert not done.failed, done.output
-    assert "0+1 (reset)" in done.output
-    stays = {name: each for name, each in before.items() if name.startswith(("ampere-2", "ampere-3"))}
-    assert len(stays) == 2 and stays.items() <= containers(living).items()
-    assert not {name for name in before if name.startswith(("ampere-0", "ampere-1"))} & set(pods(living))
+    assert "1 (reset)" in done.output and "0+1" not in done.output
+    stays = {name: each for name, each in before.items() if not name.startswith("ampere-1")}
+    assert len(stays) == 3 and stays.items() <= containers(living).items()
+    assert not {name for name in before if name.startswith("ampere-1")} & set(pods(living))
     assert profiles(living, node, 0) == {"1g.6gb": 4} and profiles(living, node, 1) == {"2g.12gb": 2}
     assert not rules(living) and not records(living)
-    # The pod of the neighbour has a partition of it again; that of the GPU itself has none to come to.
+    # No whole GPU is left for the pod of GPU 1.
     living.wait(
         "three pods are ready",
         lambda: (

@@ -1,9 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU under pods is published in another way: dynamic, static and whole by turns, its driver told each time, its neighbours left alone.
+"""Change how a GPU under pods is published: dynamic, static, and whole in turn. The driver is reconfigured each time,
+and other GPUs do not change.
 
-One node with eight H100, whose pool is watched, so that each state of it that a scheduler could see is known. First what goes wrong where the
-driver is told: the silicon refuses, the driver does not take its rules, Ansible is killed. The tests go on from one to the next.
+One node has eight H100. The test watches its pool, so that it knows each state that a scheduler could see. The first
+tests cover failures of the driver's reconfiguration: the GPU rejects a partition, the driver does not reload its
+rules, Ansible is killed. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from tests.prove.repartitioning import (
 
 WORLD = os.environ.get("DRA_ACCELERATORS_DYNAMIC_WORLD", "dynamic")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
-#: The GPU that changes.
+#: Index of the GPU that changes.
 TARGET = 0
 PARTITIONS: dict[str, int] = {"3g.40gb": 1, "1g.10gb": 4}
 WAYS: dict[str, dict[str, Any]] = {
@@ -47,12 +49,13 @@ NEIGHBOURS: list[dict[str, Any]] = [
     {"match": {"index": 2}, "mode": "dynamic"},
     {"match": {}, "mode": "whole"},
 ]
-#: Who has devices of the GPU while it is published in each way, and how many pods that are. Those of another way wait meanwhile.
+#: Deployment that uses devices of the GPU in each mode, and its number of pods. Deployments of the other modes are
+#: pending.
 TENANTS = {"dynamic": ("made", 2), "static": ("fixed", 1), "whole": ("entire", 1)}
 BESIDE = {"beside-static": 1, "beside-dynamic": 1, "beside-whole": 1}
-TELL = "Tell the driver how the device is to be published"
+TELL = "Configure the driver's layout of the device"
 FOLDER = f"/run/systemd/system/{DRIVER_UNIT}.d"
-#: A reload that has taken effect, and counts as failed where this file is there; the next one is well.
+#: A reload that takes effect but counts as failed if this file exists. The next one succeeds.
 REFUSE = "/run/refuse-reload"
 REFUSES = f"""[Service]
 ExecReload=+/bin/sh -c 'test ! -e {REFUSE} || {{ rm {REFUSE}; exit 1; }}'
@@ -60,14 +63,17 @@ ExecReload=+/bin/sh -c 'test ! -e {REFUSE} || {{ rm {REFUSE}; exit 1; }}'
 
 
 def fleet(way: str) -> str:
-    """The fleet file with the GPU published in one way."""
+    """Return the fleet file with the GPU published in one mode."""
     layout = [{"match": {"index": TARGET}, **WAYS[way]}, *NEIGHBOURS]
     return json.dumps({"accelerator_layouts": [{"hosts": "all", "layout": layout}]})
 
 
 class Pool(threading.Thread):
-    """A node's pool, as a watch of its slices tells it. ``seen`` is what the scheduler could go by: each complete pool, in order, with its
-    generation, what it has of the GPU that changes, and what it has of all others."""
+    """A node's pool as a watch of its slices reports it.
+
+    ``seen`` lists each complete pool in order, as a scheduler could see it: its generation, its devices of the GPU
+    that changes, and its devices of all other GPUs.
+    """
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         super().__init__(daemon=True)
@@ -75,7 +81,7 @@ class Pool(threading.Thread):
         self._slices: dict[str, dict[str, Any]] = {}
         self.seen: list[tuple[int, str, str]] = []
         words = ("get", "resourceslices", "--field-selector", f"spec.nodeName={node},spec.driver={DRIVER}")
-        # Watched, each event is a line.
+        # With ``--watch`` each event is one line.
         self._process = subprocess.Popen(
             [*cluster._command("kubectl"), *words, "--watch", "--output-watch-events", "-o", "json"],
             stdout=subprocess.PIPE,
@@ -105,7 +111,7 @@ class Pool(threading.Thread):
             self.seen.append(view)
 
     def _is_there(self) -> bool:
-        """Whether the watch has come to what the API server has now."""
+        """Return whether the watch has received the API server's current slices."""
         there = {
             each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in self._cluster.slices(self._node)
         }
@@ -127,7 +133,9 @@ class Pool(threading.Thread):
             self.join()
 
     def once(self) -> None:
-        """See that the GPU was published as it was and as it is, that in one generation more at most, and its neighbours as ever."""
+        """Assert that the GPU was published in two states only, at most one generation apart, and that other GPUs did
+        not change.
+        """
         shown = [
             (generation, sorted(one["name"] for one in json.loads(mine))) for generation, mine, _others in self.seen
         ]
@@ -138,7 +146,7 @@ class Pool(threading.Thread):
 
 @pytest.fixture(scope="module")
 def living() -> Iterator[Cluster]:
-    """A node, whose pods each have a device of one GPU alone."""
+    """Start a node whose pods each use one device of a single GPU; yield its cluster."""
     cluster = Cluster(WORLD, {"dra_driver_inventory_interval": 10})
     if not KEPT:
         cluster.world("down")
@@ -165,7 +173,7 @@ def living() -> Iterator[Cluster]:
     ):
         cluster.apply(*deployment(name, number, exactly))
     wait_ready(cluster, **{"made": 2, **BESIDE})
-    # It could have the whole of a dynamic GPU: it waits until there is none.
+    # This deployment could use the whole dynamic GPU, so it has no replicas until the GPU is published whole.
     cluster.apply(*deployment("entire", 0, whole(TARGET)))
     yield cluster
     if not KEPT:
@@ -174,13 +182,13 @@ def living() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def node(living: Cluster) -> str:
-    """The node's name."""
+    """Return the node's name."""
     (found,) = living.nodes()
     return found
 
 
 def published(cluster: Cluster, node: str) -> str:
-    """In which way the GPU is published."""
+    """Return the mode in which the GPU is published."""
     mine = {name: each for name, each in cluster.devices(node).items() if re.match(rf"gpu-{TARGET}(-|$)", name)}
     if set(mine) == {f"gpu-{TARGET}"}:
         return "whole"
@@ -193,7 +201,7 @@ def published(cluster: Cluster, node: str) -> str:
 
 
 def is_in(cluster: Cluster, node: str, way: str) -> None:
-    """The GPU is published in one way, its tenants have it, and nothing is left of an operation."""
+    """Assert that the GPU is published in one mode, its pods use it, and no operation is pending."""
     tenant, number = TENANTS[way]
     if way == "whole":
         cluster.kubectl("scale", "deployment/entire", "-n", "default", f"--replicas={number}")
@@ -205,7 +213,7 @@ def is_in(cluster: Cluster, node: str, way: str) -> None:
 
 
 def leaves(cluster: Cluster, before: dict[str, tuple[str, int]], way: str) -> None:
-    """Of the pods that there were, those on the GPU have gone and no others; the others' containers are the same."""
+    """Assert that only the pods on the GPU were evicted, and that the containers of the others are the same."""
     gone = set(before) - set(pods(cluster))
     assert len(gone) == TENANTS[way][1] and {name.rsplit("-", 2)[0] for name in gone} == {TENANTS[way][0]}, gone
     stays = {name: each for name, each in before.items() if name not in gone}
@@ -213,7 +221,7 @@ def leaves(cluster: Cluster, before: dict[str, tuple[str, int]], way: str) -> No
 
 
 def again(cluster: Cluster, way: str) -> None:
-    """A second run changes nothing."""
+    """Assert that a second run changes nothing."""
     before, slices = containers(cluster), cluster.slices()
     found = repartition(cluster, fleet(way))
     assert (found.failed, found.changed) == (0, 0), found.output
@@ -221,15 +229,15 @@ def again(cluster: Cluster, way: str) -> None:
 
 
 def is_played(found: Recap, task: str) -> bool:
-    """Whether a role that the playbook names was played, and not passed over."""
+    """Return whether a role that the playbook includes was run and not skipped."""
     (after,) = re.findall(rf"^TASK \[{re.escape(task)}\].*\n(.*)$", found.output, re.MULTILINE)
     return bool(after.startswith("included: "))
 
 
 def undone(cluster: Cluster, node: str, found: Recap, step: str) -> None:
-    """A run on the way from dynamic to static has failed at a step, and the GPU is dynamic again, for whoever wants it."""
+    """Assert that a change from dynamic to static failed at a step and that the GPU is dynamic and available again."""
     assert found.failed and f'"{step}" failed' in found.output, found.output
-    assert "has its former layout again, and pods can come" in found.output, found.output
+    assert "previous layout was restored, and the device is available" in found.output, found.output
     is_in(cluster, node, "dynamic")
     again(cluster, "dynamic")
 
@@ -248,7 +256,7 @@ def test_what_the_silicon_refuses_leaves_the_gpu_dynamic(living: Cluster, node: 
 
 
 def test_where_the_driver_does_not_take_its_rules_it_has_the_former_ones(living: Cluster, node: str) -> None:
-    """It has taken them, and fails afterwards: what is put back is the silicon and what the driver works by."""
+    """The driver loads the rules and fails afterwards. The run restores the partitions and the driver's rules."""
     before = containers(living)
     living.run(node, "mkdir", "-p", FOLDER)
     living.run(node, "tee", f"{FOLDER}/refuse.conf", text=REFUSES)
@@ -261,8 +269,8 @@ def test_where_the_driver_does_not_take_its_rules_it_has_the_former_ones(living:
         living.run(node, "rm", "-rf", FOLDER, REFUSE)
         living.run(node, "systemctl", "daemon-reload")
     leaves(living, before, "dynamic")
-    assert is_played(found, "Tell the driver how the device was published")
-    undone(living, node, found, "Say what is known")
+    assert is_played(found, "Restore the driver's previous layout of the device")
+    undone(living, node, found, "Report the failure")
 
 
 def test_a_run_that_is_killed_where_the_driver_is_told_is_gone_on_with(living: Cluster, node: str) -> None:
@@ -298,7 +306,7 @@ def test_only_who_is_on_the_gpu_leaves_and_it_is_published_once(
     with Pool(living, node) as pool:
         done = repartition(living, fleet(then))
     assert not done.failed, done.output
-    # How a whole GPU and a static one are published is told by the silicon.
+    # The driver reads whole and static GPUs from the hardware, so only dynamic ones need new rules.
     assert is_played(done, TELL) == ("dynamic" in (now, then))
     leaves(living, before, now)
     pool.once()

@@ -1,13 +1,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A living cluster gets another layout, and at each step something fails: the API server, the node, its disk, its silicon, or who has pods there.
+"""Repartition GPUs of a live cluster with a fault at each step: API server, node, disk, GPU, or pods that cannot be
+evicted.
 
-One node with eight H100, reached by SSH, so that it can go away as a machine does. Each run has to name the step and to leave what
-docs/repartition.md says: the layout in silicon, the record on the node, taint rules on the API server. The next run finishes it, or takes it back,
-by turns; then there is one layout and nothing else, and no other pod has noticed anything. `-rP` prints the table.
+One node with eight H100 is reached by SSH, so that it can become unreachable like a real host. Each failed run has to
+name the step and leave the state that docs/repartition.md describes: the layout of the GPU, the record on the node,
+and the taint rules on the API server. The next run completes or reverts the operation, alternating by case. Then
+exactly one layout remains, and no other pod was affected. `-rP` prints the table.
 
-Two GPUs change to and fro. Of one (SMALL) two partitions become one, or the other way round, beside pods that stay. The other one (GREAT) is
-dynamic with ECC or static without, so that its settings change and its driver is told. The tests go on from one to the next.
+Two GPUs switch between two layouts. On one (SMALL) two partitions become one, or the reverse, next to pods that keep
+running. The other (GREAT) is dynamic with ECC or static without, so that its settings change and the driver receives
+new rules. Each test starts from the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -52,29 +55,29 @@ from tests.prove.failing import (
 WORLD = os.environ.get("DRA_ACCELERATORS_FAILURES_WORLD", "failures")
 KEPT = os.environ.get("DRA_ACCELERATORS_KEEP_WORLD") == "1"
 
-HOLD = "Have the driver prepare no new claim on the device"
-DRAIN = "Have nobody on what goes"
-UNPREPARED = "Wait until the driver has unprepared what goes, and say that the device is about to change"
-EMPTY = "Have no partition on the GPU"
+HOLD = "Block new claims on the device in the driver"
+DRAIN = "Drain the devices to remove"
+UNPREPARED = "Wait until the driver has unprepared the devices to remove"
+EMPTY = "Delete the partitions of the GPU for the reset"
 SET = "Change the settings of the GPU"
 CHANGE = "Change the layout of the GPU"
-LOOK = "See that the GPU is what is wanted"
-LOOK_SET = "See that the settings of the GPU are what is wanted"
-SAY = "Say that the device is about to be published"
-TELL = "Tell the driver how the device is to be published"
-PUBLISH = "Let the driver publish the device and prepare claims on it"
-WAIT = "Wait until it is published"
-OPEN = "Let pods have the device again"
-LET_GO = "Let the driver prepare claims on the device again"
-#: What the role that tells the driver asks the API server for.
-RIGHTS = "Write the rights and policies that all nodes share, and the nodes' own"
-KEEP = "Keep the layout of the GPUs for the next boot"
+LOOK = "Verify the layout of the GPU"
+LOOK_SET = "Verify the settings of the GPU"
+SAY = "Record that the device is about to be published"
+TELL = "Configure the driver's layout of the device"
+PUBLISH = "Publish the device and allow new claims in the driver"
+WAIT = "Wait until the new layout is published"
+OPEN = "Remove the taint of the device"
+LET_GO = "Allow new claims on the device in the driver"
+#: The first task that fails without an API server in the role that configures the driver.
+AUDIENCES = "Read the default audiences of tokens"
+KEEP = "Write the layout of the GPUs for the next boot"
 STEPS = (HOLD, DRAIN, UNPREPARED, EMPTY, SET, CHANGE, LOOK, LOOK_SET, SAY, TELL, PUBLISH, WAIT, OPEN)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A node, its pods, and a way to it by SSH."""
+    """Start a node with its pods and SSH access; yield the world."""
     cluster = Cluster(WORLD, {"dra_driver_inventory_interval": 10})
     if not KEPT:
         cluster.world("down")
@@ -108,7 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def by_ssh(cluster: Cluster, node: str, folder: Path) -> Path:
-    """The world's inventory, with the node reached by SSH as root."""
+    """Return an inventory of the world in which the node is reached by SSH as root."""
     key = folder / "key"
     execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
     public = key.with_suffix(".pub").read_text("utf-8").strip()
@@ -125,7 +128,7 @@ def by_ssh(cluster: Cluster, node: str, folder: Path) -> Path:
         "ansible_host": addresses["InternalIP"],
         "ansible_user": "root",
         "ansible_ssh_private_key_file": str(key),
-        # A connection to a machine that is gone ends by itself.
+        # A connection to an unreachable host ends after its keepalive timeout.
         "ansible_ssh_common_args": "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
         " -o ServerAliveInterval=1 -o ServerAliveCountMax=3 -o ConnectTimeout=5",
     }
@@ -134,7 +137,7 @@ def by_ssh(cluster: Cluster, node: str, folder: Path) -> Path:
     return path
 
 
-# ---- what is seen
+# ---- observed states
 
 FORMER, NEW, NEITHER = "former layout", "new layout", "neither layout"
 NOTHING = "no record, no taints"
@@ -149,13 +152,21 @@ DRAINING, APPLYING, PUBLISHING, REVERTING = (
 )
 TAINTS = "no record, taints"
 UNREACHABLE = "UNREACHABLE!"
-PUT_BACK, NOT_PUT_BACK = "has its former layout again, and pods can come", "former layout could not be put back"
-NOT_LET_GO, NOT_OPENED = "has its former layout again, but this failed", "has its new layout, and nobody new is given"
+PUT_BACK, NOT_PUT_BACK = (
+    "previous layout was restored, and the device is available",
+    "previous layout could not be restored",
+)
+NOT_LET_GO, NOT_OPENED = (
+    "previous layout was restored, but this failed",
+    "has its new layout, but its changed partitions are unavailable",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fault at a step; the step that the run names for it, all that it says of it, what it leaves, and what the next run does."""
+    """A fault at a step: the reported step, the expected messages, the remaining state, and the action of the next
+    run.
+    """
 
     fault: Fault
     step: str
@@ -165,12 +176,12 @@ class Case:
     reverts: bool = False
     target: Target = SMALL
     starts: int | None = None
-    #: How long is waited for a drain.
+    #: Timeout of a drain, in seconds.
     patience: int = 60
 
 
-#: Without an API server what is left is the same from the wait for unprepared on, but where the driver is told; what comes of it at each step is in
-#: tests/unit/modules/test_repartition_faults.py as well.
+#: Without an API server the remaining state is the same from the wait for unprepared claims on, except where the
+#: driver is configured. tests/unit/modules/test_repartition_faults.py tests the result at each step as well.
 CASES = (
     Case(NO_API, HOLD, DRAIN, (NOT_LET_GO,), f"{FORMER}, {NOTHING}"),
     Case(CUT_OFF, HOLD, HOLD, (UNREACHABLE,), f"{FORMER}, {NOTHING}", reverts=True),
@@ -204,9 +215,9 @@ CASES = (
     Case(CUT_OFF, LOOK_SET, LOOK_SET, (UNREACHABLE,), f"{NEW}, {APPLYING}", True, GREAT, 1),
     Case(NO_ECC, SET, SET, (PUT_BACK,), f"{FORMER}, {NOTHING}", False, GREAT, 1),
     Case(HANGS, TELL, TELL, (UNREACHABLE,), f"{NEW}, {PUBLISHING}", False, GREAT, 0),
-    Case(NO_API, TELL, RIGHTS, (NOT_PUT_BACK,), f"{FORMER}, {REVERTING}", True, GREAT, 1),
+    Case(NO_API, TELL, AUDIENCES, (NOT_PUT_BACK,), f"{FORMER}, {REVERTING}", True, GREAT, 1),
 )
-#: Beside these no pod on the GPU itself has to stay: it had gone.
+#: With these faults the pods on the GPU itself do not have to stay: the GPU was lost.
 LOSES_PODS = (LOST,)
 
 
@@ -221,7 +232,7 @@ def test_what_fails_is_named_and_the_next_run_ends_it(world: World, case: Case, 
     before, former = world.runs(), world.now[target.gpu]
     more = {
         "accelerator_repartition_file": str(file),
-        # Once nobody has what goes nothing takes long.
+        # When the devices are drained, no remaining step takes long.
         "accelerator_repartition_timeout": f"{{{{ 6 if accelerator_drained is defined else {case.patience} }}}}",
     }
     try:
@@ -257,14 +268,14 @@ def test_what_fails_is_named_and_the_next_run_ends_it(world: World, case: Case, 
 
 
 def is_lost(case: Case, pod: str) -> bool:
-    """Whether a pod goes with the GPU that is lost."""
+    """Return whether a pod is lost together with the lost GPU."""
     return case.fault in LOSES_PODS and pod.startswith(("small", "middle", "large"))
 
 
 def bring(world: World, case: Case) -> None:
-    """Have the GPU in the way from which the case starts."""
+    """Bring the GPU into the layout from which the case starts."""
     target, there = case.target, world.now[case.target.gpu]
-    if world.left_by is not None:  # a case that has failed
+    if world.left_by is not None:  # an earlier case failed
         again = world.play(world.left_by, world.now[world.left_by.gpu])
         assert not again.failed, again.output
     if case.starts not in (None, there):
@@ -276,7 +287,7 @@ def bring(world: World, case: Case) -> None:
 
 
 def test_every_step_of_the_playbook_has_failed() -> None:
-    """No step of an operation on a GPU is without a case, and none has another name by now."""
+    """Each step of an operation on a GPU has a case, and the names match the playbook."""
     blocks = yaml.safe_load((ROOT / "playbooks/tasks/repartition_operation.yml").read_text(encoding="utf-8"))
     tasks = [task for block in blocks for task in block.get("block", ())]
     of_gpus = [task["name"] for task in tasks if "ascend" not in str(task.get("when", ""))]

@@ -1,6 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the report in a real browser: a small fleet and one of 1,000 nodes, by keyboard, in dark mode, narrow and on paper."""
+"""Test the report page in a real browser: a small fleet and one of 1,000 nodes, by keyboard, in dark mode, in a narrow
+window, and in print.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ from tests.report_page import page
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 NODES, FEWER = 1000, 100
-#: How many times as long a device of the large fleet may take as one of the tenth of it: what is done for each pair would take ten times.
+#: Maximum ratio of the time per device between the large fleet and a tenth of it. Work for each pair of devices would
+#: give ten.
 MOST = 2.0
-#: Judges pages by the rules of WCAG; its wheel has the program as one file.
+#: Checks pages by the WCAG rules. Its wheel contains the program as one file.
 AXE = "axe-playwright-python==0.1.8"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 
@@ -38,7 +41,7 @@ def small() -> Json:
         devices = boards(number=number)
         if number == 1:
             devices[3] = replace(devices[3], health=BROKEN)
-        # Two machines with NVSwitches, and one with bridges between neighbours.
+        # Two machines with NVSwitches, and one with bridges between pairs.
         pairs = [(devices[each.index ^ 1].pci_address,) for each in devices] if number == 1 else [()] * 8
         devices = [replace(each, linked=pairs[each.index], switched=number != 1) for each in devices]
         wanted = [{"match": {"index": 5}, "mode": "static", "partitions": {"3g.40gb": 2}}] if number == 1 else None
@@ -53,11 +56,11 @@ def small() -> Json:
 
 
 def many(few: Json, nodes: int) -> Json:
-    """A fleet of so many nodes: those of a smaller one, each several times under other names."""
+    """Return a fleet of ``nodes`` nodes: copies of a smaller fleet's nodes with other names."""
     times = nodes // len(few["nodes"])
     found = {**copy.deepcopy(few), "nodes": [], "claims": [], "waiting": []}
     for number in range(times):
-        # Names and UUIDs are told apart by what stands before their numbers.
+        # Copies differ in the text before the numbers of names and UUIDs.
         text = json.dumps({key: few[key] for key in ("nodes", "claims", "waiting")})
         text = text.replace('"gpu-0', f'"gpu-{number:02d}-0').replace("research/", f"team-{number:02d}/")
         for key, value in json.loads(text.replace("GPU-0", f"GPU-{number:02x}")).items():
@@ -107,15 +110,21 @@ def test_a_small_fleet_is_open_at_once(window: Browser, files: dict[str, Path]) 
     look(window, files["small"])
     assert window.run("return document.querySelectorAll('article.device').length") == 24
     text = window.run("return document.body.innerText")
-    for word in ("sick or away", "It has fallen off the bus.", "0/3 nodes are available", "+ 3g.40gb at 0", "silent"):
+    for word in (
+        "faulty or silent",
+        "It has fallen off the bus.",
+        "0/3 nodes are available",
+        "+ 3g.40gb at 0",
+        "silent",
+    ):
         assert word in text, word
-    # To scale: half of the places are half of the bar.
+    # To scale: half of the placements take half of the bar.
     ratio = window.run(
         "const bar = [...document.querySelectorAll('.scale')].find((each) => each.textContent.includes('notebook'));"
         "return bar.querySelector('.taken').getBoundingClientRect().width / bar.getBoundingClientRect().width"
     )
     assert 0.45 < ratio < 0.55
-    # Nothing asks for anything.
+    # The page sends no request.
     assert window.run("return performance.getEntriesByType('resource').length") == 0
 
 
@@ -133,7 +142,7 @@ def test_which_devices_belong_together(window: Browser, files: dict[str, Path]) 
         ]
     said = [window.run(inside + titles, node, ".links li span") for node in (0, 1)]
     assert said == [["NVLink links 0, 1, 2, 3, 4, 5, 6, 7"], ["NVLink links 0, 1; 2, 3; 4, 5; 6, 7"]]
-    # A line through those that belong together, from the first of them to the last, below their numbers.
+    # A line below the numbers connects each group, from its first to its last member.
     lines = (
         "const middle = (each) => { const at = each.getBoundingClientRect(); return at.left + at.width / 2; };"
         "const numbers = [...box.querySelectorAll('.links text')].map(middle);"
@@ -142,7 +151,7 @@ def test_which_devices_belong_together(window: Browser, files: dict[str, Path]) 
     )
     assert window.run(inside + lines, 0) == [[0, 7]]
     assert window.run(inside + lines, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    # What a silent node publishes does not say it.
+    # The slices of a node without facts do not contain the links.
     assert window.run(inside + titles, 2, ".links") == []
 
 
@@ -151,7 +160,7 @@ def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytes
     empty.write_text("<!DOCTYPE html><title>empty</title>", encoding="utf-8")
     took = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd - t.startTime"
     figures: dict[str, float] = {}
-    # By turns, so that what else the machine does is in all of them.
+    # Alternating, so that other load on the host affects all of them.
     for _round in range(3):
         for name, path in (("empty", empty), ("hundred", files["hundred"]), ("thousand", files["thousand"])):
             window.open(path)
@@ -168,7 +177,7 @@ def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytes
     assert size["thousand"] / NODES < 1.2 * size["hundred"] / FEWER
     look(window, files["thousand"])
     assert window.run("return document.querySelectorAll('#nodes tr[data-node]').length") == NODES
-    # Drawn is what is looked at: no device is an element before its node is opened.
+    # Only visible parts are drawn: devices are added to the page when their node is opened.
     assert window.run("return document.querySelectorAll('article.device').length") == 0
     assert window.run("return document.querySelectorAll('#nodes tr[data-node]:not([hidden])').length") == 60
     assert window.run("return document.querySelectorAll('svg.map path').length") <= 8
@@ -220,7 +229,7 @@ def test_by_keyboard_alone(window: Browser, files: dict[str, Path]) -> None:
 
 
 def heard(window: Browser) -> list[tuple[str, str, str]]:
-    """Role, name and content of everything of the page that a screen reader is told of, in its order."""
+    """Return role, name, and content of everything on the page that a screen reader announces, in order."""
     nodes = {each["nodeId"]: each for each in window.protocol("Accessibility.getFullAXTree")["nodes"]}
 
     def text(each: Json) -> str:
@@ -240,8 +249,8 @@ def test_what_a_screen_reader_is_told_of_a_device_and_its_partitions(window: Bro
     told = heard(window)
     articles = [(name, content) for role, name, content in told if role == "article"]
     assert [name for name, _content in articles[:3]] == ["Device 0, full", "Device 1, partly used", "Device 2, free"]
-    assert articles[8 + 3][0] == "Device 3, sick" and "It has fallen off the bus." in articles[8 + 3][1]
-    # Each thing once: the drawing to scale is for eyes alone.
+    assert articles[8 + 3][0] == "Device 3, faulty" and "It has fallen off the bus." in articles[8 + 3][1]
+    # Each fact once: the drawing is hidden from screen readers.
     part = articles[1][1]
     assert part.startswith("1 · H100 80GB HBM3partly used3g.40gb at 4: research/notebook (pod notebook-0)"), part
     assert part.count("notebook (") == part.count("3g.40gb at") == 1

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A bundle for hosts with RPM packages: gathered by the real dnf from signed repositories, installed from by the real dnf and the real zypper.
+"""Test an offline bundle for hosts with RPM packages: created by the real dnf from signed repositories, used by the
+real dnf and zypper.
 
-See tests/oracles/rpm_machine.py for what stands in. The roles' own variables say what is needed, and the repository that a host gets is the role's.
+See tests/oracles/rpm_machine.py for the simulated parts. The required packages come from the roles' variables, and a
+host's repository is the role's.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def family_of(tool: str) -> dict[str, Any]:
 
 @dataclass
 class Maker:
-    """The connected machine: dnf, repositories of stand-ins, and the address at which they are served."""
+    """The connected machine: dnf, repositories of simulated packages, and the address at which they are served."""
 
     machine: RpmMachine
     key: Key
@@ -65,7 +67,7 @@ class Maker:
         return {**source, "fingerprints": [self.key.fingerprint], **more}
 
     def needs(self, tool: str, **of_driver: Any) -> list[dict[str, Any]]:
-        """What all the host's roles need: driver, fabric manager with its subnet manager, and toolkit."""
+        """Return the requirements of all host roles: driver, fabric manager with its subnet manager, and toolkit."""
         platform, catalog = platform_of(tool), family_of(tool)["__nvidia_driver_catalogs"]["nvidia"]
         source = self.source(f"driver-{tool}", **of_driver)
         return [
@@ -96,7 +98,7 @@ class Maker:
         ]
 
     def mirrors(self, **more: Any) -> dict[str, Any]:
-        """The distributions' own packages; whoever signs them signs the packages alone."""
+        """Return the distributions' repositories, in which only the packages are signed."""
         path = self.machine.work / "distribution.asc"
         path.write_text(self.key.text)
         entry = {"uris": [f"{self.address}/distribution"], "key": str(path), "fingerprints": [self.key.fingerprint]}
@@ -127,7 +129,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
 
 @pytest.fixture(scope="module")
 def gathered(maker: Maker) -> dict[str, Any]:
-    """The result of gathering what hosts with dnf and hosts with zypper need; check mode has written nothing before."""
+    """Create the bundle for hosts with dnf and with zypper; return the result. A check mode run before writes nothing."""
     needs = [*maker.needs("dnf"), *maker.needs("zypper")]
     told = maker.gather(needs, check=True)
     assert told.get("changed") and not maker.archive.exists(), told
@@ -197,7 +199,7 @@ def test_a_host_whose_repositories_nobody_has_named_is_told_what_to_write(maker:
 
 @dataclass
 class Host:
-    """A host that has the index of the bundle, as the role offline brings it, and a repository of its own that answers nobody."""
+    """A host with the bundle's index from the role offline, and its own repository, which does not answer."""
 
     machine: RpmMachine
     tool: str
@@ -206,13 +208,15 @@ class Host:
     @property
     def environment(self) -> dict[str, str]:
         given = OFFLINE["__offline_environments"]["rpm"]
-        return {key: value.replace("{{ __offline_place }}", PLACE) for key, value in given.items()}
+        return {key: value.replace("{{ __offline_directory }}", PLACE) for key, value in given.items()}
 
     def module(self, name: str, **options: Any) -> dict[str, Any]:
         return self.machine.module(name, environment=self.environment, **options)
 
     def done(self, name: str, **options: Any) -> dict[str, Any]:
-        """Have a module say what it would install, bring these files alone, have it done, and take the files away: as roles do."""
+        """Run a module like the roles: read the packages from its check mode, copy only these files, install them, and
+        delete the files.
+        """
         foreseen = self.module(name, check=True, **options)
         assert foreseen.get("changed"), foreseen
         words = [each.split() for each in foreseen.get("changes", foreseen["steps"]) if each.startswith("install ")]
@@ -224,7 +228,7 @@ class Host:
         return found
 
     def bring(self, word: str) -> None:
-        """Bring a package's file."""
+        """Copy a package's file to the host."""
         assert word in self.packages["files"], (word, sorted(self.packages["files"]))
         self.machine.did("cp", f"{self.packages['folder']}/{self.packages['files'][word]}", f"{PLACE}/packages/")
 
@@ -250,7 +254,7 @@ def host(request: pytest.FixtureRequest, maker: Maker, gathered: dict[str, Any],
         machine.did(
             "sh", "-c", f"mkdir -p {PLACE}/packages/repodata && cp {packages['folder']}/{name} {PLACE}/packages/{name}"
         )
-    text = OFFLINE["__offline_repository"].replace("{{ __offline_place }}", PLACE)
+    text = OFFLINE["__offline_repository"].replace("{{ __offline_directory }}", PLACE)
     machine.write(f"{PLACE}/repositories/dra-accelerators-bundle.repo", text)
     found = Host(machine, request.param, packages)
     read = found.module("bundle_packages", refresh=True)
@@ -287,6 +291,6 @@ def test_a_host_installs_all_from_the_bundle_and_asks_no_repository_of_its_own(h
     assert host.module("nvidia_driver", **{**driver, "state": "absent"}).get("changed")
     machine.did("rpm", "-e", "dkms")
     assert machine.packages() == before
-    # The role takes the folder away; nothing of it was kept elsewhere.
+    # The role removes the directory. No other file remains.
     machine.did("rm", "-r", "/var/lib/dra-accelerators")
     assert not machine.run("sh", "-c", OURS).stdout

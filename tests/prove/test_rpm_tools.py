@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The modules that install a vendor's packages, with the real dnf and the real zypper, rpm and signed repositories of stand-ins.
+"""Test the modules that install a vendor's packages with the real dnf, zypper, and rpm, and signed repositories of
+simulated packages.
 
-The catalogs are the roles' own. The machine is none of these distributions: see tests/oracles/rpm_machine.py for what stands in.
+The catalogs are the roles' own. The host has none of these distributions: see tests/oracles/rpm_machine.py for the
+simulated parts.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/packages"), str(ROOT / "tests/oracles")]
 
 import rpm_parts as parts  # noqa: E402
-from ansible_collections.dra.accelerators.plugins.module_utils._rpm import compare  # noqa: E402
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.rpm_output import compare  # noqa: E402
 from rpm_machine import Key, RpmMachine, served  # noqa: E402
 
 OLDER, NEWER, BROKEN = "1.17.8", "1.18.1", "1.19.0"
 OLD_BRANCH, BRANCH, NEXT_BRANCH = "535.183.06", "580.95.05", "595.45.04"
 FAMILY = {"dnf": "redhat", "zypper": "suse"}
-#: What each tool is told by hand to bring all that is newer.
+#: Commands of each tool that install all updates.
 BRING_ALL = {"dnf": ["dnf", "-y", "upgrade"], "zypper": ["zypper", "--non-interactive", "update"]}
-#: What may be left of our own: nothing.
+#: Finds remaining files of this collection. The result must be empty.
 OURS = "find /etc /run /usr /var/cache /var/lib -xdev -path /var/lib/docker -prune -o -name '*dra-accelerators*' -print 2>/dev/null"
 
 
@@ -46,7 +48,7 @@ class Node:
     family: dict[str, Any]
 
     def source(self, name: str, key: Key | None = None, **more: Any) -> dict[str, Any]:
-        """A repository, and the key that is expected of it."""
+        """Return a repository with its expected key."""
         key = key or self.key
         return {"uris": [f"{self.address}/{name}"], "key": key.text, "fingerprints": [key.fingerprint], **more}
 
@@ -54,24 +56,24 @@ class Node:
         return self.machine.module("nvidia_container_toolkit", **options)
 
     def driver(self, **options: Any) -> dict[str, Any]:
-        """No GPU is here, and no kernel whose modules could be loaded."""
+        """Run the module without loading kernel modules: no GPU and no matching kernel is here."""
         catalog = self.family["__nvidia_driver_catalogs"]["nvidia"]
         headers = self.family["__nvidia_driver_headers"]
         given = {"load": False, "state_path": "", "persistence": False}
         return self.machine.module("nvidia_driver", catalog=catalog, headers=headers, **given, **options)
 
     def fabric(self, **options: Any) -> dict[str, Any]:
-        """No switch is here, so it is asked for outright."""
+        """Run the module with the manager requested explicitly, because no NVSwitch is here."""
         given = {"manager": "always", "subnet_manager": "always", "imex": self.imex, "state_path": ""}
         return self.machine.module("nvidia_fabric_manager", **{**given, **options})
 
     @property
     def imex(self) -> str:
-        """Which of IMEX the vendor's repository has: SUSE's has none."""
+        """Return the IMEX option for the vendor's repository: SUSE's has no IMEX package."""
         return "installed" if self.machine.tool == "dnf" else "none"
 
     def installed(self, *names: str) -> dict[str, str]:
-        """Versions of packages, without epochs and releases; empty for what is not installed."""
+        """Return versions of packages without epochs and releases; empty for a package that is not installed."""
         found = {line.split()[0]: line.split()[1] for line in self.machine.packages()}
         return {name: found.get(name, "").partition(":")[2] or found.get(name, "") for name in names}
 
@@ -134,7 +136,9 @@ def test_the_toolkit_comes_is_replaced_and_goes_without_a_rest(node: Node) -> No
 
 
 def test_repository_with_a_password_is_used_and_leaves_no_password(node: Node) -> None:
-    """dnf and zypper read user name and password from files of root's. rpm has the key only where the tool needs it there."""
+    """dnf and zypper read user name and password from files that belong to root. rpm has the key only where the tool
+    needs it.
+    """
     machine, before = node.machine, node.machine.packages()
     with served(machine.web, "me:s3cr3t/W0rd") as address:
         refused = node.toolkit(version=OLDER, source={**node.source("toolkit"), "uris": [f"{address}/toolkit"]})
@@ -181,7 +185,9 @@ def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(
 
 
 def test_modules_that_are_ready_come_for_the_kernel_give_way_and_go(node: Node) -> None:
-    """NVIDIA's, for Red Hat's kernels: names with driver and kernel, of which the driver's has to be said exactly."""
+    """NVIDIA's prebuilt modules for Red Hat kernels: their names contain the driver version, which must be exact, and
+    the kernel.
+    """
     if node.machine.tool == "zypper":
         assert not any(
             "{version}" in name
@@ -240,7 +246,7 @@ def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node)
         return
     catalog = node.family["__nvidia_driver_catalogs"]["nvidia"]
     for offer in catalog:
-        # This machine's kernel has no flavour of SUSE's.
+        # This host's kernel has no SUSE flavor.
         offer["packages"] = [name.replace("{flavour}", "default") for name in offer["packages"]]
     before = node.machine.packages()
     done = node.driver(version=BRANCH, build="precompiled", source=node.source("driver"))
@@ -295,7 +301,7 @@ def test_an_older_fabric_manager_comes_by_the_name_that_it_had(node: Node) -> No
     wanted = {"driver_version": OLD_BRANCH, "imex": "none", "subnet_manager": "never"}
     done = node.fabric(source=node.source("older"), **wanted)
     assert done.get("after", {}).get("packages") == {"nvidia-fabric-manager": f"{OLD_BRANCH}-1"}, done
-    # The one of a newer driver takes its place, by its own name.
+    # The package of a newer driver replaces it, with the new name.
     newer = node.fabric(source=node.source("driver"), **{**wanted, "driver_version": BRANCH})
     assert newer.get("after", {}).get("packages") == {"nvidia-fabricmanager": f"{BRANCH}-1"}, newer
     assert not node.installed("nvidia-fabric-manager")["nvidia-fabric-manager"]
@@ -304,7 +310,7 @@ def test_an_older_fabric_manager_comes_by_the_name_that_it_had(node: Node) -> No
 
 
 def test_versions_have_rpms_own_order(node: Node) -> None:
-    """Each part is compared as rpm itself does it, a thousand pairs in one call."""
+    """Each version part is compared like rpm does, a thousand pairs in one call."""
     pairs: list[tuple[str, str]] = []
     plain = st.from_regex(r"[0-9a-c.~^_]{1,7}", fullmatch=True)
 

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pods come and go for a quarter of an hour: the driver is the same process at the end, and holds no more than at the start.
+"""Run and delete pods for 15 min: the driver is the same process at the end and uses no more resources than after the
+start.
 
-``DRA_ACCELERATORS_SOAK_SECONDS`` says how long, where a night is at hand.
+``DRA_ACCELERATORS_SOAK_SECONDS`` sets another duration, for example a night.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ KINDS = (
     ("mig.nvidia.com", dynamic("1g.10gb")),
     ("gpu.nvidia.com", None),
 )
-#: Rounds after which everything that is made once is there.
+#: Rounds after which everything that is created once exists.
 WARM = 3
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the driver's process holds."""
+    """Resources of the driver's process."""
 
     pid: int
     descriptors: int
@@ -39,7 +40,7 @@ class Held:
 
 
 def held(cluster: Cluster, node: str) -> Held:
-    """What the driver on a node holds now, read from the kernel and from its folder."""
+    """Return the current resources of the driver on a node, from the kernel and from its directory."""
     pid = cluster.driver_pid(node)
     script = (
         f"ls /proc/{pid}/fd | wc -l; sed -n 's/^\\(Threads\\|VmRSS\\):[[:space:]]*\\([0-9]*\\).*/\\1 \\2/p' /proc/{pid}/status; "
@@ -51,7 +52,7 @@ def held(cluster: Cluster, node: str) -> Held:
 
 
 def one_round(cluster: Cluster) -> None:
-    """Pods of every kind on every node, all at once; then all of them are deleted, and nothing is left."""
+    """Run pods of every kind on every node at once, delete them, and assert that nothing is left."""
     documents, names = [], []
     for node in cluster.nodes():
         for number, (device_class, expression) in enumerate(KINDS):
@@ -83,7 +84,7 @@ def test_the_driver_holds_no_more_after_many_pods(clean: Cluster) -> None:
         print(f"{node} after {rounds} rounds: {last}; after {WARM}: {warm[node]}")
         assert last.pid == warm[node].pid
         assert last.files == warm[node].files
-        # A connection or a worker thread more or less is the rhythm of the moment; what grows with every round is a leak.
+        # The number of connections and worker threads varies slightly. Growth with every round is a leak.
         assert last.descriptors <= warm[node].descriptors + 8
         assert last.threads <= warm[node].threads + 4
         assert last.resident_kib <= warm[node].resident_kib * 1.25

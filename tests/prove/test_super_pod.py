@@ -1,6 +1,6 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers of a super-pod: their labels, a job over both of them, and claims that keep modules and nodes whole."""
+"""Test two servers of a super-pod: their labels, a job on both of them, and claims that keep modules and nodes whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dra_driver.core.ascend.preference import claim_spec
+from dra_driver.core.vendors.ascend.preference import claim_spec
 
 from tests.cluster.cluster import EXAMPLES, Recap
 from tests.cluster.manifests import pod
@@ -26,7 +26,7 @@ WHOLE = [{"hosts": "accelerator_nodes", "layout": [{"match": {}, "mode": "whole"
 
 @pytest.fixture(scope="module")
 def npus() -> Iterator[NpuCluster]:
-    """Two bare nodes with eight modules of two dies."""
+    """Yield two bare nodes with eight modules of two dies."""
     made = NpuCluster(WORLD, {"accelerator_layouts": WHOLE})
     if not KEPT:
         made.world("down")
@@ -38,7 +38,7 @@ def npus() -> Iterator[NpuCluster]:
 
 @pytest.fixture(scope="module")
 def first(npus: NpuCluster) -> Recap:
-    """The site playbook's first run."""
+    """Run the site playbook for the first time."""
     return npus.playbook("site.yml")
 
 
@@ -48,23 +48,23 @@ def metadata(npus: NpuCluster, node: str) -> dict[str, Any]:
 
 
 def topology(npus: NpuCluster, node: str) -> dict[str, str]:
-    """The labels of a Node that say where it stands."""
+    """Return the labels of a Node with its position."""
     labels = metadata(npus, node)["labels"]
     return {name.rpartition(".")[2]: value for name, value in labels.items() if "/topotree." in name}
 
 
 def attributes(npus: NpuCluster, node: str) -> dict[int, dict[str, Any]]:
-    """The attributes of a node's chips, by their physical ids."""
+    """Return the attributes of a node's chips, by physical ID."""
     found = {}
     for name, device in npus.devices(node).items():
-        if re.fullmatch(r"npu-[0-9]+", name):  # groups and slices have other names
+        if re.fullmatch(r"npu-[0-9]+", name):  # groups and vNPUs have other names
             said = {key: next(iter(value.values())) for key, value in device["attributes"].items()}
             found[int(name.rpartition("-")[2])] = said
     return found
 
 
 def one_chip(name: str) -> dict[str, Any]:
-    """A claim for one chip that spoils the least."""
+    """Return a claim for one chip that breaks up as few groups as possible."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -107,7 +107,7 @@ def test_a_job_has_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) 
 
 
 def test_claims_break_one_module_and_one_node(npus: NpuCluster, first: Recap) -> None:
-    """Six claims for one die each: the second of a module follows the first, and all are on one node."""
+    """Six claims for one die each: the second die of a module is allocated after the first, and all are on one node."""
     assert not first.failed
     names = [f"one-{number}" for number in range(6)]
     for number, name in enumerate(names):

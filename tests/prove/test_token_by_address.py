@@ -1,9 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""A node reaches the API server by an IP address that its certificate lacks, and its environment names a proxy that does not answer.
+"""Test a node that reaches the API server by an IP address that is not in its certificate, and whose environment names
+a proxy that does not answer.
 
-The kubeconfig's `tls-server-name` says which name the certificate is for. The short form, with a server of the test, is in
-tests/unit/dra_driver/renew_token_test.py.
+The kubeconfig's `tls-server-name` names the certificate's host name. The short form with a test server is in
+tests/unit/roles/renew_token_test.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def write_kubeconfig(cluster: Cluster, node: str, document: dict[str, Any]) -> N
 
 @pytest.fixture()
 def by_address(clean: Cluster) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The first node with a proxy in its driver's environment, and a kubeconfig whose server is a new address of the control plane."""
+    """Yield the first node with a proxy in its driver's environment, and a kubeconfig with a new address of the
+    control plane.
+    """
     node = clean.nodes()[0]
     original = clean.run(node, "cat", KUBECONFIG)
     document = json.loads(original)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Undecodable API objects, with every reader, on Pythons whose json modules have different recursion limits."""
+"""Test undecodable API objects with every reader, on Python versions whose json modules have different recursion
+limits.
+"""
 
 from __future__ import annotations
 

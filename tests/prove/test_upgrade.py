@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes whose GPUs pods have by claims get a newer driver by the playbook upgrade, one after the other; one that does not load is taken back.
+"""Upgrade the driver of two GPU nodes with running pods with the upgrade playbook, one node after the other, and roll
+back a driver that does not load.
 
-The packages are the stand-ins of gpu_host.
+The packages are simulated by gpu_host.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ WORLD = os.environ.get("DRA_ACCELERATORS_UPGRADE_WORLD", "upgrade")
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Cluster]:
-    """Two nodes with eight GPUs each on their buses, for which nobody has installed anything."""
+    """Yield two nodes with eight GPUs each and no driver."""
     with world_without_drivers(WORLD, nodes=2) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def first(gpus: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Recap:
-    """The site playbook's first run with the driver's door open, and a pod with a GPU on each node."""
+    """Run the site playbook for the first time with the driver enabled, and start a pod with a GPU on each node."""
     sources = make_sources(tmp_path_factory.mktemp("packages"), (OLDER, NEWER, NOT_LOADED))
     for name in gpus.nodes():
         serve_on(gpus, name, sources)
@@ -72,9 +73,9 @@ def test_who_has_to_leave_is_named_before_anything_is_begun(gpus: Cluster, first
     pods = [pod for name in gpus.nodes() for pod in pods_of(gpus, name).values()]
     told = upgrade(gpus, NEWER, "--check")
     assert not told.failed and NEWER in told.output, told.output
-    assert all(f"pod default/{pod} has to leave" in told.output for pod in pods), told.output
+    assert all(f"pod default/{pod} is evicted" in told.output for pod in pods), told.output
     silent = upgrade(gpus, NEWER)
-    assert silent.failed and "Nothing was touched" in silent.output, silent.output
+    assert silent.failed and "Nothing was changed" in silent.output, silent.output
     assert {name: set(pods_of(gpus, name)) for name in gpus.nodes()} == before
     assert [loaded(gpus, name) for name in gpus.nodes()] == [OLDER] * 2 and rules(gpus) == []
 
@@ -85,7 +86,7 @@ def test_one_node_after_the_other_has_the_new_driver_and_its_pods_back(gpus: Clu
     done = upgrade(gpus, NEWER, accelerator_upgrade_evict=True)
     assert not done.failed, done.output
     one, other = gpus.nodes()
-    assert f"Begins with {one}; not begun yet: {other}" in done.output
+    assert f"Starting: {one}. Not started yet: {other}" in done.output
     for name in gpus.nodes():
         assert loaded(gpus, name) == NEWER and published_version(gpus, name) == {semantic(NEWER)}
         see(gpus, name, 1, NEWER, other_than=before[name])
@@ -99,7 +100,7 @@ def test_one_that_does_not_load_is_taken_back_and_the_next_node_is_not_begun(gpu
     one, other = gpus.nodes()
     before = {name: see(gpus, name, 1, NEWER) for name in gpus.nodes()}
     failed = upgrade(gpus, NOT_LOADED, accelerator_upgrade_evict=True)
-    assert failed.failed and f"Not begun: {other}" in failed.output, failed.output
+    assert failed.failed and f"Not started: {other}" in failed.output, failed.output
     assert [loaded(gpus, name) for name in gpus.nodes()] == [NEWER] * 2 and rules(gpus) == []
     assert set(pods_of(gpus, other)) == before[other], "nobody has left the node that was not begun"
     see(gpus, one, 1, NEWER, other_than=before[one])

@@ -1,8 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs are taken out of a node while pods use them, and a partition is destroyed by hand: names, layout, Events, and pod status.
+"""Remove GPUs from a node while pods use them, and destroy a partition manually: names, layout, Events, and pod
+status.
 
-The second node has the other layout: claims share GPU 7, and virtual machines can have GPUs 5 and 6.
+The second node has the other layout: claims share GPU 7, and virtual machines can use GPUs 5 and 6.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REPORTED, OVER = ("DeviceUnhealthy", "Warning"), ("DeviceRecovered", "Normal")
 
 @pytest.fixture(scope="module")
 def laid_out(cluster: Cluster, other_layout: Recap) -> str:
-    """The second node, with all devices of its layout published."""
+    """Return the second node with all devices of its layout published."""
     assert other_layout.failed == 0, other_layout.output
     node = cluster.nodes()[1]
     cluster.wait("GPUs are offered to virtual machines", lambda: set(cluster.devices(node)) >= OFFERED)
@@ -37,7 +38,7 @@ def laid_out(cluster: Cluster, other_layout: Recap) -> str:
 
 @pytest.fixture()
 def node(clean: Cluster, laid_out: str) -> Iterator[str]:
-    """The node before a test. Afterwards all its GPUs are in place, and the same devices are published."""
+    """Yield the node before a test; afterwards reinsert all its GPUs and wait for the same devices."""
     published = set(clean.devices(laid_out))
     yield laid_out
     clean.run(laid_out, "accelerator-simulator", "plug", "all")
@@ -55,7 +56,7 @@ def is_shared(cluster: Cluster, node: str) -> bool:
 
 
 def bus_ids(cluster: Cluster, node: str) -> dict[str, str]:
-    """The PCI address of each published device."""
+    """Return the PCI address of each published device."""
     return {
         name: str(device["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
         for name, device in cluster.devices(node).items()
@@ -63,18 +64,18 @@ def bus_ids(cluster: Cluster, node: str) -> dict[str, str]:
 
 
 def selecting(name: str, device_class: str, attribute: str, value: str) -> dict[str, Any]:
-    """A claim for the device with this attribute."""
+    """Return a claim for the device with this attribute."""
     domain, _slash, key = attribute.partition("/")
     return claim(name, device_class=device_class, expression=f"device.attributes['{domain}'].{key} == '{value}'")
 
 
 def whole(cluster: Cluster, node: str, name: str, index: int) -> dict[str, Any]:
-    """A claim for a whole GPU."""
+    """Return a claim for a whole GPU."""
     return selecting(name, "gpu.nvidia.com", "gpu.nvidia.com/uuid", gpu_uuid(cluster, node, index))
 
 
 def test_gpu_unplugged_below_a_virtual_machine_and_a_share_names_stay(clean: Cluster, node: str) -> None:
-    """A virtual machine has GPU 6, and a claim has a share of GPU 7, while GPU 2 is taken out."""
+    """A virtual machine uses GPU 6, and a claim uses a share of GPU 7, while GPU 2 is removed."""
     before, removed = bus_ids(clean, node), of_gpu(clean, node, 2)
     address = address_of(clean, node, 6)
     clean.apply(
@@ -115,12 +116,14 @@ def test_gpu_unplugged_below_a_virtual_machine_and_a_share_names_stay(clean: Clu
 
 
 def layouts(node: str) -> str:
-    """The variables of the node's layout, as in the fixture ``other_layout``."""
+    """Return the variables of the node's layout, as in the fixture ``other_layout``."""
     return json.dumps({"accelerator_layouts": [{"hosts": node, "layout": MIXED_LAYOUT}]})
 
 
 def told(cluster: Cluster, name: str, event: tuple[str, str]) -> bool:
-    """Return whether Events of a pod and of its claim of the same name have this reason and type. Events of earlier objects do not count."""
+    """Return whether Events of a pod and of its claim of the same name have this reason and type, without those of
+    earlier objects.
+    """
 
     def found(kind: str) -> set[tuple[str, str]]:
         uid = cluster.get(kind, name, "-n", "default")["metadata"]["uid"]
@@ -131,7 +134,7 @@ def told(cluster: Cluster, name: str, event: tuple[str, str]) -> bool:
 
 
 def test_gpus_unplugged_under_claims_are_reported_and_restored(clean: Cluster, node: str) -> None:
-    """A whole GPU, a partition, and a GPU of which claims have shares; the pod on another GPU is not affected."""
+    """A whole GPU, a partition, and a shared GPU. The pod on another GPU is not affected."""
     claims = {
         "whole": whole(clean, node, "whole", 0),
         "part": claim("part", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-1")),
@@ -159,10 +162,10 @@ def test_gpus_unplugged_under_claims_are_reported_and_restored(clean: Cluster, n
         clean.wait(f"Events of the end for {name}", lambda name=name: told(clean, name, OVER))
         clean.wait(f"{name} is healthy again", lambda name=name: health(clean, name) == HEALTHY)
     clean.wait("all are published", lambda: set(clean.devices(node)) == published)
-    # Restored without a restart: the partitions of both claims are there, and each claim has its CDI file.
+    # Restored without a restart: the partitions of both claims exist, and each claim has its CDI file.
     assert len(clean.instances(node)) == 2 and len(clean.cdi_files(node)) == 4
     assert clean.driver_pid(node) == pid
-    # A container that starts again gets its device.
+    # A restarted container gets its device.
     clean.kubectl("exec", "part", "--", "nvidia-smi", "-L")
     for name in claims:
         clean.kubectl("delete", f"pod/{name}", f"resourceclaim/{name}")

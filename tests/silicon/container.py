@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A real GPU from inside what a claim's CDI file makes: only its mounts and device nodes, and the C library beside them.
+"""Test a real GPU inside a container of a claim's CDI file: with only its mounts, its device nodes, and the C library.
 
-Usage: python tests/silicon/container.py     (as root, with gcc; README.md of tests says what else)
+Usage: python tests/silicon/container.py     (as root, with gcc; the README.md of tests lists other requirements)
 
-A program that is compiled here loads libcuda.so.1 by its name, has it compile a kernel and runs that. It works with the claim's edits and
-finds nothing without. No container runtime is needed: a root of its own is made, and mounts that end with the process.
+A program that is compiled here loads libcuda.so.1 by name, compiles a kernel with it, and runs that. It works with the
+claim's edits and finds no GPU without them. No container runtime is needed: the test creates a root directory and
+mounts that end with the process.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ int main(void)
     return sum == 2 * (31 * 32 / 2) ? 0 : 5;
 }
 """
-#: What belongs to the C library, and images of every distribution have.
+#: Files of the C library, which images of every distribution contain.
 C_LIBRARY = ("libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1")
 LOADER = "ld-linux-x86-64.so.2"
 
 
 def compiled(folder: Path) -> Path:
-    """Return the program."""
+    """Compile the program and return its path."""
     source = folder / "twice.c"
     source.write_text(PROGRAM.replace("KERNEL", json.dumps(KERNEL), 1))
     subprocess.run(["gcc", "-w", "-o", folder / "twice", source, "-ldl"], check=True)
@@ -83,7 +84,9 @@ def compiled(folder: Path) -> Path:
 
 
 def container(folder: Path, program: Path, edits: list[dict[str, Any]]) -> Path:
-    """Make a root with the C library, the program and what the edits bring; return the script that mounts it and goes there."""
+    """Create a root with the C library, the program, and the edits' files; return the script that mounts it and
+    changes into it.
+    """
     root = folder / "root"
     libraries = root / "usr/lib/x86_64-linux-gnu"
     for each in (libraries, root / "usr/lib64", root / "usr/bin", root / "dev", root / "proc", root / "tmp"):
@@ -113,14 +116,14 @@ def container(folder: Path, program: Path, edits: list[dict[str, Any]]) -> Path:
 
 
 def inside(script: Path) -> tuple[int, str]:
-    """Return how the program ends in there, and what it says."""
+    """Return the program's exit code inside and its output."""
     words = ["unshare", "--mount", "--pid", "--fork", "sh", str(script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
 async def scenario() -> None:
-    """A claim, and what is seen with it and without."""
+    """Prepare a claim and print the results with and without it."""
     async with scene() as driver:
         program = compiled(driver.folder)
         expect_none(await driver.prepare("a", "gpu-0"))
@@ -129,7 +132,9 @@ async def scenario() -> None:
         edits = [document["containerEdits"], *(each["containerEdits"] for each in document["devices"])]
         for edit in edits:
             for mount in edit.get("mounts", []):
-                if mount["hostPath"].startswith("/var/run/cdi"):  # the driver's own files are below the scene's folder
+                if mount["hostPath"].startswith(
+                    "/var/run/cdi"
+                ):  # the driver's own files are below the scene's directory
                     mount["hostPath"] = f"{driver.folder}/root{mount['hostPath']}"
         seen = {}
         for name, given in (("with the claim", edits), ("without", [])):

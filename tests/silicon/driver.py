@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims for a real GPU: published, prepared, asked for again, found after a restart, given back, and what that takes.
+"""Test claims on a real GPU: published, prepared, prepared again, restored after a restart, and unprepared, with the
+durations.
 
-Usage: python tests/silicon/driver.py     (as root; README.md of tests says what else)
+Usage: python tests/silicon/driver.py     (as root; the README.md of tests lists other requirements)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ GPU = "gpu-0"
 
 
 async def scenario() -> None:
-    """A claim's life, and many of them."""
+    """Run the steps of one claim, and then many claims."""
     async with scene() as driver:
         published = driver.specs()[GPU]
         said = {name: next(iter(value.values())) for name, value in published["attributes"].items()}

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""MPS on a real GPU, told what the driver tells it for a claim: what the daemon holds, and what its clients get.
+"""Test MPS on a real GPU with the driver's settings for a claim: the settings of the daemon and their effect on its
+clients.
 
-Usage: python tests/silicon/mps.py     (as root, with nvidia-cuda-mps-control and PyTorch; README.md of tests says what else)
+Usage: python tests/silicon/mps.py     (as root, with nvidia-cuda-mps-control and PyTorch; the README.md of tests lists
+other requirements)
 
-The lines of the driver's unit are run without systemd. It changes no setting of the GPU: MPS lies in processes.
+The commands of the driver's unit run without systemd. No setting of the GPU changes, because MPS runs in processes.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
-from dra_driver.core.companions import Companion, SharedDevice
-from dra_driver.core.nvidia import mps
-from dra_driver.core.nvidia.configs import MULTI_USER
+from dra_driver.core.host.companions import Companion, SharedDevice
+from dra_driver.core.vendors.nvidia import mps
+from dra_driver.core.vendors.nvidia.configs import MULTI_USER
 
 SECONDS = 60
 SETTINGS = Path(__file__).resolve().parents[2] / "roles/dra_driver/files/mps-settings.sh"
@@ -48,7 +50,7 @@ sys.stdin.readline()
 
 
 def control(environment: Mapping[str, str], commands: str) -> subprocess.CompletedProcess[str]:
-    """Tell the daemon something."""
+    """Send commands to the daemon."""
     return subprocess.run(
         [mps.TOOL], input=commands, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -64,7 +66,7 @@ def check(companion: Companion, environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def daemon(companion: Companion) -> Iterator[dict[str, str]]:
-    """Have the daemon of a claim, told what it is to be told; the environment of whoever speaks to it."""
+    """Start the daemon of a claim with its settings; yield the environment of its clients."""
     for name in ("pipe", "log"):
         Path(companion.folder, name).mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **companion.environment}
@@ -83,7 +85,7 @@ def daemon(companion: Companion) -> Iterator[dict[str, str]]:
 
 
 def clients(companion: Companion, environment: Mapping[str, str], number: int) -> list[dict[str, Any]]:
-    """Return what processes see that are there at the same time; NVML tells of them and of their server."""
+    """Return the observations of processes that run at the same time. NVML reports them and their server."""
     left_out = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY", mps.OPTIONS)
     inside = {name: value for name, value in environment.items() if name not in left_out}
     started = [
@@ -105,7 +107,7 @@ def clients(companion: Companion, environment: Mapping[str, str], number: int) -
 
 
 def main() -> None:
-    """Claims with each kind of setting."""
+    """Run claims with each kind of setting."""
     pynvml.nvmlInit()
     uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
     cases: dict[str, tuple[dict[str, Any], int]] = {

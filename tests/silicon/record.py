@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Writes down what NVML answers about a machine's first GPU. It only reads.
+"""Record NVML's answers about the first GPU of a machine. The program only reads.
 
 Usage: python tests/silicon/record.py FILE
 
-On a machine with a real GPU this makes the recording that the simulator is held against (`recorded/`); in the test world it tells what the
-simulator says. Every function of the binding is called that reads and needs nothing but a GPU, and those whose further arguments are
-few; errors are answers as well. What is one board's alone (UUID, serial number, place in the machine) is not written down.
+On a machine with a real GPU it creates the recording that the simulator is compared with (`recorded/`). In the test
+world it records the simulator's answers. It calls every reading function of the binding that needs only a GPU, and
+those with few other arguments. Errors are answers as well. Values of one specific board (UUID, serial number, position
+in the machine) are not recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import pynvml
 PROFILES = range(0x12)
 FIELDS = range(1, 251)
 LINKS = range(18)
-#: Functions with more arguments than the GPU, and the values for these.
+#: Functions with more arguments than the GPU, and the argument values.
 ARGUMENTS: Mapping[str, Iterable[tuple[int, ...]]] = {
     "nvmlDeviceGetClockInfo": [(kind,) for kind in range(4)],
     "nvmlDeviceGetMaxClockInfo": [(kind,) for kind in range(4)],
@@ -41,13 +42,13 @@ ARGUMENTS: Mapping[str, Iterable[tuple[int, ...]]] = {
     "nvmlDeviceGetAPIRestriction": [(kind,) for kind in range(3)],
     "nvmlDeviceGetInforomVersion": [(kind,) for kind in range(5)],
 }
-#: Functions that fill in a structure that the caller makes.
+#: Functions that fill a structure of the caller.
 STRUCTURES = {
     "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
     "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles": "c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t",
     "nvmlDeviceWorkloadPowerProfileGetProfilesInfo": "c_nvmlWorkloadPowerProfileProfilesInfo_v1_t",
 }
-#: What tells one board or one machine from another, and what changes from moment to moment.
+#: Functions with values that identify a board or a machine, or that change constantly.
 LEFT_OUT = frozenset(
     {
         "nvmlDeviceGetUUID",
@@ -71,14 +72,14 @@ LEFT_OUT = frozenset(
         "nvmlSystemGetProcessName",
     }
 )
-#: Fields of that kind: temperature, energy, power, PCIe's counters.
+#: Fields of that kind: temperature, energy, power, PCIe counters.
 FIELDS_LEFT_OUT = frozenset(
     {74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 94, 169, *range(173, 184), 185, 186, 191, 197, 198}
 )
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON data."""
     if isinstance(value, (ctypes.Structure, ctypes.Union)):
         return {name: plain(getattr(value, name)) for name, *_rest in value._fields_}
     if isinstance(value, (ctypes.Array, list, tuple)):
@@ -89,29 +90,29 @@ def plain(value: Any) -> Any:
 
 
 def answer(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function answers, or its error."""
+    """Return a function's result or its error."""
     try:
         return plain(function(*arguments))
     except pynvml.NVMLError as error:
         return {"error": error.value}
-    except (TypeError, ctypes.ArgumentError):  # the binding's own: it wants something else
+    except (TypeError, ctypes.ArgumentError):  # an error of the binding: it needs other arguments
         return None
 
 
 def wanted(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that a function must be given."""
+    """Return the names of a function's required arguments."""
     return [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
 
 
 def functions() -> Iterable[tuple[str, Callable[..., Any]]]:
-    """The functions of the binding that read, and their names."""
+    """Yield the names and the reading functions of the binding."""
     for name in sorted(dir(pynvml)):
         if re.match(r"nvml(Device|System)(Get|Is|Query|Has)", name) and name not in LEFT_OUT:
             yield name, getattr(pynvml, name)
 
 
 def asked() -> dict[str, Any]:
-    """Every function's answer."""
+    """Return every function's answer."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     found: dict[str, Any] = {}
     for name, function in functions():
@@ -142,14 +143,14 @@ def asked() -> dict[str, Any]:
 
 
 def filled(function: str, structure: str, handle: Any) -> Any:
-    """A structure as a function leaves it."""
+    """Return a structure as a function fills it."""
     made = getattr(pynvml, structure)()
     getattr(pynvml, function)(handle, ctypes.byref(made))
     return made
 
 
 def placements(handle: Any, profile: int) -> list[list[int]]:
-    """Where GPU instances of a profile can be: start and size."""
+    """Return the possible GPU instances of a profile: start and size."""
     count = ctypes.c_uint(64)
     values = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile, values, ctypes.byref(count))
@@ -157,7 +158,7 @@ def placements(handle: Any, profile: int) -> list[list[int]]:
 
 
 def field(handle: Any, number: int) -> Any:
-    """The answer for one field: its type, and its bits as a number."""
+    """Return the answer for one field: its type, and its bits as an integer."""
     (told,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
     if told.nvmlReturn:
         raise pynvml.NVMLError(told.nvmlReturn)
@@ -165,7 +166,7 @@ def field(handle: Any, number: int) -> Any:
 
 
 def main() -> int:
-    """Record, and write: an answer a line."""
+    """Record and write the answers, one per line."""
     pynvml.nvmlInit()
     found = asked()
     pynvml.nvmlShutdown()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The whole node driver on this machine's real GPUs, beside the unit tests' model of the API server; it changes no setting of a GPU."""
+"""Run the complete node driver on this host's real GPUs with the unit tests' model of the API server. It changes no
+setting of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/unit/dra_driver"), str(ROOT / "tests/unit/core")]
 
-from dra_driver.core.nvidia.backend import NvidiaBackend  # noqa: E402
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend  # noqa: E402
 from vendor_scene import Scene  # noqa: E402
 
 __all__ = ["expect_none", "restart", "run", "scene"]
@@ -23,8 +25,8 @@ SECONDS = 300
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    """Have a driver that has published GPUs and is registered."""
-    # Sockets have short paths.
+    """Run a driver that has published GPUs and is registered."""
+    # Socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as name:
         made = Scene(Path(name))
         made.settings = {"layout": []}
@@ -44,7 +46,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def restart(made: Scene) -> None:
-    """Start the driver, or another process of it in place of the one that there is."""
+    """Start the driver, or replace its process by another one."""
     if hasattr(made, "task"):
         await made.stop()
     made.backend = NvidiaBackend()  # type: ignore[assignment]
@@ -52,13 +54,13 @@ async def restart(made: Scene) -> None:
 
 
 def expect_none(error: str) -> None:
-    """End the program with what a call of the driver's was refused for; "" is no error."""
+    """Exit with the error of a driver's call; "" is no error."""
     if error:
         sys.exit(f"Refused: {error}")
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Run a scenario to its end; what is not as expected ends the program with an assertion."""
+    """Run a scenario to its end. An unexpected result ends the program with an assertion."""
 
     async def within() -> None:
         await asyncio.wait_for(scenario(), SECONDS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A little of the chaos (tests/chaos): the same program as `make chaos`, with cases for seconds."""
+"""Run a short part of the chaos test (tests/chaos): the same program as `make chaos`, for a few seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from tests.simulator.nvml_builds import ROOT
 
 PROGRAM = (sys.executable, "-m", "tests.chaos")
-#: What is killed at its stages that leave the most behind, and what else is tried.
+#: Faults to inject: kills at the stages that leave the most state behind, and other faults.
 FAULTS = (
     "kill",
     "store",
@@ -61,7 +61,7 @@ def test_nodes_run_side_by_side_and_too_few_runs_are_a_failure() -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with a mark in their environment, by whatever way."""
+    """Return the processes with a mark in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -76,7 +76,7 @@ def marked(mark: str) -> list[int]:
 def test_all_nodes_end_with_the_program_that_started_them(tmp_path: Path, number: signal.Signals) -> None:
     mark = f"CHAOS_TEST={uuid.uuid4()}"
     command = [*PROGRAM, "--faults=kill", "--kinds=whole,static", "--runs=100000", "--parallel=2"]
-    # Who is killed leaves empty folders behind: not among the machine's own.
+    # A killed program leaves empty directories behind, which must not be in the host's /tmp.
     environment = {**os.environ, **dict([mark.split("=")]), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -96,7 +96,7 @@ def test_all_nodes_end_with_the_program_that_started_them(tmp_path: Path, number
         time.sleep(0.05)
 
 
-#: How chip 2 and its neighbour are noted, with the claim and without it.
+#: The record of chip 2 and its neighbor, with the claim and without it.
 WITHOUT: Mapping[str, Any] = {"claims": {}, "made again": {"2": ["2:136"], "3": []}}
 WITH: Mapping[str, Any] = {"claims": {"a": "prepared"}, "made again": {"2": ["2:136", "2:138"]}}
 
@@ -104,12 +104,12 @@ WITH: Mapping[str, Any] = {"claims": {"a": "prepared"}, "made again": {"2": ["2:
 @pytest.mark.parametrize(
     ("stage", "noted", "differs"),
     [
-        ("", {"2": ["2:136"]}, False),  # killed in the library: no note any more of what is there still
+        ("", {"2": ["2:136"]}, False),  # killed in the library: no record of the existing vNPU any more
         ("", {"2": ["2:136", "2:138"]}, False),
-        ("", {"2": ["2:138"]}, True),  # the neighbour's
-        ("", {"2": ["2:136", "2:138", "2:139"]}, True),  # nobody's
+        ("", {"2": ["2:138"]}, True),  # the neighbor's
+        ("", {"2": ["2:136", "2:138", "2:139"]}, True),  # of no claim
         ("", {"2": ["2:136"], "3": ["3:148"]}, True),
-        ("partition-destroyed", {"2": ["2:136"]}, True),  # at a stage the driver is in no library
+        ("partition-destroyed", {"2": ["2:136"]}, True),  # the driver is in no library call at a stage
         ("partition-destroyed", {"2": ["2:136", "2:138"]}, False),
     ],
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tests of the simulated NVML library as it is compiled, of the programs beside it, and of the NVIDIA backend on it.
+"""Fixtures for tests of the compiled simulated NVML library, the programs next to it, and the NVIDIA backend that uses
+it.
 
 Makes the simulator's program importable as `accelerator_simulator`.
 """
@@ -14,5 +15,5 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "roles" / "simulato
 from tests.simulator.dcmi_support import dcmi_build, npus
 from tests.simulator.nvml_support import bare_silicon, nvml_build
 
-# Fixtures of every test in this folder.
+# Fixtures of every test in this directory.
 __all__ = ["bare_silicon", "dcmi_build", "npus", "nvml_build"]

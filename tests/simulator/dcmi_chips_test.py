@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Chips: which there are and for whom, what they are, and what goes wrong with them."""
+"""Test chips: their visibility, their facts, and their faults."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from accelerator_simulator.hardware import load_machine
 from accelerator_simulator.npu_description import NpuSettings, render_npus
 
 from tests.simulator.dcmi_support import (
+    BUSY,
     CATALOGUE,
     DATA,
     IN_CONTAINER,
@@ -101,6 +102,16 @@ def test_who_a_chip_is(npus: NpuMachine) -> None:
     assert label["serial_number"] == npus.show()["npus"][0]["serial"]
 
 
+def test_dies_of_a_module_have_sio_and_modules_have_the_switch(npus: NpuMachine) -> None:
+    npus.load("8xA3")
+    client = npus.client()
+    near = [
+        client.get("dcmi_get_topo_info_by_device_id", 0, 0, *other, ["i32", 9])
+        for other in ((0, 0), (0, 1), (1, 0), (7, 1))
+    ]
+    assert near == [0, 6, 7, 7]
+
+
 def test_health_codes_events_and_a_lost_chip(npus: NpuMachine) -> None:
     npus.load("8x910B3")
     client = npus.client()
@@ -163,12 +174,12 @@ def test_a_container_has_its_slice_and_nothing_else(npus: NpuMachine) -> None:
     assert inside.get("dcmi_get_device_phyid_from_logicid", 0, ["u32", 9]) == vids[0] == 132
     assert inside.get("dcmi_get_memory_info", 2, 0, ["struct", "memory_info_stru"])["memory_size"] == 5381
     assert inside.create(2, 0, "vir01")[0] == IN_CONTAINER
-    # The host sees who has it; a chip that is sliced is still the host's to ask.
+    # The host sees the container of a vNPU, and can still query a partitioned chip.
     used = host.slice(2, 0, 132)
     own_namespace = Path("/proc/self/ns/pid").stat().st_ino
     assert (used["status"], used["container_id"]) == (1, own_namespace % 2**32)
     assert host.slice(2, 0, vids[1])["status"] == 0
-    # It is destroyed under it.
+    # The vNPU is destroyed while the container uses it.
     assert host.destroy(2, 0, 132) == SUCCESS
     assert inside.code("dcmi_get_device_health", 2, 0, ["u32", 9]) == INTERNAL
     host.make(2, 0, "vir02", vid=132)
@@ -182,7 +193,7 @@ def test_what_a_container_has_whole_is_not_sliced(npus: NpuMachine) -> None:
     host = npus.client()
     inside = npus.container("davinci0")
     assert inside.code("dcmi_init") == SUCCESS
-    assert host.create(0, 0, "vir01")[0] == OCCUPIED
+    assert host.create(0, 0, "vir01")[0] == BUSY
     assert host.make(1, 0, "vir01") == 116
     inside.process.kill()
     inside.process.wait()
@@ -191,7 +202,7 @@ def test_what_a_container_has_whole_is_not_sliced(npus: NpuMachine) -> None:
 
 @pytest.mark.parametrize("internal", [False, True])
 def test_another_container_does_not_get_what_one_has(npus: NpuMachine, internal: bool) -> None:
-    """Containers are told apart by their PID namespace; a driver of before says the same with another number."""
+    """Containers are distinguished by their PID namespace. An older driver returns another code for the same case."""
     npus.load("8x310P-Pro", occupied_is_internal=internal)
     inside = npus.container("davinci0")
     assert inside.code("dcmi_init") == SUCCESS

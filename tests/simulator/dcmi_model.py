@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Slicing by brute force: tables of what templates take and whole chips have, sharing nothing with the library or its data."""
+"""Brute-force model of vNPUs: tables of the resources of templates and whole chips, without code or data shared with
+the library.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 Amounts = tuple[float, ...]
-#: cores, memory (GB), AICPU, VPC, VENC, VDEC, JPEGD, JPEGE
+#: AI Cores, memory (GB), AICPU, VPC, VENC, VDEC, JPEGD, JPEGE
 CHIPS: dict[str, Amounts] = {
     "310P": (8, 24, 7, 12, 3, 12, 16, 8),
     "910A": (32, 32, 14, 16, 0, 16, 16, 8),
@@ -86,7 +88,7 @@ Bag = tuple[str, ...]
 
 
 def total(chip: str, bag: Iterable[str]) -> Amounts:
-    """What slices take together."""
+    """Return the sum of the vNPUs' resources."""
     taken = [0.0] * len(CHIPS[chip])
     for name in bag:
         taken = [have + more for have, more in zip(taken, TEMPLATES[chip][name])]
@@ -94,12 +96,12 @@ def total(chip: str, bag: Iterable[str]) -> Amounts:
 
 
 def fits(chip: str, bag: Iterable[str]) -> bool:
-    """Whether the counters of a chip suffice."""
+    """Return whether the counters of a chip suffice."""
     return all(taken <= has for taken, has in zip(total(chip, bag), CHIPS[chip]))
 
 
 def all_sets(chip: str, first: int = 0, so_far: Bag = ()) -> Iterator[Bag]:
-    """Every set of slices that the counters allow."""
+    """Yield every set of vNPUs that the counters allow."""
     names = sorted(TEMPLATES[chip])
     yield so_far
     for index in range(first, len(names)):
@@ -108,18 +110,18 @@ def all_sets(chip: str, first: int = 0, so_far: Bag = ()) -> Iterator[Bag]:
 
 
 def maximal_sets(chip: str) -> set[Bag]:
-    """Those to which nothing can be added."""
+    """Return the sets to which no vNPU can be added."""
     return {bag for bag in all_sets(chip) if not any(fits(chip, (*bag, name)) for name in TEMPLATES[chip])}
 
 
 def complete_sets(chip: str) -> set[Bag]:
-    """Those that use all cores and all AICPU."""
+    """Return the sets that use all AI Cores and all AICPU."""
     return {bag for bag in maximal_sets(chip) if total(chip, bag)[0:3:2] == CHIPS[chip][0:3:2]}
 
 
 @dataclass
 class Model:
-    """One chip: its slices by virtual id, and where a chip has groups, the group of each."""
+    """One chip: its vNPUs by virtual ID, with the vGroup of each if the chip has vGroups."""
 
     chip: str
     physical: int
@@ -127,27 +129,27 @@ class Model:
 
     @property
     def grouped(self) -> bool:
-        """Only the 310P has groups."""
+        """Return whether the chip has vGroups. Only the 310P has."""
         return self.chip == "310P"
 
     @property
     def vids(self) -> range:
-        """All virtual ids of the chip."""
+        """Return all virtual IDs of the chip."""
         first = 100 + 16 * self.physical
         return range(first, first + (8 if self.grouped else 16))
 
     def bag(self) -> Bag:
-        """The templates of the slices."""
+        """Return the templates of the vNPUs."""
         return tuple(sorted(name for name, _group in self.slices.values()))
 
     def groups(self, name: str) -> list[int]:
-        """The groups that may take one more of this template, the driver's choice first."""
+        """Return the vGroups with room for one more vNPU of this template, the driver's choice first."""
         inside = {group: [n for n, g in self.slices.values() if g == group] for group in range(4)}
         lone = [group for group, names in inside.items() if names == ["vir01"] and name == "vir01"]
         return lone + [group for group, names in inside.items() if not names]
 
     def create(self, name: str, vid: int | None, group: int | None) -> tuple[int, int | None] | None:
-        """Adds a slice; its id and group, or None where it is refused."""
+        """Add a vNPU; return its ID and vGroup, or None if it is rejected."""
         free = [each for each in self.vids if each not in self.slices]
         if vid is not None:
             free = [each for each in free if each == vid]
@@ -162,7 +164,7 @@ class Model:
         return free[0], groups[0]
 
     def left(self) -> Mapping[str, float]:
-        """What is free, by the names of the interface."""
+        """Return the free resources by the names of the interface."""
         cores, _memory, cpu, vpc, venc, vdec, jpegd, jpege = (
             has - taken for has, taken in zip(CHIPS[self.chip], total(self.chip, self.bag()))
         )
@@ -178,5 +180,5 @@ class Model:
 
 
 def named(sets: Iterable[str]) -> set[Bag]:
-    """Sets written as words."""
+    """Return sets written as words."""
     return {tuple(sorted(Counter(words.split()).elements())) for words in sets}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The structures of DCMI as a program without its header lays them out: a table of fields, and ctypes from it."""
+"""The structures of DCMI in the memory layout of a program without its header: a table of fields, and ctypes generated
+from it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ TYPES: dict[str, Any] = {
     "char": ctypes.c_char,
 }
 
-#: Type and fields, by semicolons; a type may be one that stands before it.
+#: Type and fields, separated by semicolons. A type can be an earlier structure.
 TABLE = {
     "chip_info": "u8 chip_type[32],chip_name[32],chip_ver[32]; u32 aicore_cnt",
     "chip_info_v2": "u8 chip_type[32],chip_name[32],chip_ver[32]; u32 aicore_cnt; u8 npu_name[32]",
     "pcie_info_all": "u32 venderid,subvenderid,deviceid,subdeviceid; int domain; u32 bdf_busid,bdf_deviceid,bdf_funcid; u8 reserve[32]",
+    "ub_id_info": "u16 device_id,vendor_id,module_vendor_id,module_id; u8 reserved[32]",
     "die_id": "u32 soc_die[5]",
     "ecc_info": "int enable_flag; u32 single,double,total_single,total_double,s_pages,d_pages,s_next,d_next",
     "hbm_info": "u64 memory_size; u32 freq; u64 memory_usage; int temp; u32 bandwith_util_rate",
@@ -105,7 +108,7 @@ STRUCTURES: dict[str, Any] = _build()
 
 
 def encode(value: Any) -> Any:
-    """A structure as JSON; arrays of bytes are texts up to their zero."""
+    """Return a structure as JSON data. Byte arrays are strings up to their zero."""
     if isinstance(value, ctypes.Structure):
         return {field[0]: encode(getattr(value, field[0])) for field in value._fields_}
     if isinstance(value, ctypes.Array):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every symbol is there, and what has no behaviour says so."""
+"""Test that every symbol exists, and that a symbol without behavior reports that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.simulator import older_driver
 from tests.simulator.dcmi_support import INVALID, LIBRARY, NOT_READY, NOT_SUPPORTED, SOURCES, NpuMachine
 from tests.simulator.nvml_builds import build
 
-#: What programs look up, by the project that they belong to: written down here, so that the table cannot forget one.
+#: Functions that programs load, by interface version. They are listed here so that a missing entry in the table is
+#: detected.
 FIRST = """
 init get_card_num_list get_device_num_in_card get_device_logic_id create_vdevice get_device_info set_destroy_vdevice get_device_type
 get_device_health get_device_utilization_rate get_device_multi_utilization_rate get_device_multi_utilization_rate_period
@@ -80,7 +81,7 @@ def test_what_has_no_behaviour_answers_unsupported(npus: NpuMachine) -> None:
 
 
 def test_no_place_for_an_answer_is_refused(npus: NpuMachine) -> None:
-    """The sanitizers watch: nothing is written where there is no place, and no wrong number leads anywhere."""
+    """The sanitizers verify that NULL and invalid numbers cause no invalid memory access."""
     callbacks = {"dcmi_subscribe_fault_event", "dcmiv2_subscribe_fault_event"}
     for machine, prefix in (("8x910A", "dcmi_"), ("1x950", "dcmiv2_")):
         npus.load(machine)
@@ -93,7 +94,7 @@ def test_no_place_for_an_answer_is_refused(npus: NpuMachine) -> None:
         for name in names:
             if not name.endswith("init") and "set_" not in name and "reset" not in name:
                 assert client.code(name, 0, 0, None, None, None, None) in {INVALID, NOT_SUPPORTED, -8007}, name
-            # Those whose first argument is a number, of a card or of a device.
+            # Functions whose first argument is the number of a card or device.
             if re.match(r"dcmi(v2)?_get_device_(?!logic|phyid|list|num|id_in)", name):
                 assert client.code(name, -1, -1, None, None, None, None) != 0, name
                 assert client.code(name, 2**31 - 1, 2**31 - 1, None, None, None, None) != 0, name

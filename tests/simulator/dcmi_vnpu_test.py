@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Slices: what fits, where it goes, what refuses it, and what a boot makes of it."""
+"""Test vNPUs: which fit, their placement, rejections, and their restore at boot."""
 
 from __future__ import annotations
 
 import os
+import stat
 
 import pytest
 
 from tests.simulator.dcmi_support import (
+    BUSY,
     INVALID,
     MISSING,
     NOT_PERMITTED,
     NOT_SUPPORTED,
     OCCUPIED,
-    PARTITION,
     SUCCESS,
     NpuMachine,
 )
@@ -25,10 +26,10 @@ def test_seven_of_the_smallest_and_their_groups(npus: NpuMachine) -> None:
     client = npus.client()
     made = [client.create(0, 0, "vir01")[1] for _each in range(7)]
     assert [each["vfg_id"] for each in made] == [0, 0, 1, 1, 2, 2, 3]
-    assert client.create(0, 0, "vir01")[0] == PARTITION
+    assert client.create(0, 0, "vir01")[0] == INVALID
     assert client.vids(0, 0) == [each["vdev_id"] for each in made] == list(range(100, 107))
     assert client.slice(0, 0, 100)["computing"]["memory_size"] == 2690
-    # The others are as they were.
+    # The other chips are not affected.
     assert client.make(1, 0, "vir04") == 116
     assert client.slice(1, 0, 116)["computing"]["memory_size"] == 10763
     assert client.slice(1, 0, 116)["name"] == "vir04"
@@ -42,7 +43,7 @@ def test_groups_fragment_where_the_counters_would_allow(npus: NpuMachine) -> Non
         client.make(0, 0, "vir02", group=group)
     left = client.resources(0, 0, free=True)
     assert (left["computing"]["aic"], left["computing"]["device_aicpu"], left["vfg_num"]) == (2.0, 1, 0)
-    assert client.create(0, 0, "vir02_1c")[0] == PARTITION
+    assert client.create(0, 0, "vir02_1c")[0] == INVALID
     assert client.destroy(0, 0, lone[1]) == SUCCESS
     assert client.resources(0, 0, free=True)["vfg_bitmap"] == 2
     assert client.create(0, 0, "vir02_1c")[1]["vfg_id"] == 1
@@ -54,7 +55,7 @@ def test_what_is_free_may_lie_apart_and_only_an_empty_chip_has_it_together_again
     there = client.make(0, 0, "vir01")
     npus.control("fault 0 fragmented")
     assert [npu["fragmented"] for npu in npus.show()["npus"]] == [True] + [False] * 7
-    assert client.create(0, 0, "vir01")[0] == PARTITION
+    assert client.create(0, 0, "vir01")[0] == INVALID
     client.make(1, 0, "vir01")
     assert client.destroy(0, 0, there) == SUCCESS
     client.make(0, 0, "vir02")
@@ -93,13 +94,13 @@ def test_the_first_slice_moves_aicpu_where_there_is_sriov(npus: NpuMachine) -> N
     code, made = client.create(2, 0, "vir10_4c_16g_m")
     assert (code, made["vdev_id"], made["vfg_id"], made["pcie_func"]) == (SUCCESS, 132, 0xFFFFFFFF, 1)
     assert aicpu() == (3, 7)
-    assert client.create(2, 0, "vir10_3c_16g")[0] == PARTITION
+    assert client.create(2, 0, "vir10_3c_16g")[0] == INVALID
     assert client.make(2, 0, "vir10_3c_16g_nm") == 133
     assert aicpu() == (0, 7)
     assert client.slice(2, 0, 132)["computing"]["memory_size"] == 14336
     assert client.destroy(2, 0, 65535) == SUCCESS
     assert aicpu() == (6, 6)
-    # Groups are the 310P's; this template is of another mode.
+    # Only the 310P has vGroups. The second template belongs to another mode.
     assert client.create(2, 0, "vir05_1c_8g", group=0)[0] == INVALID
     assert client.create(2, 0, "vir10_4c_16g")[0] == INVALID
 
@@ -141,7 +142,7 @@ def test_what_a_chip_is_used_by_is_in_the_way_and_a_destroy_is_not_guarded(npus:
     npus.load("8x310P-Pro")
     client = npus.client()
     npus.control(f"fault 1 process {os.getpid()}")
-    assert client.create(1, 0, "vir01")[0] == OCCUPIED
+    assert client.create(1, 0, "vir01")[0] == BUSY
     vid = client.make(0, 0, "vir02")
     npus.control(f"fault 0 process {os.getpid()} {vid} memory 1000")
     shown = client.slice(0, 0, vid, activity=True)
@@ -164,11 +165,11 @@ def test_a_boot_makes_the_slices_again(npus: NpuMachine) -> None:
     client.destroy(0, 0, gone)
     text = npus.configuration.read_text()
     assert text.splitlines() == [
-        "recover:enable",
-        "[start]",
+        "vnpu_config_recover:enable",
+        "[vnpu-config start]",
         "0:100:npu-smi set -t create-vnpu -i 0 -c 0 -f vir01 -v 100 -g 3",
         "3:151:npu-smi set -t create-vnpu -i 1 -c 1 -f vir04 -v 151 -g 2",
-        "[end]",
+        "[vnpu-config end]",
     ]
     assert npus.configuration.stat().st_mode & 0o777 == 0o600
     assert npus.configuration.with_suffix(".cfg.bak").exists()
@@ -187,7 +188,7 @@ def test_nodes_of_slices_follow_them(npus: NpuMachine) -> None:
     client.make(0, 0, "vir01")
     client.make(7, 0, "vir04", vid=215)
     assert nodes() == ["vdavinci100", "vdavinci215"]
-    # What a writer that was killed left goes with the next change.
+    # Remains of a killed writer are removed with the next change.
     npus.nodes("vdavinci101")
     client.destroy(0, 0, 100)
     assert nodes() == ["vdavinci215"]
@@ -196,13 +197,35 @@ def test_nodes_of_slices_follow_them(npus: NpuMachine) -> None:
     assert nodes() == []
 
 
+def test_nodes_of_slices_have_owner_and_mode_of_the_chip(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    npus.nodes("davinci3")
+    chip = npus.dev / "davinci3"
+    chip.chmod(0o640)
+    os.chown(chip, 1000, 1001)
+    npus.client().make(3, 0, "vir01")
+    found = (npus.dev / "vdavinci148").stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1000, 1001, 0o640)
+
+
+def test_a_late_recovery_leaves_the_slices_in_the_file_until_then(npus: NpuMachine) -> None:
+    npus.load("8x310P-Pro")
+    npus.client().make(3, 0, "vir01")
+    text = npus.configuration.read_text()
+    assert npus.control("power-cycle late")["ok"]
+    assert npus.show()["npus"][3]["slices"] == [] and npus.configuration.read_text() == text
+    assert npus.control("recover")["ok"]
+    assert [each["vid"] for each in npus.show()["npus"][3]["slices"]] == [148]
+    assert not npus.control("power-cycle soon")["ok"]
+
+
 def test_without_the_recovery_a_boot_leaves_nothing(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     assert client.get("dcmi_get_vnpu_config_recover_mode", ["u32", 9]) == 1
     client.make(0, 0, "vir01")
     assert client.code("dcmi_set_vnpu_config_recover_mode", 0) == SUCCESS
-    assert npus.configuration.read_text() == "recover:disable\n[start]\n[end]\n"
+    assert npus.configuration.read_text() == "vnpu_config_recover:disable\n[vnpu-config start]\n[vnpu-config end]\n"
     client.make(0, 0, "vir01")
     npus.control("power-cycle")
     shown = npus.show()

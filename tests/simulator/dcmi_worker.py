@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that use DCMI through ctypes: one JSON request a line in, one JSON answer a line out.
+"""Processes that use DCMI through ctypes: one JSON request per input line, one JSON answer per output line.
 
-A place for an answer is written as ``["u32", n]``, ``["i32", n]``, ``["u8", n]``, ``["u32s", count]``, ``["text", size]``,
-``["struct", name, fields]``, ``["structs", name, count]``; ``["value", name, fields]`` is a structure itself. The answer has the
-code and what is in these places after the call.
+An output parameter is written as ``["u32", n]``, ``["i32", n]``, ``["u8", n]``, ``["u32s", count]``, ``["text",
+size]``, ``["struct", name, fields]``, or ``["structs", name, count]``. ``["value", name, fields]`` is a structure by
+value. The answer contains the return code and the values of the parameters after the call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +28,12 @@ _events: list[Any] = []
 
 
 def library() -> Any:
-    """The library that was loaded at the start."""
+    """Return the library that was loaded at the start."""
     return ctypes.CDLL(nvml_worker.loaded())
 
 
 def place(specification: Any) -> Any:
-    """What is passed for an argument."""
+    """Return the C value of an argument."""
     if isinstance(specification, int):
         return specification
     if specification is None:
@@ -53,7 +54,7 @@ def place(specification: Any) -> Any:
 
 
 def dcmi(name: str, *specifications: Any) -> dict[str, Any]:
-    """One call."""
+    """Perform one call."""
     places = [place(specification) for specification in specifications]
     passed = []
     for item, specification in zip(places, specifications):
@@ -69,7 +70,7 @@ def dcmi(name: str, *specifications: Any) -> dict[str, Any]:
 
 
 def subscribe(card: int, device: int, fields: dict[str, Any]) -> int:
-    """Has every event that comes kept for `events`."""
+    """Record every event for `events`."""
     function = ctypes.CFUNCTYPE(None, ctypes.POINTER(STRUCTURES["event"]))(
         lambda event: _events.append(encode(event.contents)["dms_event"])
     )
@@ -78,7 +79,7 @@ def subscribe(card: int, device: int, fields: dict[str, Any]) -> int:
 
 
 def events(count: int) -> list[Any]:
-    """The events so far, once there are so many, or after ten seconds."""
+    """Return the recorded events when there are ``count`` of them, or after 10 s."""
     end = time.monotonic() + 10
     while len(_events) < count and time.monotonic() < end:
         time.sleep(0.01)
@@ -86,14 +87,14 @@ def events(count: int) -> list[Any]:
 
 
 def control(command: str) -> dict[str, Any]:
-    """One command to the simulator itself."""
+    """Send one control command to the simulator."""
     reply = ctypes.create_string_buffer(1 << 20)
     code = library().acceleratorSimulatorControl(command.encode(), reply, len(reply))
     return {"code": code, **json.loads(reply.value)}
 
 
 def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
-    """Makes and destroys a slice again and again; the codes."""
+    """Create and destroy a vNPU repeatedly; return the codes."""
     codes = []
     for _round in range(rounds):
         asked = [
@@ -108,6 +109,28 @@ def churn(card: int, chip: int, template: str, rounds: int) -> list[int]:
     return codes
 
 
+def leave_mount_namespace() -> None:
+    """Move this process into its own mount namespace, like every systemd option that restricts files."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def two_threads(card: int, chip: int, device: int) -> list[int]:
+    """Call one chip from another thread while this thread calls a second chip; return the codes."""
+    codes = []
+
+    def ask(number: int) -> None:
+        codes.append(dcmi("dcmi_get_device_health", number, chip, ["u32", 9])["code"])
+
+    thread = threading.Thread(target=ask, args=(card,))
+    thread.start()
+    time.sleep(0.3)
+    ask(device)
+    thread.join()
+    return codes
+
+
 OWN: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -116,6 +139,8 @@ OWN: dict[str, Callable[..., Any]] = {
         events,
         control,
         churn,
+        leave_mount_namespace,
+        two_threads,
         nvml_worker.become,
         nvml_worker.give_administration_up,
     )
@@ -123,7 +148,7 @@ OWN: dict[str, Callable[..., Any]] = {
 
 
 def perform(request: dict[str, Any]) -> dict[str, Any]:
-    """One request."""
+    """Perform one request."""
     return {"result": OWN[request["call"]](*request["arguments"])}
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Power on and off with the library: what boards keep over files placed again, a boot, and another machine."""
+"""Test power on and off with the library: the state of boards after files are placed again, a reboot, and a change of
+the machine.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from tests.simulator.nvml_support import Build
 
 FILES = Path(__file__).resolve().parents[2] / "roles" / "simulator" / "files"
 CATALOGUE = load_catalogue(FILES)
-# One with NPUs as well needs their library too: machine_npus_test.py has it
+# A machine with NPUs needs their library too: machine_npus_test.py tests it
 NAMES = sorted(
     path.stem for path in (FILES / "machines").glob("*") if not load_machine(FILES, path.stem, CATALOGUE).npus
 )
-# What is tested is the command; the library has tests of its own under the sanitizers.
+# The command is tested here. Other tests cover the library with sanitizers.
 pytestmark = pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
-# Runs the command with a boot id of the test's own
+# Runs the command with the test's boot ID
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -36,7 +38,7 @@ sys.exit(cli.main(sys.argv[3:]))
 
 
 class Box:
-    """A machine under a folder, with the library in it."""
+    """A machine below a directory, with its library."""
 
     def __init__(self, build: Build, root: Path) -> None:
         self.root = root
@@ -49,29 +51,29 @@ class Box:
         self.boot("first")
 
     def boot(self, identity: str) -> None:
-        """Give the machine another boot id."""
+        """Set another boot ID."""
         (self.root / "boot_id").write_text(identity)
 
     def command(self, *words: str) -> dict[str, Any]:
-        """What the command says."""
+        """Return the command's JSON output."""
         arguments = [sys.executable, "-c", PROGRAM, str(FILES), str(self.root / "boot_id"), "--root", str(self.root)]
         done = subprocess.run([*arguments, *words], capture_output=True, text=True, env=self.environment, check=False)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
     def smi(self, *words: str) -> str:
-        """What nvidia-smi says."""
+        """Return nvidia-smi's output."""
         program = [str(self.library / "nvidia-smi"), *words]
         done = subprocess.run(program, capture_output=True, text=True, env=self.environment, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def instances(self, gpu: int) -> list[str]:
-        """Names of a GPU's instances."""
+        """Return the profiles of a GPU's instances."""
         return [entry["profile"] for entry in self.command("show", "--json")["gpus"][gpu]["gpu_instances"]]
 
     def capabilities(self) -> set[str]:
-        """Capability files of instances."""
+        """Return the capability files of instances."""
         folder = self.root / "proc/driver/nvidia/capabilities"
         return {str(path.relative_to(folder)) for path in folder.glob("gpu*/mig/gi*/**/access")}
 
@@ -218,7 +220,9 @@ print(json.dumps(rows))
     ],
 )
 def test_the_library_answers_what_boards_tell(box: Box, name: str, expected: list[list[Any]]) -> None:
-    """Brand, NVLink version, memory's NUMA node, C2C, addressing mode, application clock, remapper banks, fabric state."""
+    """Brand, NVLink version, the memory's NUMA node, C2C, addressing mode, application clock, remapper banks, fabric
+    state.
+    """
     box.command("power-on", "--machine", name)
     done = subprocess.run(
         [sys.executable, "-c", FACTS], capture_output=True, text=True, env=box.environment, check=False

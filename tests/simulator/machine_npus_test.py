@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Machines with NPUs through the command: what a node with them shows, over boots, files placed again, and chips taken out."""
+"""Test machines with NPUs through the simulator's command: their files, reboots, files placed again, and removed
+chips.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ MACHINES = sorted(path.stem for path in (DATA / "ascend/machines").glob("*.json"
 
 
 class Node:
-    """A machine under a folder, with the drivers that it needs in the vendors' places."""
+    """A machine below a directory, with the required drivers at the vendors' paths."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -39,32 +41,32 @@ class Node:
         self.boot("first")
 
     def boot(self, identity: str) -> None:
-        """Give the machine another boot id."""
+        """Set another boot ID."""
         (self.root / "boot_id").write_text(identity)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The command, however it ends."""
+        """Run the command with any exit status."""
         arguments = [sys.executable, "-c", PROGRAM, str(DATA), str(self.root / "boot_id"), "--root", str(self.root)]
         return subprocess.run([*arguments, *words], capture_output=True, text=True, check=False)
 
     def command(self, *words: str) -> dict[str, Any]:
-        """What the command says."""
+        """Return the command's JSON output."""
         done = self.run(*words)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 
     def program(self, name: str, *words: str) -> str:
-        """What a program of the driver says."""
+        """Return the output of a program of the driver."""
         environment = dict(os.environ, LD_LIBRARY_PATH=str(self.libraries))
         program = [str(self.libraries / name), *words]
         return subprocess.run(program, capture_output=True, text=True, env=environment, check=True).stdout
 
     def nodes(self) -> set[str]:
-        """Device nodes of chips and slices."""
+        """Return the device nodes of chips and vNPUs."""
         return {path.name for path in (self.root / "dev").glob("*davinci[0-9]*")}
 
     def slices(self) -> dict[int, list[str]]:
-        """Templates of the slices of each chip that has some, by its physical id."""
+        """Return the templates of the vNPUs by physical chip ID."""
         shown = self.command("show", "--json")["npus"]
         return {npu["physical"]: [each["template"] for each in npu["slices"]] for npu in shown if npu["slices"]}
 
@@ -244,13 +246,16 @@ def test_every_chip_has_its_place_in_sysfs_and_its_node(node: Node, name: str) -
     assert node.nodes() == {f"davinci{npu.physical}" for _device, npu in machine.chips}
     for device, _npu in machine.chips:
         here = node.root / "sys/bus/pci/devices" / device.address
+        if machine.is_on_unified_bus:
+            assert not here.exists()
+            continue
         assert (here / "vendor").read_text() == "0x19e5\n"
         assert (here / "class").read_text() == "0x120000\n"
         assert (here / "device").read_text().strip() == CATALOGUE.npu_boards[device.board or ""]["pci"]["device"]
         assert (here / "numa_node").read_text().strip() == str(device.numa)
         assert (here / "driver").readlink().name == "devdrv_device_driver"
     assert (node.root / "dev/davinci_manager").exists()
-    assert (node.root / "dev/devmm_svm").exists() == (name != "1x950")
+    assert (node.root / "dev/devmm_svm").exists() == (machine.ascend.get("interface") != 2)
     version = (node.root / DRIVER / "version.info").read_text().splitlines()
     assert version[0] == "Version=25.2.0"
     assert "Driver_Install_Status=complete" in (node.root / "etc/ascend_install.info").read_text().splitlines()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Daemons of MPS on simulated silicon, and CUDA processes that are their clients or not."""
+"""MPS daemons on simulated GPUs, and CUDA processes that are their clients or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 120
 MIB, GIB = 1 << 20, 1 << 30
 INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE, NO_DEVICE, CONNECTION_FAILED, RPC_FAILURE = 1, 2, 46, 100, 805, 806
 EXCLUSIVE, PROHIBITED = 3, 2
-#: Reads calls, a JSON list each, makes them, and prints the code and what they gave.
+#: Reads calls as JSON lists, makes them, and prints the return code and the results.
 CUDA = """
 import ctypes, json, os, sys
 if len(sys.argv) > 1:
@@ -59,7 +59,7 @@ for line in sys.stdin:
 
 
 def until(what: str, true: Callable[[], Any]) -> Any:
-    """What becomes true; a test waits no longer than for anything that does."""
+    """Return the first true value of a function; fail after SECONDS."""
     end = time.monotonic() + SECONDS
     while not (found := true()):
         assert time.monotonic() < end, f"never: {what}"
@@ -68,7 +68,7 @@ def until(what: str, true: Callable[[], Any]) -> Any:
 
 
 class Cuda:
-    """A process of its own that calls CUDA."""
+    """A separate process that calls CUDA."""
 
     def __init__(self, environment: dict[str, str], user: int | None = None) -> None:
         self.process = subprocess.Popen(
@@ -81,20 +81,20 @@ class Cuda:
         self.receive()
 
     def send(self, name: str, *words: int) -> None:
-        """Asks without waiting for the answer."""
+        """Send a request without waiting for the answer."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps([name, *words]) + "\n")
         self.process.stdin.flush()
 
     def receive(self) -> Any:
-        """The answer to the oldest question."""
+        """Return the answer to the oldest request."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, f"the CUDA process ended with {self.process.wait()}"
         return line if line == "ready\n" else json.loads(line)
 
     def __call__(self, name: str, *words: int) -> Any:
-        """The code, or what a call that succeeds gives."""
+        """Return the error code, or the result of a successful call."""
         self.send(name, *words)
         code, *values = self.receive()
         if code:
@@ -102,14 +102,14 @@ class Cuda:
         return values[0] if len(values) == 1 else values or 0
 
     def open(self) -> int:
-        """A context on the first device; the code."""
+        """Create a context on the first device; return the code."""
         self.send("cuInit", 0)
         (code,) = self.receive()
         self.send("cuCtxCreate_v2", 0, 0)
         return int(code or self.receive()[0])
 
     def allocate(self, size: int) -> int:
-        """The code of an allocation."""
+        """Return the code of an allocation."""
         self.send("cuMemAlloc_v2", size)
         return int(self.receive()[0])
 
@@ -130,7 +130,7 @@ class Cuda:
 
 @dataclass
 class Mps:
-    """A control daemon with a folder of its own."""
+    """A control daemon with its own directory."""
 
     silicon: Silicon
     name: str = "mps"
@@ -154,7 +154,7 @@ class Mps:
         return str(self.silicon.folder / "lib/nvidia-cuda-mps-control")
 
     def start(self, *options: str) -> Mps:
-        """The daemon, in the foreground: a process of the test's."""
+        """Start the daemon in the foreground as a child process."""
         self.folder.mkdir(exist_ok=True)
         with (self.folder / "out").open("a") as output:
             self.daemon = subprocess.Popen(
@@ -168,7 +168,7 @@ class Mps:
         return self
 
     def run(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """One run of the user interface."""
+        """Run the user interface once."""
         return subprocess.run(
             [self.program],
             input="".join(f"{command}\n" for command in commands),
@@ -180,7 +180,7 @@ class Mps:
         )
 
     def ask(self, *commands: str) -> str:
-        """The answer of a daemon that is there."""
+        """Return the answer of a running daemon."""
         done = self.run(*commands)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
@@ -189,7 +189,7 @@ class Mps:
         return (self.folder / "out").read_text()
 
     def server(self) -> int:
-        """The PID of the server, which is waited for until it serves."""
+        """Wait for a server that is ready; return its PID."""
         pid = int(until("a server", lambda: self.ask("get_server_list")))
         until("the server is ready", lambda: f"NEW SERVER {pid}: Ready" in self.log())
         return pid
@@ -198,12 +198,12 @@ class Mps:
         return [int(word) for word in self.ask(f"get_client_list {self.server()}").split()]
 
     def client(self, user: int | None = None, **variables: str) -> Cuda:
-        """A CUDA process that has the folder of this daemon's pipes, and has called nothing yet."""
+        """Return a CUDA process with this daemon's pipe directory that has made no call yet."""
         self.processes.append(Cuda(self.environment | variables, user))
         return self.processes[-1]
 
     def stop(self) -> None:
-        """Ends what the test has left."""
+        """Stop the remaining processes."""
         for process in self.processes:
             if process.process.poll() is None:
                 assert process.close() == 0
@@ -216,12 +216,12 @@ class Mps:
 
 
 def processes(silicon: Silicon, gpu: int = 0) -> dict[int, dict[str, int]]:
-    """The processes of a GPU that the boards know of."""
+    """Return the processes that a simulated GPU reports."""
     return {entry["pid"]: entry for entry in silicon.show()["gpus"][gpu]["processes"]}
 
 
 def load(silicon: Silicon, mig: bool = False) -> None:
-    """Two H100 and an L4."""
+    """Load a machine with two H100 and an L4."""
     sections = [
         gpu_section(BOARDS["H100-80"], number, ("cores 16896", *(["mig-mode yes"] if mig else [])))
         for number in range(2)
@@ -231,7 +231,7 @@ def load(silicon: Silicon, mig: bool = False) -> None:
 
 
 def partition(silicon: Silicon, start: int) -> tuple[Client, Any, Any, str]:
-    """A 1g.10gb on the first GPU: who made it, its GPU instance, its compute instance, and its UUID."""
+    """Create a 1g.10gb on the first GPU; return the client, the GPU instance, the compute instance, and the UUID."""
     root = silicon.client()
     instance = root("create_at", root.gpu(), 19, start, 1)
     compute = root("nvmlGpuInstanceCreateComputeInstance", instance, 0)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""MPS on the simulated boards: a daemon, its server, and CUDA processes. tests/oracles/mps_test.py has the daemon's words."""
+"""Test MPS on the simulated boards: a daemon, its server, and CUDA processes. tests/oracles/mps_test.py tests the
+daemon's output.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def silicon(bare_silicon: Silicon) -> Silicon:
 
 @pytest.fixture
 def mps(bare_silicon: Silicon) -> Iterator[Mps]:
-    """A daemon of the first GPU that is not started yet."""
+    """Yield a daemon of the first GPU that is not started yet."""
     daemon = Mps(bare_silicon, variables={"CUDA_VISIBLE_DEVICES": "0"})
     yield daemon
     daemon.stop()
@@ -106,7 +108,7 @@ def test_commands_about_a_server_that_is_there(silicon: Silicon, mps: Mps) -> No
     heading, row = mps.ask("ps").splitlines()
     assert heading.split() == ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]
     assert [row.split()[index] for index in (0, 2, 3)] == [str(pid), str(server), FIRST]
-    # Who was there before keeps what he had
+    # Existing clients keep their limits
     assert client.multiprocessors() == 53
     assert mps.client(CUDA_VISIBLE_DEVICES="0").open() == SUCCESS
     assert mps.processes[-1].multiprocessors() == 33
@@ -150,7 +152,7 @@ def test_a_client_gets_no_more_memory_than_its_limit(
     assert client.allocate(MIB + 1) == OUT_OF_MEMORY
     assert client.allocate(MIB) == SUCCESS
     assert client.allocate(1) == OUT_OF_MEMORY
-    # A limit is each client's own
+    # Each client has its own limit
     other = mps.client(**({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": own} if own else {}))
     assert other.open() == SUCCESS and other.allocate(limit * MIB) == SUCCESS
     assert client("cuMemFree_v2", address) == SUCCESS
@@ -265,7 +267,7 @@ def test_exclusive_mode_has_one_process_or_one_server(silicon: Silicon, mps: Mps
     assert [first.open(), second.open()] == [SUCCESS, UNAVAILABLE]
     context = first("cuDevicePrimaryCtxRetain", 0)
     assert context > 1000 and first("cuCtxDestroy_v2", context) == SUCCESS
-    # The daemon's server has to wait like everybody
+    # The daemon's server must wait too
     mps.start()
     assert mps.client()("cuInit", 0) == CONNECTION_FAILED
     first.kill()
@@ -306,7 +308,7 @@ def test_users_are_served_one_after_the_other(silicon: Silicon, mps: Mps) -> Non
 
 @pytest.mark.parametrize("option", ["-M", "-multiuser-server"])
 def test_users_are_served_at_the_same_time_where_the_daemon_is_told_so(silicon: Silicon, mps: Mps, option: str) -> None:
-    """To MPS they are all root's."""
+    """MPS treats all of them as root's clients."""
     mps.start(option)
     mps.ask("set_default_active_thread_percentage 50")
     first, second = mps.client(user=65533), mps.client(user=65534)
@@ -357,7 +359,7 @@ def test_a_mig_instance_has_a_daemon_of_its_own(bare_silicon: Silicon, mps: Mps)
         for each, its in ((client, uuid), (neighbour, other_uuid)):
             assert each("cuDeviceGetCount") == 1
             assert each("cuDeviceGetUuid_v2", 0) == its.removeprefix("MIG-").replace("-", "")
-        # The default limit of a server is not enforced on MIG devices; a client's own is
+        # A server's default limit is not enforced on MIG devices, but a client's own limit is
         assert client("cuDeviceTotalMem_v2", 0) == 2 * GIB
         assert client.allocate(2 * GIB) == SUCCESS and client.allocate(1) == OUT_OF_MEMORY
         assert mps.client().open() == SUCCESS and mps.processes[-1].allocate(3 * GIB) == SUCCESS
@@ -387,7 +389,9 @@ def test_exclusive_mode_is_of_each_mig_instance(bare_silicon: Silicon, mps: Mps)
 
 
 def test_in_a_container_the_folder_of_the_pipes_is_enough(silicon: Silicon, mps: Mps) -> None:
-    """There the state of the boards is read-only and the process is no administrator; the daemon counts it all the same."""
+    """In a container the state of the boards is read-only and the process is no administrator. The daemon counts it
+    anyway.
+    """
     mps.start()
     state = next((silicon.folder / "lib").glob("libnvidia-gpusim.so.*"))
     script = f"mount --make-rprivate / && mount --bind {state} {state} && mount -o remount,bind,ro {state}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Links between chips, by DCMI and by npu-smi; and the settings that keep or reset what is shared and cut."""
+"""Test links between chips with DCMI and npu-smi, and the settings that keep or reset sharing and vNPUs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_dies_of_a_module_have_counts_of_their_link(npus: NpuMachine) -> Non
     shown = told(npus, "sio-info", "-i", "2", "-c", "1")
     assert (shown["NPU ID"], shown["Tx Errors"], shown["Rx Errors"]) == ("2", "0", "3")
     assert client.information(2, 1, SIO, 0, "sio_crc_err_statistic_info")["rx_error_count"] == 3
-    # Without a number all of the machine are told.
+    # Without a number the command prints all chips of the machine.
     everything = pairs(npus.smi("info", "-t", "sio-info").stdout)
     assert [value for key, value in everything if key == "Rx Errors"] == ["0"] * 5 + ["3"] + ["0"] * 10
     npus.control("power-cycle")
@@ -110,7 +110,7 @@ def test_a_share_is_kept_over_a_boot_only_where_the_setting_says_so(npus: NpuMac
     for _boot in range(2):
         npus.control("power-cycle")
         assert shares() == [False, True]
-    # A chip that was taken out is another chip's place.
+    # A chip that was reinserted counts as another chip.
     npus.control("unplug 1")
     npus.control("plug 1")
     assert shares() == [False, False]

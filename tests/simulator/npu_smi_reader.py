@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A little reader of what npu-smi prints, by the layouts alone."""
+"""A small parser of npu-smi's output formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """Lines of one tab, a key in thirty columns, a blank, a colon and a blank."""
+    """Return the key-value lines: a tab, a key in thirty columns, a space, a colon, and a space."""
     found = []
     for line in text.splitlines():
         if not line.strip():
@@ -21,14 +21,14 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def columns(header: str) -> list[tuple[str, int, int]]:
-    """Names in a header whose words are more than one blank apart, with where each begins and the next one does."""
+    """Return the names in a header that are more than one space apart, with the start of each and of the next."""
     matches = list(re.finditer(r"\S+(?: \S+)*", header))
     ends = [match.start() for match in matches[1:]] + [10**6]
     return [(match[0], match.start(), end) for match, end in zip(matches, ends)]
 
 
 def table_of_map(text: str) -> list[dict[str, str]]:
-    """``info -m``."""
+    """Parse ``info -m``."""
     header, *rows = text.splitlines()
     assert header.startswith("\t")
     names = columns(header)
@@ -36,7 +36,7 @@ def table_of_map(text: str) -> list[dict[str, str]]:
 
 
 def boxed(text: str) -> list[str]:
-    """What stands between the bars of a box, without its rules; every line has to be as wide as the others."""
+    """Return the text between the bars of a box without its rules; assert that all lines have the same width."""
     lines = [line for line in text.splitlines() if line]
     assert len({len(line) for line in lines}) == 1, text
     assert all(line[0] in "|+" and line[-1] in "|+" for line in lines)
@@ -44,7 +44,7 @@ def boxed(text: str) -> list[str]:
 
 
 def templates(text: str) -> dict[str, dict[str, str]]:
-    """``info -t template-info``: two headers, and two lines for each template."""
+    """Parse ``info -t template-info``: two headers, and two lines per template."""
     _title, first, second, *rows = boxed(text)
     found = {}
     assert len(rows) % 2 == 0
@@ -58,7 +58,7 @@ def templates(text: str) -> dict[str, dict[str, str]]:
 
 
 def slices(text: str) -> tuple[dict[str, tuple[str, str]], list[dict[str, str]]]:
-    """``info -t info-vnpu``: what is free and in all, and the slices."""
+    """Parse ``info -t info-vnpu``: free and total resources, and the vNPUs."""
     _title, form, header, row, count, names, *rows = boxed(text)
     assert form.strip() == "Format: Free/Total"
     amounts = {}
@@ -72,7 +72,7 @@ def slices(text: str) -> tuple[dict[str, tuple[str, str]], list[dict[str, str]]]
 
 
 def summary(text: str) -> list[dict[str, Any]]:
-    """``info``: the two rows of each chip."""
+    """Parse ``info``: the two rows of each chip."""
     lines = boxed("\n".join(line for line in text.splitlines() if line[0] in "|+"))
     heads, found = lines[1:3], []
     end = next(index for index, line in enumerate(lines) if "Process id" in line)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Partitioning tables of boards, written down for the tests apart from the boards of the role.
+"""Partitioning tables of boards for the tests, written independently of the role's boards.
 
-Sources: NVIDIA Multi-Instance GPU User Guide (r580), chapter Supported MIG Profiles; logs of real boards in gpu-operator and mig-parted
-threads. Memory in MiB; placements in memory slices.
+Sources: NVIDIA Multi-Instance GPU User Guide (r580), chapter Supported MIG Profiles; logs of real boards in threads of
+gpu-operator and mig-parted. Memory is in MiB, placements are in memory slices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def profile(
     multiprocessors: int,
     **engines: int,
 ) -> dict[str, Any]:
-    """One row."""
+    """Return one row."""
     return {
         "name": name,
         "id": identifier,
@@ -44,7 +44,9 @@ def eight_slices(
     decoder: tuple[int, ...],
     jpeg: bool,
 ) -> dict[int, dict[str, Any]]:
-    """Boards with 8 memory and 7 compute slices: 1g, 1g+me, 1g with double memory, 2g, 3g, 4g, 7g."""
+    """Return the profiles of boards with 8 memory and 7 compute slices: 1g, 1g+me, 1g with double memory, 2g, 3g, 4g,
+    7g.
+    """
     rows = [
         (0, 19, 7, list(range(7)), 1, 1, 0),
         (7, 20, 1, list(range(7)), 1, 1, 0),
@@ -76,7 +78,7 @@ def eight_slices(
 
 
 def quarter_profiles() -> dict[int, dict[str, Any]]:
-    """RTX PRO 6000 Blackwell: 12 memory slices, placements of 3, 6 and 12."""
+    """Return the profiles of RTX PRO 6000 Blackwell: 12 memory slices, placements of 3, 6, and 12."""
     quarter, half = [0, 3, 6, 9], [0, 6]
     one = {"copy": 1, "decoder": 1, "encoder": 1, "jpeg": 1}
     two = {"copy": 2, "decoder": 2, "encoder": 2, "jpeg": 2}
@@ -115,7 +117,7 @@ def board(
     profiles: dict[int, dict[str, Any]],
     **other: Any,
 ) -> dict[str, Any]:
-    """A board with its tables."""
+    """Return a board with its tables."""
     whole = max((row["size"] for row in profiles.values()), default=0)
     return {
         "name": name,
@@ -134,21 +136,22 @@ def board(
 A100_ENGINES = {"copy": 7, "decoder": 5, "jpeg": 1, "ofa": 1}
 H100_ENGINES = {"copy": 8, "decoder": 7, "jpeg": 7, "ofa": 1}
 HOPPER_SHAPE = ((16, 26, 32, 60, 64, 132), (1, 1, 2, 3, 4, 8), (1, 1, 2, 3, 4, 7), True)
-# Two copy engines for each of the small profiles: `nvidia-smi mig -lgip` of B200 (mig-parted pull requests 166, 187) and GB200
-# (mig-parted issue 227, gpu-operator pull request 1303); 6, 8 and 16 above 2g: the MIG user guide's table of the B200.
+# Two copy engines for each of the small profiles: `nvidia-smi mig -lgip` of B200 (mig-parted pull requests 166, 187)
+# and GB200 (mig-parted issue 227, gpu-operator pull request 1303). 6, 8, and 16 above 2g: the MIG user guide's table
+# of the B200.
 BLACKWELL_SHAPE = ((2, 2, 4, 6, 8, 16), (1, 1, 2, 3, 4, 7), True)
 BLACKWELL_ENGINES = {"copy": 16, "decoder": 7, "jpeg": 7, "ofa": 1}
 A100_SHAPE = ((14, 14, 28, 42, 56, 98), (1, 1, 2, 3, 4, 7), (0, 1, 1, 2, 2, 5), False)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """1g, 1g with double memory, 2g, 3g, 4g, 7g with these gigabytes."""
+    """Return the names of 1g, 1g with double memory, 2g, 3g, 4g, 7g with these gigabytes."""
     one, double, three, seven = text.split()
     return f"1g.{one}gb", f"1g.{double}gb", f"2g.{double}gb", f"3g.{three}gb", f"4g.{three}gb", f"7g.{seven}gb"
 
 
 def sizes(one: float, double: float, three: float, seven: float) -> tuple[int, ...]:
-    """The same six in MiB, from GiB."""
+    """Return the memory of the same six profiles in MiB, from GiB."""
     return tuple(round(1024 * gib) for gib in (one, double, double, three, three, seven))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The library as make builds it, each kind once for each state of the sources.
+"""The library as make builds it, one build per kind and state of the sources.
 
-The behaviour is tested once, in the build that the address and undefined-behaviour sanitizers watch. What users load is the
-plain one: the backend, the programs beside the library and the cluster run on that.
+Tests of the behavior use the build with address and undefined-behavior sanitizers. Users load the plain build: tests
+of the backend, the programs next to the library, and the cluster use that one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "roles/simulator/files/nvml"
 COMMON = ROOT / "roles/simulator/files/common"
 SANITIZERS = "address,undefined"
-#: Builds that nobody has asked for so long go.
+#: Seconds after which an unused build is deleted.
 KEPT_SECONDS = 86400
 
 
@@ -35,25 +35,25 @@ class Build:
     sanitizers: str
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """What a process needs to find a copy of this build in a folder."""
+        """Return the environment in which a process finds a copy of this build in a directory."""
         environment = dict(os.environ, LD_LIBRARY_PATH=str(folder))
         if self.sanitizers:
             libasan = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
             environment["LD_PRELOAD"] = str(Path(libasan.stdout.strip()).resolve())
-            # What CPython keeps until its end is no leak of the library.
+            # Memory that CPython keeps until its end is no leak of the library.
             environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=0:exitcode=99"
             environment["UBSAN_OPTIONS"] = "print_stacktrace=1"
         return environment
 
 
 def cache() -> Path:
-    """The project's cache root."""
+    """Return the project's cache directory for these builds."""
     done = subprocess.run([ROOT / "tests/tools/cache"], check=True, capture_output=True, text=True)
     return Path(done.stdout.strip()) / "nvml-builds"
 
 
 def digest(words: Sequence[str], sources: Path) -> str:
-    """What a build depends on: the sources and the words of its make command."""
+    """Return a digest of a build's inputs: the sources and the arguments of make."""
     hashed = hashlib.sha256("\0".join(words).encode())
     for path in sorted([*sources.iterdir(), *COMMON.iterdir()]):
         hashed.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -61,7 +61,7 @@ def digest(words: Sequence[str], sources: Path) -> str:
 
 
 def prune(folder: Path) -> None:
-    """Removes what has not been used for a day."""
+    """Delete builds that have not been used for a day."""
     for old in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_SECONDS:
@@ -69,7 +69,7 @@ def prune(folder: Path) -> None:
 
 
 def build(sanitizers: str = "", *settings: str, sources: Path = SOURCES) -> Build:
-    """The build of these sources, made now where there is none yet; processes that ask at once make it once."""
+    """Return the build of these sources, and create it if needed. Concurrent processes create it once."""
     words = [*settings]
     if sanitizers:
         words += [f"SANITIZE={sanitizers}", "CFLAGS=-O1 -g"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that have a GPU or a MIG device open, and who is in whose way."""
+"""Test processes that have a GPU or a MIG device open, and the operations that they block."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.simulator.nvml_support import IN_USE, SUCCESS, Client, Silicon, gpu_s
 
 
 def load(silicon: Silicon, *statements: str) -> Client:
-    """Two H100 in MIG mode; a process that administers them."""
+    """Load two H100 in MIG mode; return an administrator's process."""
     sections = [gpu_section(BOARDS["H100-80"], number, ("mig-mode yes",)) for number in range(2)]
     assert silicon.load(machine_text(silicon.folder, sections, statements))["ok"]
     return silicon.client()
 
 
 def make(silicon: Silicon, root: Client, start: int) -> tuple[Any, Any]:
-    """A 1g.10gb with its compute instance and the nodes that a container with it has."""
+    """Return a new 1g.10gb instance and its compute instance."""
     instance = root("create_at", root.gpu(), 19, start, 1)
     compute = root("nvmlGpuInstanceCreateComputeInstance", instance, 0)
     return instance, compute
@@ -81,7 +81,7 @@ def test_what_an_administrator_only_looks_at_is_free_and_what_is_monitored_is_no
     monitor("nvmlDeviceGetMemoryInfo", device)
     assert root.code("nvmlComputeInstanceDestroy", compute) == IN_USE
     assert root.code("nvmlGpuInstanceDestroy", instance) == IN_USE
-    # Nobody is in his own way
+    # A process does not block itself
     assert monitor.code("nvmlComputeInstanceDestroy", compute) == SUCCESS
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a board is: identity, memory, PCI, affinity, topology, links, fabric."""
+"""Test the facts of a board: identity, memory, PCI, affinity, topology, links, fabric."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+from accelerator_simulator import fabric_manager, persistence_daemon
 
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import (
@@ -25,7 +27,8 @@ from tests.simulator.nvml_support import (
 )
 
 LINKED = [
-    # Two under one switch, one under another switch of the same root, one on another root of the node, one far away.
+    # Two under one switch, one under another switch of the same root, one on another root of the node, one on another
+    # node.
     ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:10:00.0", 0),
     ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:11:00.0", 0),
     ("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:02.0/0000:20:00.0/0000:21:00.0/0000:12:00.0", 0),
@@ -200,13 +203,13 @@ def test_nvlink(client: Client) -> None:
     assert [value["value"]["uiVal"] for value in values] == [2, 26562, 26562, 0, 4]
 
 
-def topology(silicon: Silicon, *links: tuple[int, int]) -> Client:
+def topology(silicon: Silicon, *links: tuple[int, int], capability: str = "8.0") -> Client:
     sections = []
     for number, (path, node) in enumerate(LINKED):
         extra = [f"pci-path {path}", f"numa-node {node}"]
         peers = [one if other == number else other for one, other in links if number in {one, other}]
         extra += [f"nvlink {index} remote=gpu address=0000:{0x10 + peer:02x}:00.0" for index, peer in enumerate(peers)]
-        sections.append(gpu_section(BOARDS["A100-40"], number, extra))
+        sections.append(gpu_section({**BOARDS["A100-40"], "capability": capability}, number, extra))
     silicon.load(machine_text(silicon.folder, sections))
     return silicon.client()
 
@@ -223,14 +226,11 @@ def test_common_ancestors(bare_silicon: Silicon) -> None:
     assert client("nvmlDeviceGetP2PStatus", gpus[0], gpus[1], 2) == 5
 
 
-def test_linked_gpus_reach_each_other_and_are_reset_together(bare_silicon: Silicon) -> None:
+def test_linked_gpus_reach_each_other(bare_silicon: Silicon) -> None:
     client = topology(bare_silicon, (0, 5))
     near, far = client.gpu(0), client.gpu(5)
     assert client("nvmlDeviceGetP2PStatus", near, far, 2) == 0
     assert client("nvmlDeviceGetP2PStatus", near, far, 1) == 0
-    refused = bare_silicon.control("gpu-reset 0")
-    assert refused["code"] == INVALID_ARGUMENT
-    assert "linked to GPU 5" in refused["error"]
     assert bare_silicon.control("gpu-reset 0,5")["ok"]
     far, near = client.gpu(5), client.gpu(0)
     bare_silicon.control("fault 0 nvlink 0 down")
@@ -242,6 +242,32 @@ def test_linked_gpus_reach_each_other_and_are_reset_together(bare_silicon: Silic
     client("nvmlDeviceSetMigMode", near, 1)
     bare_silicon.control("gpu-reset 0,5")
     assert client("nvmlDeviceGetP2PStatus", client.gpu(0), client.gpu(5), 2) == 5
+
+
+def test_linked_gpus_are_reset_together_before_ampere(bare_silicon: Silicon) -> None:
+    topology(bare_silicon, (0, 5), capability="7.0")
+    refused = bare_silicon.control("gpu-reset 0")
+    assert refused["code"] == INVALID_ARGUMENT and "linked to GPU 5" in refused["error"]
+    assert bare_silicon.control("gpu-reset 1")["ok"] and bare_silicon.control("gpu-reset 0,5")["ok"]
+    topology(bare_silicon, (0, 5))
+    assert bare_silicon.control("gpu-reset 0")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "without", "running"), [("7.0", False, False), ("8.0", False, True), ("9.0", True, True)]
+)
+def test_gpus_with_nvswitches_are_reset_alone(
+    bare_silicon: Silicon, capability: str, without: bool, running: bool
+) -> None:
+    board, link = {**BOARDS["A100-40"], "capability": capability}, "nvlink 0 remote=switch address=0000:05:00.0"
+    bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(board, number, [link]) for number in range(2)]))
+    assert bare_silicon.control("gpu-reset 0").get("ok", False) == without
+    assert bare_silicon.control("gpu-reset 0,1")["ok"]
+    state = persistence_daemon.open_state(bare_silicon.folder / "lib")
+    persistence_daemon.lock(state, fabric_manager.STATE_BYTE, held=True)
+    assert bare_silicon.control("gpu-reset 0").get("ok", False) == running
+    os.close(state)
+    assert bare_silicon.control("gpu-reset 0").get("ok", False) == without
 
 
 def test_life_of_the_library(bare_silicon: Silicon) -> None:

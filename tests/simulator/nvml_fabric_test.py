@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the module nvidia_fabric_manager takes for the proof: each GPU's way into its fabric, asked through NVML's binding as on a node."""
+"""Test the facts that the module nvidia_fabric_manager verifies: each GPU's fabric state, read with NVML's binding as
+on a node.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,19 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.nvml import FUNCTION_NOT_FOUND
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import read_query
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvml import FUNCTION_NOT_FOUND
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import read_query
 
 from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_support import Silicon, gpu_section, machine_text
 
-# Older bindings are the same without what they do not have.
+# Older bindings are simulated by removing the names that they lack.
 PROGRAM = """
 import json, sys
 import pynvml
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import ask
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import not_joined
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import ask
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import not_joined
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 for name in sys.argv[1:]:
     delattr(pynvml, name)
 answers = ask(System(), binding=True)
@@ -38,7 +40,7 @@ LIMITED = "has joined with limited capacity: its bandwidth is degraded"
 
 
 def place(mask: str, summary: int) -> str:
-    """What a machine says of a GPU's place in its fabric."""
+    """Return the description of a GPU's fabric state."""
     told = f"health-mask={mask} health-summary={summary}"
     return f"fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 {told}"
 
@@ -47,7 +49,9 @@ LINK = "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed
 
 
 def told(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
-    """What each GPU is said to be, and how many have not joined, or not well; by a binding that lacks some names."""
+    """Return the state of each GPU, and how many have not joined or are unhealthy, with a binding that lacks some
+    names.
+    """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *lacking],
         capture_output=True,
@@ -61,7 +65,9 @@ def told(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
 
 
 def told_by_program(silicon: Silicon) -> list[str]:
-    """What is read where NVML's binding is not there yet: on a node that gets its first driver."""
+    """Return the states from nvidia-smi, which is used on a node without NVML's binding during its first driver
+    installation.
+    """
     said = silicon.smi("-q")
     assert said.returncode == 0, said.stdout + said.stderr
     return [each.describe() for each in read_query(said.stdout).values()]
@@ -79,7 +85,7 @@ def test_each_gpu_says_how_far_it_is(bare_silicon: Silicon) -> None:
     }.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
         assert told(bare_silicon) == ([word, "does not tell"], 1)
-        # In words there is no number of a result that is none.
+        # nvidia-smi's text contains no number for an unknown result.
         assert told_by_program(bare_silicon) == [word.replace("(999)", "(-1)"), "does not tell"]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Events and injected faults, across processes."""
+"""Test events and injected faults across processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def listener(silicon: Silicon, index: int = 0, types: int = ALL_EVENTS) -> tuple
 def received(
     client: Client, events: object, milliseconds: int = 0, end: int = TIMEOUT
 ) -> list[tuple[int, int, int, int]]:
-    """Everything that is there: type, data, GPU instance, compute instance."""
+    """Return all pending events: type, data, GPU instance, compute instance."""
     found, code = client("drain", events, milliseconds)
     assert code == end
     return [

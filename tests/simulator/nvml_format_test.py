@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The machine description: what is wrong is refused with line, key, what was found and what was expected."""
+"""Test that errors in a machine description are reported with line, key, found value, and expected value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulator.nvml_support import DATA, INVALID_ARGUMENT, VERSION, Silico
 MACHINES = sorted(path.stem for path in (DATA / "machines").glob("*.json"))
 
 
-# What stands in a good description, what is put there, and what the refusal says.
+# Text of a valid description, its replacement, and the expected error.
 WRONG = [
     ("format 1", "format 2", 'line 1: format: found "format", expected "format 1"'),
     ("cuda-version 13.0", "cuda-version x", "a version such as 13.0"),

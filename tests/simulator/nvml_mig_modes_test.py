@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""MIG through nvidia-ml-py: what changes and who may: modes and resets, processes in the way, administrators, time."""
+"""Test changes of the MIG mode through nvidia-ml-py: modes and resets, blocking processes, permissions, durations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_hopper_changes_at_once_and_forgets(bare_silicon: Silicon) -> None:
 
 
 def test_a_handle_outlives_changes_of_mode_and_ends_with_a_reset(bare_silicon: Silicon) -> None:
-    """In the order of NVIDIA's DRA driver, which takes its handle at the start and keeps it."""
+    """In the order of NVIDIA's DRA driver, which gets its handle at the start and keeps it."""
     load(bare_silicon, "H100-80", "A100-40", extra=())
     client, other = bare_silicon.client(), bare_silicon.client()
     gpu, ampere = client.gpu(0), client.gpu(1)
@@ -117,6 +117,38 @@ def test_a_mode_change_may_move_the_minor(bare_silicon: Silicon) -> None:
     assert {path.name for path in bare_silicon.capabilities.iterdir()} == {"gpu0", "gpu1"}
 
 
+def test_driver_bind_takes_the_lowest_free_minor(bare_silicon: Silicon) -> None:
+    load(bare_silicon, "H100-80", "H100-80", "H100-80", extra=())
+    gpus = bare_silicon.folder / "proc/driver/nvidia/gpus"
+    for number in range(3):
+        (gpus / f"0000:1{number}:00.0").mkdir(parents=True)
+        (gpus / f"0000:1{number}:00.0/information").write_text(f"Device Minor: \t {number}\nGPU Excluded:\t No\n")
+
+    def minors() -> list[int]:
+        client = bare_silicon.client()
+        found = [client("nvmlDeviceGetMinorNumber", client.gpu(number)) for number in range(3)]
+        assert found == [entry["minor"] for entry in bare_silicon.show()["gpus"]]
+        texts = [(gpus / f"0000:1{number}:00.0/information").read_text() for number in range(3)]
+        assert texts == [f"Device Minor: \t {minor}\nGPU Excluded:\t No\n" for minor in found]
+        trees = {path.name for path in bare_silicon.capabilities.iterdir()}
+        assert trees == {f"gpu{minor}" for minor in found} and (bare_silicon.dev / "nvidia0").exists()
+        return found
+
+    for gpu in ("0", "2"):
+        assert bare_silicon.control(f"driver-unbind {gpu}")["ok"]
+    assert {path.name for path in bare_silicon.capabilities.iterdir()} == {"gpu1"}
+    for gpu in ("2", "0"):
+        assert bare_silicon.control(f"driver-bind {gpu}")["ok"]
+    assert minors() == [2, 1, 0], "the two have exchanged their minors"
+    bare_silicon.control("unplug 1")
+    bare_silicon.control("driver-unbind 2")
+    bare_silicon.control("driver-bind 2")
+    bare_silicon.control("plug 1")
+    assert minors() == [2, 1, 0]
+    bare_silicon.control("power-cycle")
+    assert minors() == [0, 1, 2]
+
+
 def test_processes_are_in_the_way(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", "H100-80")
     client = bare_silicon.client()
@@ -160,7 +192,7 @@ def test_only_administrators_change_and_list(bare_silicon: Silicon) -> None:
     made = root("nvmlGpuInstanceGetInfo", instance)["id"]
     nobody = bare_silicon.client(user=65534)
     gpu = nobody.gpu()
-    # Each is refused for the privilege alone: the administrator may do the same to the same board.
+    # Each call fails because of the missing privilege only: an administrator can make it on the same board.
     for call, index, arguments in (
         ("nvmlDeviceSetPowerManagementLimit", 0, (300000,)),
         ("nvmlDeviceSetComputeMode", 1, (0,)),
@@ -185,7 +217,7 @@ def test_an_operation_takes_its_time_and_holds_nobody_else_up(bare_silicon: Sili
     assert other("nvmlDeviceGetName", other.gpu(1))
     assert other.code("nvmlDeviceSetMigMode", other.gpu(1), 0) == SUCCESS
     assert select.select([busy.process.stdout], [], [], 0.5)[0] == []
-    # Killed in the middle, it has made nothing
+    # Killed during the call, it has created nothing
     busy.process.kill()
     busy.process.wait()
     assert bare_silicon.show()["gpus"][0]["gpu_instances"] == []

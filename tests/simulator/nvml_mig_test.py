@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""MIG through nvidia-ml-py: tables, placements, ids, errors, compute instances."""
+"""Test MIG through nvidia-ml-py: tables, placements, IDs, errors, compute instances."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_mig_device_from_beginning_to_end(bare_silicon: Silicon) -> None:
     assert client.code("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", gpu) == INVALID_ARGUMENT
     assert client("nvmlDeviceGetGpuInstanceId", device) == 2
     assert client("nvmlDeviceGetComputeInstanceId", device) == 0
-    assert client.code("nvmlDeviceGetGpuInstanceId", gpu) == INVALID_ARGUMENT  # so say real ones (tests/silicon)
+    assert client.code("nvmlDeviceGetGpuInstanceId", gpu) == INVALID_ARGUMENT  # like real boards (tests/silicon)
     assert client("nvmlDeviceGetName", device) == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert client("nvmlDeviceGetMaxMigDeviceCount", gpu) == 7
     attributes = client("nvmlDeviceGetAttributes", device)

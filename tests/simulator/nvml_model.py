@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Partitioning by brute force: sets of memory slices and exhaustive search, sharing nothing with the library."""
+"""Brute-force model of MIG partitioning: sets of memory slices and exhaustive search, without code shared with the
+library.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +14,33 @@ MEDIA = ("decoder", "encoder", "jpeg", "ofa")
 
 
 def cells(start: int, size: int) -> frozenset[int]:
-    """The memory slices of a placement."""
+    """Return the memory slices of a placement."""
     return frozenset(range(start, start + size))
 
 
 @dataclass
 class Model:
-    """One GPU: what is on it and what may come."""
+    """One GPU: its instances, and those that can be added."""
 
     board: dict[str, Any]
     instances: dict[int, tuple[int, int]] = field(default_factory=dict)
     """GPU instance id → (profile enum, start)"""
 
     def row(self, enum: int) -> dict[str, Any]:
-        """A profile's table row."""
+        """Return a profile's table row."""
         return dict(self.board["profiles"][enum])
 
     def occupied(self) -> frozenset[int]:
-        """All slices in use."""
+        """Return all memory slices in use."""
         used = [cells(start, self.row(enum)["size"]) for enum, start in self.instances.values()]
         return frozenset().union(*used) if used else frozenset()
 
     def free(self, enum: int, start: int) -> bool:
-        """Whether the slices of a listed placement are free."""
+        """Return whether the memory slices of a listed placement are free."""
         return not cells(start, self.row(enum)["size"]) & self.occupied()
 
     def media_left(self, enum: int) -> bool:
-        """Whether each fixed-function engine that the profile takes is left often enough."""
+        """Return whether enough of each fixed-function engine is left for the profile."""
         for engine in MEDIA:
             used = sum(self.row(other)["engines"].get(engine, 0) for other, _start in self.instances.values())
             if used + self.row(enum)["engines"].get(engine, 0) > self.board["engines"].get(engine, 0):
@@ -46,18 +48,18 @@ class Model:
         return True
 
     def fits(self, enum: int, start: int) -> bool:
-        """Whether an instance can be created at a start."""
+        """Return whether an instance can be created at a start."""
         row = self.row(enum)
         present = sum(other == enum for other, _start in self.instances.values())
         return start in row["starts"] and present < row["maximum"] and self.free(enum, start) and self.media_left(enum)
 
     def still_possible(self) -> set[tuple[int, int]]:
-        """Every (profile, start) whose slices are free."""
+        """Return every (profile, start) whose memory slices are free."""
         rows = self.board["profiles"].items()
         return {(enum, start) for enum, row in rows for start in row["starts"] if self.free(enum, start)}
 
     def choices(self, enum: int) -> list[int]:
-        """The starts at which creation is possible, the driver's choice first: fewest other placements lost, then lowest."""
+        """Return the possible starts, the driver's choice first: fewest other placements lost, then lowest."""
         before = self.still_possible()
 
         def lost(start: int) -> int:
@@ -67,7 +69,7 @@ class Model:
         return sorted((s for s in self.row(enum)["starts"] if self.fits(enum, s)), key=lambda s: (lost(s), s))
 
     def identifier(self, enum: int, start: int) -> int:
-        """The partition id: whole 0, halves 1 and 2, quarters 3 to 6, eighths 7 to 14."""
+        """Return the instance ID: whole 0, halves 1 and 2, quarters 3 to 6, eighths 7 to 14."""
         whole, size = self.board["memory_slices"], self.row(enum)["size"]
         ids = {1: [0], 2: [1, 2], 4: [3, 4, 5, 6], 8: list(range(7, 15))}[whole // size]
         if self.board.get("order") == "reversed":
@@ -77,7 +79,9 @@ class Model:
         return chosen
 
     def remaining(self, enum: int) -> int:
-        """The most further instances of the profile that fit together, by trying every set of starts."""
+        """Return the maximum number of further instances of the profile that fit together, by trying every set of
+        starts.
+        """
         starts = [start for start in self.row(enum)["starts"] if self.fits(enum, start)]
         for count in range(len(starts), 0, -1):
             for chosen in itertools.combinations(starts, count):
@@ -91,7 +95,7 @@ class Model:
         return 0
 
     def create(self, enum: int, start: int) -> int:
-        """Adds an instance; its id."""
+        """Add an instance; return its ID."""
         identifier = self.identifier(enum, start)
         assert identifier not in self.instances
         self.instances[identifier] = (enum, start)

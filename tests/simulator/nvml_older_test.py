@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What older drivers do otherwise: instance ids from the other end, symbols that are not there yet."""
+"""Test differences of older drivers: instance IDs in reversed order, and missing symbols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulator.nvml_boards import BOARDS
 from tests.simulator.nvml_builds import build
 from tests.simulator.nvml_support import LIBRARY, Silicon, gpu_section, machine_text
 
-#: What a driver of the branch R535 lacks of what the backend asks for.
+#: Symbols that the backend uses and a driver of the branch R535 lacks.
 ABSENT = (
     "nvmlDeviceGetAddressingMode",
     "nvmlDeviceGetGpuInstanceProfileInfoByIdV",
@@ -27,8 +27,8 @@ ABSENT = (
 PARTITION = """
 import json, sys
 from dra_driver.core.model import Placement, devices_of
-from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.host.system import System
 backend = NvidiaBackend(System(sys.argv[1]))
 backend.open()
 before = devices_of(backend.discover())[0]
@@ -80,7 +80,7 @@ print(json.dumps([hasattr(library, name) for name in sys.argv[1:]]))
 
 
 def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
-    """What a program of Python prints, as JSON, on a machine whose library is set up like this."""
+    """Return the JSON output of a Python program on a machine whose library has these settings."""
     (root / "etc/accelerator-simulator").mkdir(parents=True)
     (root / "etc/accelerator-simulator/machine.json").write_text(json.dumps({"library": settings}))
     machine = Machine(root, "8xH100", library)
@@ -96,7 +96,7 @@ def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
 
 
 def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
-    """Symbols that are absent, ids from the other end, and a minor that is another one after the change of mode."""
+    """Missing symbols, reversed IDs, and a minor that changes with the MIG mode."""
     settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
     told = told_on(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
     ids, instance, before, after, paths, claimed = told
@@ -106,18 +106,19 @@ def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
     assert claimed == paths, "the facts that a claim was planned with are from before the change"
 
 
-#: Changes a GPU's MIG mode by turns, itself and by another process, and says each time which minor it knows, and which one a third process finds.
+#: Changes a GPU's MIG mode alternately in this and another process, and prints each time the minor that it knows and
+#: the one that a third process reads.
 BY_TURNS = """
 import json, subprocess, sys
-from dra_driver.core.backend import create
+from dra_driver.core.vendors.registry import create
 from dra_driver.core.model import devices_of
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
 root = sys.argv[1]
 OTHER = '''
 import sys
-from dra_driver.core.backend import create
+from dra_driver.core.vendors.registry import create
 from dra_driver.core.model import devices_of
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
 backend = create("nvidia", System(sys.argv[1]))
 backend.open()
 if sys.argv[2]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that use NVML or DCMI: children of one that has Python and the binding ready, and no library yet.
+"""Processes that use NVML or DCMI, forked from a parent that has loaded Python and the binding but no library.
 
-Each loads the library of its own test. Starting Python anew for every one of them takes most of the tests' time.
+Each loads the library of the test that starts it. A Python start for each process would take most of the tests' time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class ForkedProcess:
         self._end = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
-        """The exit status, where the process has ended."""
+        """Return the exit status if the process has ended."""
         if self.returncode is None and select.select([self._end], [], [], 0)[0]:
             self.returncode = int(self.server.ask({"status": self.pid}))
             os.close(self._end)
         return self.returncode
 
     def wait(self, timeout: float = 60) -> int:
-        """The exit status, which is waited for."""
+        """Wait for the exit status and return it."""
         if self.returncode is None:
             assert select.select([self._end], [], [], timeout)[0], f"process {self.pid} has not ended"
         status = self.poll()
@@ -53,7 +53,7 @@ class ForkedProcess:
         return status
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill the process."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -70,7 +70,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def ask(self, question: dict[str, Any], *descriptors: int) -> str:
-        """One question to the server, with descriptors for the child."""
+        """Send one request to the server, with descriptors for the child."""
         passed = array.array("i", descriptors)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)] if descriptors else []
         self.socket.sendmsg([json.dumps(question).encode()], ancillary)
@@ -79,7 +79,7 @@ class ForkServer:
         return answer.decode()
 
     def close(self) -> None:
-        """The server ends with its socket."""
+        """Close the socket, which ends the server."""
         self.socket.close()
         self.process.wait()
 
@@ -88,7 +88,7 @@ _servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
 
 def start(environment: dict[str, str], worker: Path = WORKER, library: str = "libnvidia-ml.so.1") -> ForkedProcess:
-    """A process with the library of ``LD_LIBRARY_PATH``, under what else the environment says."""
+    """Start a process with the library of ``LD_LIBRARY_PATH`` and the other variables of the environment."""
     shared = {
         name: value for name, value in environment.items() if name not in ("LD_LIBRARY_PATH", "PYTEST_CURRENT_TEST")
     }

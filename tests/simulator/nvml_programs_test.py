@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""nvidia-smi and libcuda on the library."""
+"""Test nvidia-smi and libcuda with the library."""
 
 from __future__ import annotations
 
@@ -85,12 +85,13 @@ def test_mode_and_reset(silicon: Silicon) -> None:
 
 def test_the_compute_policy(silicon: Silicon) -> None:
     uuid = "GPU-00000002-0000-4000-8000-000000000002"
+    silicon.client()  # without a client the GPU loses the setting when nvidia-smi ends
     output(silicon, "compute-policy", "-i", uuid, "--set-timeslice=2")
     assert [gpu["time_slice"] for gpu in silicon.show()["gpus"]] == [0, 0, 2]
 
 
 def test_the_workload_profiles(silicon: Silicon) -> None:
-    """As nvidia-smi 580.65.06 prints them; a board without any is told so, with NVML's error as the exit status."""
+    """Output of nvidia-smi 580.65.06. For a board without profiles, the exit status is NVML's error."""
     none = silicon.smi("power-profiles", "-l", "-i", "0")
     assert (none.returncode, none.stdout) == (
         3,

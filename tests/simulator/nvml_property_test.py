@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Random creations and destructions, by several processes, against the brute-force model; and all of them at once."""
+"""Compare random creations and destructions by several processes with the brute-force model, in turn and all at once."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.simulator.nvml_support import (
 )
 
 PROCESSES = 3
-ROUNDS = 200  # of making and destroying, of a parent and its child each
-# One for each geometry and order of ids; the others differ in names and sizes only.
+ROUNDS = 200  # of creations and destructions, of a parent and its child each
+# One board for each geometry and order of IDs. The others differ in names and sizes only.
 GEOMETRIES = ["A30", "A100-80", "H100-80", "RTX-PRO-6000"]
 OPERATION = st.tuples(
     st.integers(0, PROCESSES - 1),
@@ -43,7 +43,7 @@ OPERATION = st.tuples(
 
 
 def outcome(client: Client, call: str, *arguments: Any) -> tuple[int, Any]:
-    """NVML's return value and the result."""
+    """Return NVML's return code and the result."""
     try:
         return SUCCESS, client(call, *arguments)
     except NvmlError as error:
@@ -56,7 +56,7 @@ def check_capacity(client: Client, gpu: Any, model: Model) -> None:
 
 
 def apply(client: Client, gpu: Any, model: Model, kind: str, one: int, two: int) -> None:
-    """One operation on the library and on the model; both have to say the same."""
+    """Perform one operation on the library and on the model, and assert equal results."""
     enums = list(model.board["profiles"])
     enum = enums[one % len(enums)]
     row = model.row(enum)
@@ -113,7 +113,7 @@ def test_random_sequences_agree_with_the_model(bare_silicon: Silicon, name: str)
 
 
 def check_consistency(board: dict[str, Any], shown: list[dict[str, Any]]) -> None:
-    """No two instances share a slice, all are where the table allows, and the engines suffice."""
+    """Assert that no two instances share a slice, all placements are valid, and the engines suffice."""
     model = Model(board)
     enums = {row["id"]: enum for enum, row in board["profiles"].items()}
     for instance in shown:
@@ -159,13 +159,13 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
     shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
     check_consistency(board, shown)
     assert sorted(each["id"] for each in shown) == sorted(identifier for each in owned for identifier in each)
-    # Each that was made and each that was destroyed is told of once.
+    # Each creation and each destruction is reported once.
     assert bare_silicon.control("event-count")["events"] == begun + sum(changes.values())
     assert changes["create"] - changes["destroy"] == len(shown)
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silicon, tmp_path: Path) -> None:
-    """Processes that create and destroy without pause are killed; what is left is consistent and can be used further."""
+    """Processes that constantly create and destroy are killed. The remaining state is consistent and usable."""
     board = BOARDS["H100-80"]
     sections = [gpu_section(board, index, ("mig-mode yes",)) for index in range(2)]
     assert bare_silicon.load(machine_text(bare_silicon.folder, sections))["ok"]
@@ -185,7 +185,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
         shown = bare_silicon.show()["gpus"][0]["gpu_instances"]
         check_consistency(board, shown)
         assert all(Path(each["capability"]).exists() for each in shown)
-        # Whoever changes something next, on whatever GPU, tidies up.
+        # The next change by any process, on any GPU, cleans up.
         survivor("nvmlGpuInstanceDestroy", survivor("nvmlDeviceCreateGpuInstance", survivor.gpu(1), 19))
         assert {path.name for path in (bare_silicon.capabilities / "gpu0/mig").iterdir()} == {
             "config",
@@ -199,7 +199,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silico
 
 
 def sleeps_in_a_futex(process: int) -> bool:
-    """Whether the process is, within twenty seconds, found asleep in the call that waits on a word of memory."""
+    """Return whether the process is found asleep in the futex call within 20 s."""
     number = {"x86_64": "202", "aarch64": "98"}[os.uname().machine]
     for _round in range(1000):
         if Path(f"/proc/{process}/syscall").read_text().split()[0] == number:
@@ -209,13 +209,15 @@ def sleeps_in_a_futex(process: int) -> bool:
 
 
 def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silicon: Silicon) -> None:
-    """The generation is one store: whoever sees the new one waits on that, woken by the writer or not."""
+    """The generation is a single store: a process that sees the new value waits on it, whether or not the writer wakes
+    it.
+    """
     section = gpu_section(BOARDS["H100-80"], 0)
     bare_silicon.load(machine_text(bare_silicon.folder, [section]))
     client = bare_silicon.client()
     events = client("nvmlEventSetCreate")
     client("nvmlDeviceRegisterEvents", client.gpu(), 8, events)
-    # What two writers have done that were killed before they woke anybody: the same slot again, two generations on.
+    # State after two writers were killed before they woke other processes: the same slot again, two generations later.
     after_header_magic_and_layout = 64 + 8 + 8
     with (bare_silicon.folder / "lib" / STATE).open("r+b") as file, mmap.mmap(file.fileno(), 0) as state:
         (generation,) = struct.unpack_from("<Q", state, after_header_magic_and_layout)
@@ -228,7 +230,7 @@ def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silico
 
 
 def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:
-    """Parent and child, forked with the library in use, change one GPU at once: no change of either is lost to the other."""
+    """Parent and child, forked while the library is in use, change one GPU at once: no change of either is lost."""
     section = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))
     bare_silicon.load(machine_text(bare_silicon.folder, [section]))
     client = bare_silicon.client()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The simulated boards beside what real ones have said: every answer that tests/silicon/record.py has written down of them.
+"""Compare the simulated boards with recordings of real ones: every answer that tests/silicon/record.py has recorded.
 
-The real boards were passed through to virtual machines with one GPU and no NVLink, with driver 580.159.04.
-An answer that differs stands below with its reason; one that stands there and does not differ fails as well.
+The real boards were passed through to virtual machines with one GPU and no NVLink, with driver 580.159.04. Each
+difference is listed below with its reason. A listed answer without a difference is an error too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.simulator.nvml_support import NOT_SUPPORTED
 
 SILICON = Path(__file__).resolve().parents[1] / "silicon"
 MACHINES = {"h100-80": "8xH100", "h200-141": "8xH200"}
-#: Where both answer, and not the same: why.
+#: Answers of both that differ, with the reason.
 DIFFERENT = {
     r"nvmlSystemGet(DriverVersion|NVMLVersion|DriverBranch)|nvmlDeviceGetGspFirmwareVersion": "another version of the driver",
     r"nvmlDeviceGet(BoardPartNumber|VbiosVersion)": "boards of one model have several",
@@ -37,7 +37,8 @@ DIFFERENT = {
     r"nvmlDeviceGetDisplayMode": "a display as the real driver takes it, which has no connector",
     r"field (11|12|22|23)": "the simulator tells of device memory apart, as boards before Hopper do",
 }
-#: What the real ones answer, with a value or another error, and the simulator does not: nobody here asks.
+#: Answers of the real boards (a value or another error) that the simulator lacks, because the product does not use
+#: them.
 UNANSWERED = (
     r"field (95|193|194|195|196|228|229)",
     r"nvmlDeviceGetAPIRestriction 1",
@@ -57,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ...]:
-    """What a real board has said, and what the simulated one of its name says."""
+    """Return the recording of a real board, and the answers of the simulated one with its name."""
     folder = tmp_path_factory.mktemp("recorded")
     machine = Machine(folder / "root", MACHINES[request.param], build().folder)
     words = [sys.executable, SILICON / "record.py", folder / "answers"]
@@ -66,7 +67,7 @@ def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def unlike(real: dict[str, Any], simulated: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """The names of the answers that differ, and of those that the simulator has not."""
+    """Return the names of the answers that differ, and of those that the simulator lacks."""
     names = {name for name in real if simulated[name] != real[name]}
     missing = {name for name in names if simulated[name] == {"error": NOT_SUPPORTED}}
     return names - missing, missing

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The calls that the other tests do not need: processes in every version, older forms of structures, quiet counters."""
+"""Test the calls that other tests do not use: processes in every version, older forms of structures, counters at zero."""
 
 from __future__ import annotations
 

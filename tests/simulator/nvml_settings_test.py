@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Setters and what is read back; what a power cycle does to them."""
+"""Test setters, the values that are read back, and the effect of a power cycle."""
 
 from __future__ import annotations
 
@@ -34,9 +34,43 @@ CLOCKS = (
 
 @pytest.fixture
 def silicon(bare_silicon: Silicon) -> Silicon:
-    sections = [gpu_section(BOARDS["H100-80"], 0, CLOCKS), gpu_section(BOARDS["L4"], 1, ("fan count=1 speed=40",))]
+    lower = ("clocks graphics=210 sm=210 memory=6251 video=765", "maximum-clocks graphics=2040 sm=2040 memory=6251")
+    sections = [
+        gpu_section(BOARDS["H100-80"], 0, CLOCKS),
+        gpu_section(BOARDS["L4"], 1, ("fan count=1 speed=40", *lower)),
+    ]
     bare_silicon.load(machine_text(bare_silicon.folder, sections))
     return bare_silicon
+
+
+def test_gpu_without_a_client_loses_its_settings(silicon: Silicon) -> None:
+    """Persistence mode keeps them: GPU 0 has it, GPU 1 does not."""
+
+    def limits() -> list[int]:
+        return [gpu["power_limit_mw"] // 1000 for gpu in silicon.show()["gpus"]]
+
+    first, second = silicon.client(), silicon.client()
+    for index in range(2):
+        first("nvmlDeviceSetPowerManagementLimit", first.gpu(index), 200_000)
+    first("nvmlShutdown")
+    assert limits() == [200, 200]
+    second.process.kill()
+    second.process.wait()
+    assert limits() == [200, 200]  # no process has used the library since
+    third = silicon.client()
+    assert limits() == [200, 300]
+    third("nvmlDeviceSetPowerManagementLimit", third.gpu(1), 200_000)
+    third("nvmlShutdown")
+    assert limits() == [200, 300]
+
+
+def test_settings_of_idle_gpus_stay_where_the_description_says_so(bare_silicon: Silicon) -> None:
+    sections = [gpu_section(BOARDS["L4"], 0)]
+    bare_silicon.load(machine_text(bare_silicon.folder, sections, ("idle-gpus-keep-settings yes",)))
+    client = bare_silicon.client()
+    client("nvmlDeviceSetPowerManagementLimit", client.gpu(), 200_000)
+    client("nvmlShutdown")
+    assert bare_silicon.show()["gpus"][0]["power_limit_mw"] == 200_000
 
 
 def lost_at_a_power_cycle(
@@ -73,7 +107,9 @@ def test_power(silicon: Silicon) -> None:
 
 
 def test_energy_is_power_over_time(silicon: Silicon) -> None:
-    """Between two answers it grows by what the GPU draws, for no less time than lies between and no more than around them."""
+    """The difference of two values matches the GPU's power, for at least the time between the calls and at most the
+    time around them.
+    """
     client = silicon.client()
     gpu = client.gpu()
 
@@ -85,7 +121,7 @@ def test_energy_is_power_over_time(silicon: Silicon) -> None:
     (first_asked, first, first_told) = reading()
     time.sleep(0.2)
     (second_asked, second, second_told) = reading()
-    rounding = watts + 1  # a millisecond's worth, and a millijoule
+    rounding = watts + 1  # one millisecond's energy, and one millijoule
     assert first > 0
     assert watts * (second_asked - first_told) * 1000 - rounding <= second - first
     assert second - first <= watts * (second_told - first_asked) * 1000 + rounding
@@ -106,12 +142,8 @@ def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:
     client("nvmlDeviceSetGpuLockedClocks", gpu, 900, 1200)
     assert client("nvmlDeviceGetClockInfo", gpu, 1) == 900
     assert client("nvmlDeviceGetClock", gpu, 0, 0) == 900
-    client("nvmlDeviceSetMemoryLockedClocks", gpu, 1000, 1593)
-    assert client("nvmlDeviceGetClockInfo", gpu, 2) == 1593
     shown = silicon.show()["gpus"][0]
     assert (shown["locked_clock_minimum_mhz"], shown["locked_clock_maximum_mhz"]) == (900, 1200)
-    client("nvmlDeviceResetMemoryLockedClocks", gpu)
-    assert client("nvmlDeviceGetClockInfo", gpu, 2) == 2619
     client("nvmlDeviceSetApplicationsClocks", gpu, 1593, 1485)
     assert client("nvmlDeviceGetApplicationsClock", gpu, 0) == 1485
     assert client("nvmlDeviceGetCurrentClocksEventReasons", gpu) == 3
@@ -126,6 +158,17 @@ def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:
     client("nvmlDeviceSetGpuLockedClocks", client.gpu(), 900, 900)
     client("nvmlDeviceResetGpuLockedClocks", client.gpu())
     assert client("nvmlDeviceGetClockInfo", client.gpu(), 0) == 345
+
+
+def test_memory_clocks_are_locked_from_ampere_on_and_not_on_hopper(silicon: Silicon) -> None:
+    client = silicon.client()
+    hopper, ada = client.gpu(), client.gpu(1)
+    assert client.code("nvmlDeviceSetMemoryLockedClocks", hopper, 1000, 1593) == NOT_SUPPORTED
+    assert client.code("nvmlDeviceResetMemoryLockedClocks", hopper) == NOT_SUPPORTED
+    client("nvmlDeviceSetMemoryLockedClocks", ada, 405, 810)
+    assert client("nvmlDeviceGetClockInfo", ada, 2) == 810
+    client("nvmlDeviceResetMemoryLockedClocks", ada)
+    assert client("nvmlDeviceGetClockInfo", ada, 2) == 6251
 
 
 def test_modes(silicon: Silicon) -> None:
@@ -211,7 +254,7 @@ def bits(mask: dict[str, Any]) -> set[int]:
 
 
 def profiles(client: Client) -> tuple[set[int], ...]:
-    """Those that the board has, those that are requested, those that hold."""
+    """Return the board's, the requested, and the enforced profiles."""
     current = client.fill(
         "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", client.gpu(), {"struct": CURRENT}, by_reference=True
     )
@@ -219,7 +262,7 @@ def profiles(client: Client) -> tuple[set[int], ...]:
 
 
 def request(client: Client, what: str, *numbers: int, code: int = SUCCESS, first: int = 0x01000024) -> None:
-    """A call with a first word (the version of most), and a bit for each number."""
+    """Make a call with a first word (mostly the version), and a bit for each number."""
     assert client("masked", f"nvmlDeviceWorkloadPowerProfile{what}", client.gpu(), first, list(numbers)) == code
 
 
@@ -297,3 +340,12 @@ def test_confidential_computing(silicon: Silicon) -> None:
     assert client("nvmlSystemGetConfComputeGpusReadyState") == 1
     settings = {"struct": "c_nvmlSystemConfComputeSettings_v1_t"}
     assert client("symbol", "nvmlSystemGetConfComputeSettings", settings)[0] == SUCCESS
+    assert silicon.control("fault all confidential-computing on")["ok"]
+    assert client("nvmlSystemGetConfComputeState")["ccFeature"] == 1
+    assert client("nvmlSystemGetConfComputeGpusReadyState") == 0
+    assert silicon.control("fault all confidential-computing protected-pcie")["ok"]
+    assert client("nvmlSystemGetConfComputeState")["ccFeature"] == 0
+    assert client("symbol", "nvmlSystemGetConfComputeSettings", settings)[1]["multiGpuMode"] == 1
+    silicon.control("clear")
+    assert client("nvmlSystemGetConfComputeState")["ccFeature"] == 0
+    assert client("symbol", "nvmlSystemGetConfComputeSettings", settings)[1]["multiGpuMode"] == 0

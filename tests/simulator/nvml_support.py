@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine of the simulated library in a folder, and processes that use it."""
+"""A simulated machine with the NVML library in a directory, and processes that use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_TIED = 0xFFFFFFFF
 
 
 class NvmlError(Exception):
-    """NVML's error number, as the process that made the call got it."""
+    """An NVML error code as the calling process received it."""
 
     def __init__(self, code: int, call: str) -> None:
         super().__init__(f"{call}: NVML error {code}")
@@ -40,7 +40,7 @@ class NvmlError(Exception):
 
 
 class Client:
-    """A process of its own that calls NVML."""
+    """A separate process that calls NVML."""
 
     def __init__(self, environment: dict[str, str], initialize: bool = True, user: int | None = None) -> None:
         self.process = start(environment)
@@ -50,7 +50,7 @@ class Client:
             self("nvmlInit")
 
     def send(self, call: str, *arguments: Any, by_reference: bool = False) -> None:
-        """Asks without waiting for the answer."""
+        """Send a request without waiting for the answer."""
         assert self.process.stdin
         self.process.stdin.write(
             json.dumps({"call": call, "arguments": list(arguments), "by_reference": by_reference}) + "\n"
@@ -58,7 +58,7 @@ class Client:
         self.process.stdin.flush()
 
     def receive(self, call: str = "") -> dict[str, Any]:
-        """The answer to the oldest question."""
+        """Return the answer to the oldest request."""
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, f"{call}: the process ended with {self.process.wait()}"
@@ -72,13 +72,13 @@ class Client:
         return self.receive(call)["result"]
 
     def fill(self, call: str, *arguments: Any, by_reference: bool = False) -> Any:
-        """The first structure passed in, as the call left it."""
+        """Return the first structure argument as the call filled it."""
         self.send(call, *arguments, by_reference=by_reference)
         answer = self.receive(call)
         return answer["structs"][0]
 
     def code(self, call: str, *arguments: Any) -> int:
-        """NVML's return value alone."""
+        """Return NVML's return code."""
         try:
             self(call, *arguments)
         except NvmlError as error:
@@ -86,11 +86,11 @@ class Client:
         return SUCCESS
 
     def gpu(self, index: int = 0) -> Any:
-        """The handle of a GPU."""
+        """Return the handle of a GPU."""
         return self("nvmlDeviceGetHandleByIndex", index)
 
     def close(self) -> int:
-        """Ends the process; its exit code."""
+        """End the process; return its exit code."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         code = self.process.wait()
@@ -100,7 +100,7 @@ class Client:
 
 @dataclass
 class Silicon:
-    """A machine: the library with its state in one folder, and the trees that decide what exists."""
+    """A machine: the library with its state in one directory, and the trees that define the devices."""
 
     build: Build
     folder: Path
@@ -120,35 +120,35 @@ class Silicon:
         return self.build.environment(self.folder / "lib")
 
     def client(self, initialize: bool = True, user: int | None = None) -> Client:
-        """A new process; it ends with the test."""
+        """Return a new process, which ends with the test."""
         self.clients.append(Client(self.environment, initialize, user))
         return self.clients[-1]
 
     def container(self) -> Client:
-        """A process as in a pod: not an administrator."""
+        """Return a process as in a pod, without administrator rights."""
         client = self.client(initialize=False)
         client("give_administration_up")
         client("nvmlInit")
         return client
 
     def control(self, command: str) -> dict[str, Any]:
-        """One command from a process that does nothing else."""
+        """Send one control command from a process that does nothing else."""
         if self.operator is None:
             self.operator = self.client(initialize=False)
         return dict(self.operator("control", command))
 
     def show(self) -> dict[str, Any]:
-        """Everything."""
+        """Return the whole state."""
         return self.control("show")
 
     def load(self, description: str) -> dict[str, Any]:
-        """Loads a description, whose roots are this folder's."""
+        """Load a description whose roots are in this directory."""
         path = self.folder / "machine.txt"
         path.write_text(description)
         return self.control(f"load {path}")
 
     def smi(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """nvidia-smi of this build."""
+        """Run nvidia-smi of this build."""
         return subprocess.run(
             [str(self.folder / "lib/nvidia-smi"), *arguments],
             capture_output=True,
@@ -158,13 +158,13 @@ class Silicon:
         )
 
     def close(self) -> None:
-        """Every process has to end well: a sanitizer's finding ends it with another code."""
+        """End all processes and assert that they succeed. A sanitizer's finding changes the exit code."""
         codes = [client.close() for client in self.clients if client.process.poll() is None]
         assert set(codes) <= {0}
 
 
 def profile_line(board: dict[str, Any], enum: int, profile: dict[str, Any]) -> str:
-    """A `gpu-instance-profile` statement."""
+    """Return a `gpu-instance-profile` statement."""
     starts = ",".join(map(str, profile["starts"]))
     engines = " ".join(f"{name}={number}" for name, number in profile.get("engines", {}).items())
     return (
@@ -174,7 +174,7 @@ def profile_line(board: dict[str, Any], enum: int, profile: dict[str, Any]) -> s
     )
 
 
-# Starts of compute instances in a GPU instance of so many slices: nvidia.md §1.6 and the MIG user guide.
+# Placements of compute instances in a GPU instance, by its number of slices: nvidia.md §1.6 and the MIG user guide.
 COMPUTE = {
     1: {1: [0]},
     2: {1: [0, 1], 2: [0]},
@@ -186,7 +186,7 @@ COMPUTE_ENUMS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 
 
 def gpu_section(board: dict[str, Any], number: int, extra: Sequence[str] = ()) -> str:
-    """A `gpu` section for a board of nvml_boards.py."""
+    """Return a `gpu` section for a board of nvml_boards.py."""
     engines = " ".join(f"{name}={count}" for name, count in board["engines"].items())
     lines = [
         "gpu",
@@ -223,7 +223,7 @@ def gpu_section(board: dict[str, Any], number: int, extra: Sequence[str] = ()) -
 
 
 def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = ()) -> str:
-    """A whole description whose roots are below the folder."""
+    """Return a complete description with its roots below the directory."""
     return "\n".join(
         [
             "format 1",
@@ -242,7 +242,7 @@ def machine_text(folder: Path, gpus: Sequence[str], statements: Sequence[str] = 
 def load(
     silicon: Silicon, *boards: str, extra: tuple[str, ...] = ("mig-mode yes",), statements: tuple[str, ...] = ()
 ) -> None:
-    """Have a machine with these boards, whose GPUs that know MIG get the ``extra`` lines."""
+    """Load a machine with these boards. GPUs that support MIG get the ``extra`` lines."""
     sections = [
         gpu_section(BOARDS[name], number, extra if BOARDS[name]["profiles"] else ())
         for number, name in enumerate(boards)
@@ -253,13 +253,13 @@ def load(
 
 @pytest.fixture(scope="session", params=[SANITIZERS], ids=["sanitized"])
 def nvml_build(request: pytest.FixtureRequest) -> Build:
-    """The library; the tests of what runs on it ask for the plain one."""
+    """Return the library build. Tests of programs that use the library request the plain build."""
     return build(request.param)
 
 
 @pytest.fixture
 def bare_silicon(nvml_build: Build) -> Iterator[Silicon]:
-    """The library in a folder of its own that every user may read, nothing loaded."""
+    """Yield the library in its own directory that every user can read, without a loaded machine."""
     with tempfile.TemporaryDirectory(prefix="nvml-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every symbol is there, and what has no behaviour says so."""
+"""Test that every symbol exists, and that a symbol without behavior reports that."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ def test_what_has_no_behaviour_answers_as_the_table_says(bare_silicon: Silicon) 
     assert {client("symbol", name)[0] for name in list(stubs)[:20]} == {UNINITIALIZED}
 
 
-#: Symbols that begin with a handle by their name and take something else first: a place for the answer, a text.
+#: Symbols whose first parameter is no handle despite their name: an output parameter or a string.
 WITHOUT_HANDLE = re.compile(
     r"nvmlDeviceGet(Count|HandleBy)|nvmlEventSetCreate|nvmlDevice(Discover|Remove|Modify|Query)"
 )
-#: What does not look at the handle: it frees nothing and answers for the process.
+#: Prefixes of the symbols whose first parameter is a handle.
 HANDLED = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance", "nvmlEventSet")
 
 
 def handles(client: Client) -> dict[str, object]:
-    """No handle, handles of what is gone, of what never was, and of other things than the symbol is about."""
+    """Return NULL, handles of destroyed objects, handles that never existed, and handles of other types."""
     gpu = client.gpu(0)
     instance = client("create_at", gpu, 19, 0, 1)
     compute = client("nvmlGpuInstanceCreateComputeInstance", instance, 0)
@@ -112,7 +112,7 @@ def handles(client: Client) -> dict[str, object]:
 
 
 def test_every_symbol_refuses_no_stale_and_foreign_handles(bare_silicon: Silicon) -> None:
-    """The sanitizers watch: nothing is read or written that a handle only seems to lead to."""
+    """The sanitizers verify that an invalid handle causes no invalid memory access."""
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
     client = bare_silicon.client()
     wrong = handles(client)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Inside a container only what may be opened exists. Plain files stand for device nodes here."""
+"""Test that inside a container only accessible devices exist. Ordinary files represent device nodes here."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_other_hardware_at_the_same_address_is_somebody_elses(silicon: Silicon) 
 
 
 def test_the_state_is_readable_where_it_cannot_be_written(silicon: Silicon) -> None:
-    """As in a pod, where the file is bound read-only: root without write access reads, and changes nothing."""
+    """As in a pod with a read-only bind mount of the file: root without write access can read, and changes nothing."""
     state = silicon.folder / "lib" / STATE
     assert state.stat().st_mode & 0o777 == 0o644
     inode = state.stat().st_ino

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Processes that use NVML through nvidia-ml-py: one JSON request a line in, one JSON answer a line out.
+"""Processes that use NVML through nvidia-ml-py: one JSON request per input line, one JSON answer per output line.
 
-Handles travel as ``{"handle": [type, number]}``, structures as ``{"struct": name, "fields": {…}}``; an answer holds the result, the
-structures that were passed in as they are after the call, or NVML's error number.
+Handles have the form ``{"handle": [type, number]}``, structures ``{"struct": name, "fields": {…}}``. An answer
+contains the result and the passed structures after the call, or NVML's error number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HANDLES = {
 
 
 def encode(value: Any) -> Any:
-    """A result of pynvml as JSON."""
+    """Return a pynvml result as JSON data."""
     for name, kind in HANDLES.items():
         if isinstance(value, kind):
             return {"handle": [name, ctypes.cast(value, ctypes.c_void_p).value or 0]}
@@ -50,7 +50,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """An argument from JSON."""
+    """Return an argument from JSON data."""
     if isinstance(value, dict) and "handle" in value:
         kind, number = value["handle"]
         return ctypes.cast(ctypes.c_void_p(number), HANDLES[kind])
@@ -65,14 +65,14 @@ def decode(value: Any) -> Any:
 
 
 def array_of(kind: Any, limit: int, call: Callable[[Any, Any], Any]) -> list[Any]:
-    """The items that a call writes into an array of ours."""
+    """Return the items that a call writes into an array."""
     items, count = (kind * limit)(), ctypes.c_uint(limit)
     call(items, ctypes.byref(count))
     return list(items[: count.value])
 
 
 def possible_placements(owner: Any, profile: int, of_compute: bool = False) -> list[list[int]]:
-    """The two-step way: first the number, then the array."""
+    """Return placements with two calls: first their number, then the array."""
     name = (
         "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
         if of_compute
@@ -86,7 +86,7 @@ def possible_placements(owner: Any, profile: int, of_compute: bool = False) -> l
 
 
 def create_at(owner: Any, profile: int, start: int, size: int, of_compute: bool = False) -> Any:
-    """An instance at a placement."""
+    """Create an instance at a placement."""
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
     name = (
         "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
@@ -97,7 +97,7 @@ def create_at(owner: Any, profile: int, start: int, size: int, of_compute: bool 
 
 
 def gpu_instances(device: Any, profile: int) -> list[Any]:
-    """All GPU instances of a profile."""
+    """Return all GPU instances of a profile."""
     return array_of(
         pynvml.c_nvmlGpuInstance_t,
         16,
@@ -106,7 +106,7 @@ def gpu_instances(device: Any, profile: int) -> list[Any]:
 
 
 def compute_instances(instance: Any, profile: int) -> list[Any]:
-    """All compute instances of a profile in a GPU instance."""
+    """Return all compute instances of a profile in a GPU instance."""
     return array_of(
         pynvml.c_nvmlComputeInstance_t,
         16,
@@ -115,7 +115,7 @@ def compute_instances(instance: Any, profile: int) -> list[Any]:
 
 
 def symbol(name: str, *arguments: Any) -> list[Any]:
-    """Calls a C symbol itself; unsigned numbers by reference are written as ``{"out": n}``."""
+    """Call a C symbol directly. Unsigned integers by reference are written as ``{"out": n}``."""
     cells = [
         ctypes.c_ulonglong(item["out"]) if isinstance(item, dict) and "out" in item else item for item in arguments
     ]
@@ -127,7 +127,7 @@ def symbol(name: str, *arguments: Any) -> list[Any]:
 
 
 def masked(name: str, handle: Any, first: int, numbers: list[int]) -> int:
-    """What a symbol answers to a structure of one word and a mask of 255 bits."""
+    """Return a symbol's return code for a structure of one word and a mask of 255 bits."""
     words = (ctypes.c_uint * 9)(first)
     for number in numbers:
         words[1 + number // 32] |= 1 << number % 32
@@ -135,12 +135,12 @@ def masked(name: str, handle: Any, first: int, numbers: list[int]) -> int:
 
 
 def every_symbol(names: list[str], handle: Any) -> dict[str, int]:
-    """The answers of symbols to a handle, or NULL, and NULL for whatever else they take."""
+    """Return the return codes of symbols for a handle or NULL, with NULL for all other arguments."""
     return {name: getattr(pynvml.nvmlLib, name)(decode(handle), *[None] * 7) for name in names}
 
 
 def drain(events: Any, milliseconds: int) -> list[Any]:
-    """The events that come until there is none in time, and the error that said so."""
+    """Return the events until a wait times out, and the error of that wait."""
     found = []
     while True:
         try:
@@ -150,7 +150,7 @@ def drain(events: Any, milliseconds: int) -> list[Any]:
 
 
 def control(command: str) -> dict[str, Any]:
-    """One command to the simulator itself."""
+    """Send one control command to the simulator."""
     reply = ctypes.create_string_buffer(1 << 22)
     library = ctypes.CDLL("libnvidia-ml.so.1")
     code = library.acceleratorSimulatorControl(command.encode(), reply, len(reply))
@@ -158,19 +158,19 @@ def control(command: str) -> dict[str, Any]:
 
 
 def cuda(function: str, *arguments: int) -> int:
-    """A call of the CUDA driver that lies beside the library."""
+    """Call a function of the CUDA driver next to the library."""
     return int(getattr(ctypes.CDLL(str(Path(_library).with_name("libcuda.so.1"))), function)(*arguments))
 
 
 def become(user: int) -> None:
-    """Gives root up for good."""
+    """Switch from root to a user permanently."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def give_administration_up() -> None:
-    """Stays root, without CAP_SYS_ADMIN: as root in a pod is."""
+    """Drop CAP_SYS_ADMIN and stay root, like root in a pod."""
     library = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)()
@@ -182,7 +182,7 @@ def give_administration_up() -> None:
 
 
 def fork_and(function: str, *arguments: Any) -> Any:
-    """What a forked child, which inherited the open library, gets from the same call."""
+    """Return the result of the same call in a forked child that inherited the open library."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -196,9 +196,10 @@ def fork_and(function: str, *arguments: Any) -> Any:
 
 
 def fork_and_change_both(gpu: Any, profile: int, rounds: int) -> list[list[int]]:
-    """A child that inherited the open library, and this process, make and destroy an instance again and again, at once.
+    """Create and destroy an instance repeatedly in a forked child with the inherited library and in this process, at
+    once.
 
-    Returns what NVML answered, of this process and of the child.
+    Returns NVML's return codes of this process and of the child.
     """
 
     def change() -> list[int]:
@@ -243,7 +244,7 @@ OWN_BY_NAME: dict[str, Callable[..., Any]] = {function.__name__: function for fu
 
 
 def perform(request: dict[str, Any]) -> dict[str, Any]:
-    """One request."""
+    """Perform one request."""
     name = request["call"]
     function = OWN_BY_NAME.get(name) or getattr(pynvml, name)
     arguments = [decode(argument) for argument in request["arguments"]]
@@ -262,15 +263,15 @@ def perform(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def loaded() -> str:
-    """Path of the library of this process."""
+    """Return the path of this process' library."""
     return _library
 
 
 def serve(library: str, requests: int, answers: int, perform: Perform) -> None:
-    """Loads the library and answers until the input ends."""
+    """Load the library and answer requests until the input ends."""
     global _library
     _library = library
-    # Whoever asks for the soname from now on gets this one
+    # Later loads of the soname return this library
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
     with os.fdopen(requests) as stream, os.fdopen(answers, "w") as output:
         for line in stream:
@@ -279,7 +280,7 @@ def serve(library: str, requests: int, answers: int, perform: Perform) -> None:
 
 
 def child(perform: Perform, library: str, requests: int, answers: int) -> int:
-    """A forked process that serves; its PID."""
+    """Fork a process that serves requests; return its PID."""
     process = os.fork()
     if process == 0:
         status = 1
@@ -296,7 +297,7 @@ def child(perform: Perform, library: str, requests: int, answers: int) -> int:
 
 
 def main(perform: Perform) -> None:
-    """Forks a process for each request, and tells the exit status of those that ended, until the socket is closed."""
+    """Fork a process per request and report exit statuses, until the socket is closed."""
     with socket.socket(fileno=int(sys.argv[1])) as control:
         os.set_inheritable(control.fileno(), False)
         while True:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The older one of two generations of Ascend's driver: what its library lacks, how its npu-smi draws, and how it says what is occupied."""
+"""An older generation of Ascend's driver: functions that its library lacks, the format of its npu-smi, and its code
+for an occupied chip.
+"""
 
 from __future__ import annotations
 
-#: What its library does not have yet; chosen among what programs do without.
+#: Functions that its library lacks, chosen among those that programs can do without.
 LACKING = (
     "dcmi_get_device_boot_status",
     "dcmi_get_device_chip_info_v2",
@@ -18,7 +20,7 @@ LACKING = (
     "dcmi_set_multi_die_policy",
     "dcmi_set_spod_node_status",
 )
-#: The word of its build.
+#: The make argument of its build.
 BUILT = f"ABSENT={' '.join(LACKING)}"
-#: Statements of the machine: rules that end in plus signs, and -8005 to whom another container keeps from a chip.
+#: Statements of the machine: rules that end in plus signs, and -8005 for a chip that another container uses.
 STATEMENTS = {"plus-rules": True, "occupied-is-internal": True}

@@ -2,11 +2,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Compare the locked packages of a node with known vulnerabilities.
 
-    python audit_requirements.py [ADVISORIES.json]
+python audit_requirements.py [ADVISORIES.json]
 
-With a file of advisories the comparison is local: ``{"advisories": [{"id", "package", "affected", "fixed", "summary"}]}``, where
-``affected`` is a version specifier (PEP 440). Without one, pip-audit asks its service, which a machine without internet access
-cannot reach; the exit status is then 2.
+With a file of advisories the comparison is local: ``{"advisories": [{"id", "package", "affected", "fixed",
+"summary"}]}``, where ``affected`` is a version specifier (PEP 440). Without one, pip-audit queries its service, which
+needs internet access. If the service is unreachable, the exit status is 2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIP_AUDIT = "pip-audit>=2.9,<3"
 
 
 def findings(lock: str, advisories: str) -> list[str]:
-    """Return a line for each advisory that affects a locked version. Ends the program for a file of another form."""
+    """Return a line for each advisory that affects a locked version. Exit if the file has another format."""
     try:
         entries = [
             (each["id"], canonicalize_name(each["package"]), SpecifierSet(each["affected"]), each)
@@ -51,7 +51,7 @@ def findings(lock: str, advisories: str) -> list[str]:
 
 
 def audit_online() -> int:
-    """Let pip-audit compare the lock with its service; return the exit status."""
+    """Run pip-audit on the lock with its service, and return the exit status."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)

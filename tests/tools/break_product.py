@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Breaks the product on purpose, one place after the other, and demands that a test turns red each time.
+"""Break the product on purpose, one place after the other, and require a failing test each time.
 
-It works in a throw-away copy of the checkout. The named tests are run as the product is, and must pass; then each break is made
-alone, and at least one of its tests must fail. A test that stays green there would not see the fault in the product either.
+It works in a temporary copy of the checkout. First the named tests have to pass with the unchanged product. Then each
+break is made alone, and at least one of its tests has to fail. A test that still passes would not find that fault in
+the product either.
 
 usage: break_product.py [--list] [--check] [NAME ...]
 """
@@ -24,7 +25,7 @@ from steps import ROOT, say
 
 DRIVER = "roles/dra_driver/files/dra_driver"
 CORE = "plugins/module_utils/core"
-ASCEND = f"{CORE}/ascend"
+ASCEND = f"{CORE}/vendors/ascend"
 NVML = "roles/simulator/files/nvml"
 DCMI = "roles/simulator/files/dcmi"
 #: One scenario of the backend on the simulated library, by its name.
@@ -35,7 +36,7 @@ FORMS_TEST = "tests/unit/dra_driver/store_forms_test.py"
 
 @dataclass(frozen=True)
 class Break:
-    """One place: what is broken, in words; the file, the text in it and what it becomes; and the tests that must see it."""
+    """One break: its description, the file, the text and its replacement, and the tests that have to fail."""
 
     name: str
     what: str
@@ -45,7 +46,7 @@ class Break:
     tests: tuple[str, ...]
 
     def problem(self, root: Path) -> str:
-        """Why this break cannot be made in a checkout; "" if it can."""
+        """Return why this break cannot be made in a checkout, or ""."""
         path = root / self.file
         found = path.read_text(encoding="utf-8").count(self.text) if path.is_file() else 0
         missing = [each for each in self.tests if not _is_there(root, each)]
@@ -56,7 +57,7 @@ class Break:
 
 def _is_there(root: Path, test: str) -> bool:
     file, _colons, name = test.partition("::")
-    name = name.partition("[")[0]  # what it is run with is not looked for
+    name = name.partition("[")[0]  # without its parameters
     path = root / file
     return path.is_file() and (not name or f"def {name}(" in path.read_text(encoding="utf-8"))
 
@@ -73,7 +74,7 @@ BREAKS = (
     Break(
         "both-ways",
         "devices are offered by the device plugin while they are published for claims",
-        f"{DRIVER}/supervisors/ways.py",
+        f"{DRIVER}/supervisors/interface_change.py",
         '                await self._api.delete_slice(item["metadata"]["name"])\n',
         "                pass\n",
         (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
@@ -81,7 +82,7 @@ BREAKS = (
     Break(
         "plugin-forgets-claims",
         "a device that a claim has is offered to pods without a claim",
-        f"{CORE}/plugin_devices.py",
+        f"{CORE}/dra/device_plugin_model.py",
         "        if device.uuid in held:\n            continue\n",
         "",
         (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
@@ -89,23 +90,23 @@ BREAKS = (
     Break(
         "claims-forget-plugin",
         "devices are published for claims while containers have them from the device plugin",
-        f"{DRIVER}/supervisors/ways.py",
+        f"{DRIVER}/supervisors/interface_change.py",
         "        if held:\n            who",
         "        if not held:\n            who",
         (f"{PLUGIN_TEST}::test_nothing_is_published_while_a_container_has_a_device_from_the_plugin",),
     ),
     Break(
         "half-prepared",
-        "recovery leaves half-prepared claims as they are",
-        f"{DRIVER}/claims/recovery.py",
+        "recovery does not complete or undo half-prepared claims",
+        f"{DRIVER}/claims/startup_recovery.py",
         "        if not record.prepared:\n            undo.append(record.uid)\n",
         "        if not record.prepared:\n            continue\n",
         ("tests/unit/dra_driver/recovery_test.py::test_killed_at_each_stage_of_prepare",),
     ),
     Break(
         "restart-forgets",
-        "a reboot's claims are taken for whole although their partitions are gone",
-        f"{DRIVER}/claims/recovery.py",
+        "claims count as complete after a reboot, although their partitions no longer exist",
+        f"{DRIVER}/claims/startup_recovery.py",
         "    if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):\n        return True\n",
         "    if record.devices and record.uid not in cdi_uids:\n        return False\n",
         (
@@ -152,16 +153,16 @@ BREAKS = (
     ),
     Break(
         "turned-bit",
-        "a bit that has turned in what was set before is believed",
-        f"{DRIVER}/claims/forms.py",
+        "a previous value with a changed bit is accepted",
+        f"{DRIVER}/claims/store_schema.py",
         '        if not fits(row["checksum"], row["key"], row["value"]):\n',
         '        if not row["checksum"]:\n',
         (f"{FORMS_TEST}::test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound",),
     ),
     Break(
         "no-way-back",
-        "what the former release writes is taken for damage",
-        f"{CORE}/prepared.py",
+        "data of the previous release counts as damaged",
+        f"{CORE}/store/prepared_claims.py",
         "found in (NO_CHECKSUM, checksum(*texts))",
         "found == checksum(*texts)",
         (f"{FORMS_TEST}::test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on",),
@@ -197,7 +198,7 @@ BREAKS = (
     Break(
         "write-storm",
         "the publisher does not wait as long as the API server asks for",
-        f"{DRIVER}/publish/reducer.py",
+        f"{DRIVER}/publish/publish_plan.py",
         "    return replace(found, told=now + retry_after) if retry_after is not None else found\n",
         "    return found\n",
         ("tests/unit/dra_driver/reducer_test.py::test_the_server_is_left_alone_as_long_as_it_asks",),
@@ -205,7 +206,7 @@ BREAKS = (
     Break(
         "generation",
         "slices of a pool are rewritten under the old generation",
-        f"{CORE}/slices.py",
+        f"{CORE}/dra/resource_slices.py",
         "newest = max((int(",
         "newest = min((int(",
         (
@@ -216,15 +217,15 @@ BREAKS = (
     Break(
         "static-in-use",
         "a layout change destroys partitions that processes or claims hold",
-        f"{CORE}/layout.py",
+        f"{CORE}/partitioning/layout_plan.py",
         "    if blockers and refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
         "    if blockers and not refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
         ("tests/unit/core/layout_test.py::test_a_claim_that_holds_what_is_in_the_way_is_named",),
     ),
     Break(
         "edits-frozen",
-        "container edits are kept whatever changes on the disk",
-        f"{CORE}/nvidia/common_edits.py",
+        "container edits are not updated after changes on the disk",
+        f"{CORE}/vendors/nvidia/common_edits.py",
         "return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen",
         "return known.driver_version == driver_version",
         ("tests/unit/core/common_edits_test.py::test_a_socket_that_is_gone_is_in_no_later_claim",),
@@ -247,16 +248,16 @@ BREAKS = (
     ),
     Break(
         "ends-unseen",
-        "what is wrong with a device is over as soon as one look does not find it",
-        f"{CORE}/health.py",
+        "a fault of a device ends with the first scan that does not find it",
+        f"{CORE}/health/tracker.py",
         "        if moment.clock - well_since < VERIFY_SECONDS:\n",
         "        if moment.clock < well_since:\n",
         ("tests/unit/core/health_test.py::test_an_end_is_verified",),
     ),
     Break(
         "evicts-for-a-moment",
-        "pods are evicted for what one single look has found",
-        f"{CORE}/health.py",
+        "pods are evicted for a fault that only one scan has found",
+        f"{CORE}/health/tracker.py",
         '        return "NoSchedule" if effect == "NoExecute" and not self.is_confirmed else effect\n',
         "        return effect\n",
         ("tests/unit/core/health_test.py::test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it",),
@@ -264,7 +265,7 @@ BREAKS = (
     Break(
         "wrong-capability",
         "a container gets the capability nodes of another partition",
-        f"{CORE}/nvidia/edits.py",
+        f"{CORE}/vendors/nvidia/container_edits.py",
         "_CAPABILITIES_OF_INSTANCE = 9\n",
         "_CAPABILITIES_OF_INSTANCE = 8\n",
         ("tests/unit/core/edits_test.py::test_a_partition_has_capability_nodes_by_proc_or_by_rule",),
@@ -287,8 +288,8 @@ BREAKS = (
     ),
     Break(
         "claims-overruled",
-        "settings of the node take from a claim what it has set for its time",
-        f"{CORE}/node_settings.py",
+        "settings of the node overwrite the settings of a claim",
+        f"{CORE}/settings/settings_plan.py",
         "    if turned is not None:\n",
         "    if turned is not None and not turned.claims:\n",
         ("tests/unit/core/node_settings_test.py::test_who_would_be_hurt_is_named",),
@@ -303,7 +304,7 @@ BREAKS = (
     ),
     Break(
         "whole-beside-slices",
-        "a whole NPU is published as if its slices took nothing from it",
+        "a whole NPU is published as if its slices used none of its capacity",
         f"{ASCEND}/offers.py",
         "found.append(_whole(device, counter_set(device).counters))",
         "found.append(_whole(device, {}))",
@@ -311,7 +312,7 @@ BREAKS = (
     ),
     Break(
         "foreign-room",
-        "the room of slices that somebody else made is given away once more",
+        "the capacity of slices that another program created is offered again",
         f"{ASCEND}/offers.py",
         "    for partition in _adopted(device, owned) if owned is not None else ():\n",
         "    for partition in _adopted(device, owned) if owned is None else ():\n",
@@ -319,23 +320,23 @@ BREAKS = (
     ),
     Break(
         "gone-by-word",
-        "a slice counts as gone because the driver says so, although the chip lists it",
+        "a slice counts as deleted because the driver reports so, although the chip lists it",
         f"{ASCEND}/slices.py",
-        "        if any(each.instance_id == slice_id for each in read().partitions):\n",
-        "        if any(each.instance_id != slice_id for each in read().partitions):\n",
+        "    failed = _change(remove, lambda now, _error: slice_id not in _ids(now), read)\n",
+        "    failed = _change(remove, lambda now, _error: True, read)\n",
         ("tests/unit/core/ascend_destroy_test.py::test_a_slice_that_is_listed_still_is_not_taken_for_gone",),
     ),
     Break(
         "good-by-exit",
-        "a command of npu-smi that exits with 0 counts as one that has done its work",
-        f"{ASCEND}/smi.py",
+        "a command of npu-smi that exits with 0 counts as successful",
+        f"{ASCEND}/npu_smi_output.py",
         '    if status == 0 and said.get("status", "").upper() == "OK":\n',
         "    if status == 0:\n",
         ("tests/unit/core/ascend_smi_test.py::test_success_is_said_and_not_only_exited_with",),
     ),
     Break(
         "chip-by-half",
-        "NPUs are told apart by a part of their die's id",
+        "NPUs are identified by only a part of the die ID",
         f"{ASCEND}/names.py",
         '"".join(f"{word:08x}" for word in die)',
         '"".join(f"{word:08x}" for word in die[:2])',
@@ -343,7 +344,7 @@ BREAKS = (
     ),
     Break(
         "codes-unread",
-        "what the vendor's error codes ask for is not looked up",
+        "the remedies of the vendor's error codes are not read",
         f"{ASCEND}/codes.py",
         "        kind = KINDS.get(code, Kind(of_level, _LOOK_UP))\n",
         "        kind = Kind(of_level, _LOOK_UP)\n",
@@ -377,7 +378,7 @@ BREAKS = (
         "groups-of-chips",
         "the simulated NPU cuts where no vGroup has the room",
         f"{DCMI}/vnpu.c",
-        "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : PARTITION;\n",
+        "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : INVALID_ARGUMENT;\n",
         "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : SUCCESS;\n",
         ("tests/simulator/dcmi_vnpu_test.py::test_groups_fragment_where_the_counters_would_allow",),
     ),
@@ -401,8 +402,8 @@ BREAKS = (
         "one-chip-for-two",
         "two containers have one simulated NPU",
         f"{DCMI}/visibility.c",
-        "    if (!administrator(machine) && !take_all(machine))\n",
-        "    if (!administrator(machine) && !take_all(machine) && !device_count)\n",
+        "    if (!on_host(machine) && !take_all(machine))\n",
+        "    if (!on_host(machine) && !take_all(machine) && !device_count)\n",
         ("tests/simulator/dcmi_chips_test.py::test_another_container_does_not_get_what_one_has",),
     ),
     Break(
@@ -417,7 +418,7 @@ BREAKS = (
 
 
 def copy_of(root: Path, target: Path) -> None:
-    """Copy what git tracks, and what it would track, as it lies in the checkout."""
+    """Copy the tracked and untracked files of the checkout that git does not ignore."""
     listed = subprocess.run(
         ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=True,
@@ -432,9 +433,9 @@ def copy_of(root: Path, target: Path) -> None:
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], *, stop: bool, seconds: float) -> tuple[bool, str]:
-    """Run tests in the copy; return whether all passed, and the names of those that did not. What hangs has not passed."""
+    """Run tests in the copy. Return whether all passed, and the names of the failed ones. A test beyond the time limit has failed."""
     command = [sys.executable, "-m", "pytest", *tests, "-q", "--tb=no", *(["-x"] if stop else [])]
-    # Nothing of the checkout's own, and no bytecode of a source that was another a moment ago.
+    # Use no path of the checkout, and no bytecode of an earlier source.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(copy / ".pycache")}
     try:
@@ -450,7 +451,7 @@ def run_tests(copy: Path, tests: tuple[str, ...], *, stop: bool, seconds: float)
 
 
 def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
-    """Run everything in a copy; return what is wrong, in words."""
+    """Run all tests and breaks in a copy. Return the problems as text."""
     copy_of(ROOT, copy)
     tests = tuple(dict.fromkeys(test for each in chosen for test in each.tests))
     say(f"the product as it is, {len(tests)} tests")
@@ -475,7 +476,7 @@ def prove(chosen: tuple[Break, ...], copy: Path) -> list[str]:
 
 
 def forget(copy: Path) -> None:
-    """Remove the tree of links that the copy's tests have made in the cache."""
+    """Remove the tree of links that the copy's tests have created in the cache."""
     program = copy / "tests/tools/tree"
     if program.exists():
         tree = subprocess.run([program], check=True, capture_output=True, text=True).stdout.strip()
@@ -483,7 +484,7 @@ def forget(copy: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; 0 when every break turns a test red."""
+    """Run the command. Return 0 if each break makes a test fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these breaks")
     parser.add_argument("--list", action="store_true", help="say what there is, and break nothing")

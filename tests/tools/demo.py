@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The demo: bare Kubernetes nodes, one playbook, and pods that claim whole accelerators and partitions of them.
+"""The demo: bare Kubernetes nodes, one playbook, and pods that claim whole accelerators and partitions.
 
-    demo.py [mixed|ascend]
+demo.py [mixed|ascend]
 
-Everything is real but the accelerators, which are simulated below the vendor's own management library. Every stage checks
-what it shows: the demo ends with an error where a pod did not see exactly the devices that it claimed, where a partition
-was left behind, or where the second run of the playbook changed something. The cluster is left running.
+Everything is real except for the accelerators, which are simulated below the vendor's own management library. Each
+stage checks its result. The demo fails if a pod does not see exactly its claimed devices, if a partition remains, or if
+the second run of the playbook changes something. The cluster keeps running.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from tests.cluster.npus import NpuCluster
 
 
 class DemoFailed(Exception):
-    """A stage did not show what it should; the message says what was seen and what was expected."""
+    """An error of a stage. The message has the found and the expected result."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """One example: its file, what it shows, and the containers that run, with a pattern of what each one's program lists.
+    """One example: its file, its title, and its containers with a pattern of the output of each program.
 
-    ``device`` is a pattern of every line that stands for a device, ``devices`` is how many of them a container sees. Where the first
-    number of such a line, divided by ``near``, has to be the same for all of them, they lie near each other.
+    ``device`` is a pattern of each line about a device, and ``devices`` is the number of devices in a container. With
+    ``near``, the first number of each line divided by ``near`` has to be the same for all devices: then the devices are
+    adjacent.
     """
 
     file: str
@@ -49,7 +50,7 @@ class Story:
     near: int = 0
 
     def check(self, where: str, log: str) -> tuple[str, ...]:
-        """The lines of the devices that the container sees; an error where they are not those that it claimed."""
+        """Return the device lines in a container's output. Raise DemoFailed if they differ from the claimed devices."""
         lines = tuple(line.strip() for line in log.splitlines() if re.search(self.sees, line))
         devices = [line for line in log.splitlines() if re.search(self.device, line)]
         if len(lines) != self.devices or len(devices) != self.devices:
@@ -64,7 +65,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a node of the demo is: a profile of the simulator, and how its devices are looked at."""
+    """A node of the demo: a profile of the simulator, and the cluster class that reads its devices."""
 
     silicon: str
     cluster: type[Cluster]
@@ -72,10 +73,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Demo:
-    """One demo: its nodes, what is played over them, and what is shown.
+    """One demo: its nodes, its fleet file, and its examples.
 
-    ``fleet`` and the files of ``stories`` and ``unfit`` are below the folder of examples; ``library`` is what a container asks
-    about its devices, ``looks`` what an administrator types on each node.
+    ``fleet`` and the files of ``stories`` and ``unfit`` are in the directory of examples. ``library`` is the source of
+    a container's device list. ``looks`` are the commands that an administrator runs on each node.
     """
 
     world: str
@@ -91,11 +92,11 @@ class Demo:
 
     @property
     def silicon(self) -> str:
-        """The profiles of the nodes, as the world takes them."""
+        """Return the profiles of the nodes as an argument for the world."""
         return ",".join(node.silicon for node in self.nodes)
 
     def views(self, name: str) -> dict[str, Cluster]:
-        """By node of the world with that name: the cluster, as its devices are looked at. Nodes are in the order of their names."""
+        """Return the cluster for each node of the world with that name, as its devices are read. Nodes are sorted by name."""
         nodes = self.nodes[0].cluster(name).nodes()
         return {node: machine.cluster(name) for node, machine in zip(nodes, self.nodes, strict=True)}
 
@@ -200,13 +201,13 @@ DEMOS = {
 
 
 def heading(number: int, text: str) -> None:
-    """Announce a stage."""
+    """Print the heading of a stage."""
     say()
     say(f"== {number}. {text}")
 
 
 def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
-    """Run one command as a step; an error ends the demo."""
+    """Run one command as a step. An error ends the demo."""
     (result,) = run_steps([step], logs, environment)
     if result.problem:
         raise DemoFailed(f"{step.name}: {result.problem}")
@@ -214,7 +215,7 @@ def command(step: Step, logs: Path, environment: dict[str, str]) -> Result:
 
 
 def site(demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, environment: dict[str, str]) -> Result:
-    """Run the site playbook over the nodes and show its recap."""
+    """Run the site playbook on the nodes and print its recap."""
     inventory = logs / "inventory.yml"
     inventory.write_text(cluster.world("inventory"), encoding="utf-8")
     fleet = f"@{EXAMPLES / demo.fleet}"
@@ -235,7 +236,7 @@ def site(demo: Demo, cluster: Cluster, name: str, usual: str, logs: Path, enviro
 
 
 def summary_lines(output: str) -> list[str]:
-    """The summary that the playbook prints last: the message of its task "Show the summary", a list of lines."""
+    """Return the summary that the playbook prints last: the message of its task "Show the summary", a list of lines."""
     shown = output.rpartition("TASK [Show the summary]")[2]
     if "=> {" not in shown:
         return []
@@ -244,7 +245,7 @@ def summary_lines(output: str) -> list[str]:
 
 
 def tell(cluster: Cluster, story: Story) -> None:
-    """Apply an example, wait for its pods, show what each container lists."""
+    """Apply an example, wait for its pods, and print the devices in each container."""
     say()
     say(f"  {story.title}: kubectl apply -f examples/{story.file}")
     started = time.monotonic()
@@ -271,7 +272,7 @@ def tell(cluster: Cluster, story: Story) -> None:
 
 
 def show_unfit(demo: Demo, cluster: Cluster) -> None:
-    """Apply the claim that cannot be satisfied and show the scheduler's reason."""
+    """Apply the claim that cannot be satisfied and print the scheduler's reason."""
     say()
     say(f"  a claim that cannot fit: kubectl apply -f examples/{demo.unfit}")
     cluster.apply(EXAMPLES / demo.unfit)
@@ -287,7 +288,7 @@ def show_unfit(demo: Demo, cluster: Cluster) -> None:
 def everything_given_back(
     demo: Demo, cluster: Cluster, views: dict[str, Cluster], before: dict[str, list[str]]
 ) -> None:
-    """Delete the pods and claims; the partitions and CDI files made for them have to be gone."""
+    """Delete the pods and claims, and wait until their partitions and CDI files are deleted."""
     for file in [*(story.file for story in demo.stories), demo.unfit]:
         cluster.delete(EXAMPLES / file)
     for node, instances in before.items():
@@ -301,7 +302,7 @@ def everything_given_back(
 
 
 def run_demo(demo: Demo, name: str) -> int:
-    """Run the demo from end to end on the world of that name and return the exit status."""
+    """Run the whole demo on the world with that name and return the exit status."""
     started = time.monotonic()
     logs = cache() / "results" / demo.world
     environment = tool_environment(Path(sys.prefix))
@@ -364,7 +365,7 @@ def run_demo(demo: Demo, name: str) -> int:
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:
-    """Run the demo; an error is told in words, with what to do."""
+    """Run the demo. Print an error with its remedy."""
     try:
         return run()
     except (DemoFailed, CommandFailed, AssertionError) as error:
@@ -379,7 +380,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
 
 
 def main() -> int:
-    """Run the demo that is asked for; that of both vendors without a word."""
+    """Run the requested demo, by default the one with both vendors."""
     demo = DEMOS[sys.argv[1] if len(sys.argv) > 1 else "mixed"]
     name = os.environ.get("DRA_ACCELERATORS_WORLD", demo.world)
     return guarded(name, lambda: run_demo(demo, name))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The gates that need no cluster: Ansible's own, Galaxy's, the linters', and the project's checks of itself."""
+"""The checks without a cluster: those of Ansible and Galaxy, linters, and the project's own checks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHECKS = {
     "silicon": "nothing but the simulator knows that silicon can be simulated",
 }
 
-# ansible-test makes ten small environments and fetches a bootstrap script for each from a server of Ansible's own. The
-# interpreter brings a pip along, so this file in the place of the download does the same from the package index alone.
+# ansible-test creates ten small environments and downloads a bootstrap script for each from an Ansible server. The
+# interpreter includes pip, so this file replaces the download and uses the package index only.
 GET_PIP = """\
 import subprocess
 import sys
@@ -31,7 +31,7 @@ subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", *packa
 
 
 def ansible_test_home(root: Path) -> Path:
-    """A home folder for ansible-test with the bootstrap script in place; the user's settings are linked into it."""
+    """Create a home directory for ansible-test with the bootstrap script and links to the user's settings."""
     home = root / "ansible-test-home"
     downloads = home / ".ansible/test/cache"
     downloads.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def ansible_test_home(root: Path) -> Path:
 
 
 def sanity(name: str, usual: str, *arguments: str, expect: str) -> Step:
-    """Ansible's own tests, those of ``arguments``; ``expect`` is one that is among them."""
+    """Return a step with Ansible's tests for ``arguments``. ``expect`` is the name of one of these tests."""
     collection = tree() / "ansible_collections/dra/accelerators"
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     return Step(
@@ -57,7 +57,7 @@ def sanity(name: str, usual: str, *arguments: str, expect: str) -> Step:
             "HOME": str(ansible_test_home(cache())),
             "PYTHONPATH": "",
         },
-        # Where ansible-test finds nothing to look at it says so and exits with 0.
+        # Without files to check, ansible-test reports that and exits with 0.
         expect=("Running sanity test", expect),
         refuse=("All targets skipped",),
         remedy="mend what it names; ignore files stay empty.",
@@ -65,7 +65,7 @@ def sanity(name: str, usual: str, *arguments: str, expect: str) -> Step:
 
 
 def ansible_gates() -> list[Step]:
-    """The checks of Ansible's own tools. What pylint says of tests is for ``release_gates``: it takes as long as all else."""
+    """Return the checks of Ansible's own tools. ``release_gates`` has pylint of tests, which takes as long as all others."""
     return [
         sanity("ansible-test sanity", "2 min", "--skip-test", "pylint", expect="validate-modules"),
         sanity("pylint", "1 min", "--test", "pylint", "--exclude", "tests/", expect="pylint"),
@@ -81,7 +81,7 @@ def ansible_gates() -> list[Step]:
 
 
 def python_gates(links: Path) -> list[Step]:
-    """The checks of Python's tools."""
+    """Return the checks of Python's tools."""
     configuration = ROOT / "pyproject.toml"
     return [
         Step("ruff check", "1 s", ["ruff", "check", "."], remedy="`ruff check --fix` mends most of it."),
@@ -129,7 +129,7 @@ def python_gates(links: Path) -> list[Step]:
 
 
 def found_gate(folder: Path = ROOT / "tests") -> Step:
-    """Every test is found: also of those that only `make prove` and clusters run, whose broken import nothing else would see."""
+    """Return a check that pytest can import each test, including those that only `make prove` and clusters run."""
     return Step(
         "tests found",
         "20 s",
@@ -139,7 +139,7 @@ def found_gate(folder: Path = ROOT / "tests") -> Step:
 
 
 def tarball_gate(root: Path) -> Step:
-    """Build what Galaxy would serve, and try it as a user gets it."""
+    """Build the tarball for Galaxy, and test it as a user installs it."""
     return Step(
         "tarball",
         "20 s",
@@ -149,7 +149,7 @@ def tarball_gate(root: Path) -> Step:
 
 
 def release_gates(_work: Path) -> list[Step]:
-    """What Galaxy and ansible-builder would say of a release: the importer runs the linters once more, over the tarball."""
+    """Return the checks of Galaxy and ansible-builder for a release. The importer runs the linters again on the tarball."""
     root = cache()
     return [
         tarball_gate(root),
@@ -181,7 +181,7 @@ def release_gates(_work: Path) -> list[Step]:
 
 
 def gates(_work: Path) -> list[Step]:
-    """All gates that judge a change, the quick ones of the project first."""
+    """Return all checks of a change, the quick ones of the project first."""
     root, links = cache(), tree()
     own = [
         Step(

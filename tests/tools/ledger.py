@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Remembers what has passed on exactly these files, so that a run of hours that was cut short can go on.
+"""Record passed steps and modules for exactly the current files, so that an interrupted long run can resume.
 
-A step is remembered when it has passed, and of a step that is a story of many modules each module whose tests have all passed. The
-memory belongs to the content of every file of the checkout: whatever is changed, nothing is known of it.
+A passed step is recorded. For a step with many modules, each module is recorded when all its tests have passed. The
+records belong to the content of all files of the checkout: after any change there are no records.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-#: Says to a test run where its modules are remembered, and, if it is set, that it is to leave out those that have passed.
+#: Environment variables: the directory of the ledger, and whether to skip recorded modules.
 FOLDER_VARIABLE, GO_ON_VARIABLE = "DRA_ACCELERATORS_LEDGER", "DRA_ACCELERATORS_GO_ON"
-#: So many states of the files are remembered.
+#: The number of file states with records.
 KEPT = 10
 MODULES = "modules"
 
 
 def digest_of(root: Path) -> str:
-    """A digest of all files of a checkout that git does not ignore, committed or not."""
+    """Return a digest of all files of a checkout that git does not ignore, committed or not."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -42,7 +42,7 @@ def digest_of(root: Path) -> str:
         elif path.is_file():
             content = path.read_bytes()
         else:
-            continue  # deleted, and git has not been told
+            continue  # deleted, but still in the git index
         mode = b"x" if path.lstat().st_mode & 0o100 else b"-"
         found.update(b"%s\0%s%d\0%s" % (name, mode, len(content), content))
     return found.hexdigest()[:16]
@@ -50,28 +50,28 @@ def digest_of(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Passed:
-    """A step, or a module, that has passed: so many tests, how long they took in seconds, and when that was over, since the epoch."""
+    """A passed step or module: the number of tests, their duration in seconds, and the end time (seconds since the epoch)."""
 
     tests: int
     seconds: float
     ended: float
 
     def describe(self) -> str:
-        """Say when, for a person."""
+        """Return the time as text."""
         return f"passed before, on {time.strftime('%d %B at %H:%M', time.localtime(self.ended))}, with the same files"
 
 
 class Ledger:
-    """What has passed with one state of the files; ``folder`` is of that state alone."""
+    """Passed steps and modules for one state of the files. ``folder`` belongs to that state only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def of(cls, root: Path, results: Path) -> Ledger | None:
-        """The ledger of a checkout as it is now, below the folder of results. Those of states long gone are removed.
+        """Return the ledger of the current checkout in the results directory, and remove those of old states.
 
-        None for what is no checkout, such as an archive that was unpacked: nobody says there which files belong to it.
+        Return None without a checkout, such as in an unpacked archive, because the list of its files is unknown.
         """
         above = results / "passed"
         try:
@@ -85,19 +85,19 @@ class Ledger:
         return ledger
 
     def note(self, name: str, passed: Passed) -> None:
-        """Remember a step, by its work."""
+        """Record a step by its work."""
         self._note(self.folder, name, passed)
 
     def note_module(self, name: str, passed: Passed) -> None:
-        """Remember a module."""
+        """Record a module."""
         self._note(self.folder / MODULES, name, passed)
 
     def steps(self) -> Mapping[str, Passed]:
-        """The steps that have passed, by their work."""
+        """Return the passed steps by their work."""
         return self._read(self.folder)
 
     def modules(self) -> Mapping[str, Passed]:
-        """The modules that have passed, by path."""
+        """Return the passed modules by path."""
         return self._read(self.folder / MODULES)
 
     @staticmethod
@@ -112,7 +112,7 @@ class Ledger:
     def _read(folder: Path) -> Mapping[str, Passed]:
         found = {}
         for path in folder.glob("*.json"):
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # what cannot be read has not passed
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # an unreadable record does not count
                 entry = json.loads(path.read_text(encoding="utf-8"))
                 name = str(entry.pop("name"))
                 found[name] = Passed(**entry)
@@ -120,7 +120,7 @@ class Ledger:
 
 
 class Modules:
-    """Takes note of the modules of one test run. A module has passed when each of its tests has, with what is set up and taken down for it."""
+    """Record the modules of one test run. A module has passed when all phases of all its tests have."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -130,12 +130,12 @@ class Modules:
         self._seconds: dict[str, float] = {}
 
     def expect(self, module: str, test: str) -> None:
-        """A test of a module is going to run."""
+        """Register a test that will run."""
         self._waiting.setdefault(module, set()).add(test)
         self._tests[module] = self._tests.get(module, 0) + 1
 
     def phase(self, module: str, test: str, *, is_last: bool, has_passed: bool, seconds: float) -> None:
-        """A phase of a test has ended."""
+        """Record the end of a test phase."""
         self._seconds[module] = self._seconds.get(module, 0.0) + seconds
         if not has_passed:
             self._failed.add(module)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""How many lines each vendor's own files hold, and how many are shared, part by part.
+"""Count the lines in each vendor's own files and in shared files, by part.
 
-    python tests/tools/lines.py [--files VENDOR] [--since COMMIT]
+python tests/tools/lines.py [--files VENDOR] [--since COMMIT]
 
-A file is a vendor's own where its path says so (the patterns are below); everything else is shared. Lines are those that are not
-empty. With --files the files of one column are listed, with --since the lines that have been added and removed since a commit.
+A file belongs to a vendor if its path matches a pattern below. All other files are shared. Only lines with content
+count. --files lists the files of one column. --since counts the added and removed lines since a commit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = "shared"
-#: By vendor: how the paths of its own files are known.
+#: By vendor: the pattern of its own paths.
 OWN: Mapping[str, re.Pattern[str]] = {
     "ascend": re.compile(
-        r"core/ascend/|roles/ascend_|/files/(ascend|dcmi)/|ascend|dcmi|vnpu|(^|[_/-])npus?([_.-]|$)|npu_sets|chip_model|numbered_model|ring_model|bench/rings"
+        r"ascend|dcmi|vnpu|(^|[_/-])npus?([_.-]|$)|npu_sets|chip_model|numbered_model|ring_model|bench/rings"
     ),
     "nvidia": re.compile(
-        r"core/nvidia/|roles/nvidia_|/files/(nvml|boards|machines)/|nvidia|nvml|(^|[_/-])mig([_.-]|$)|(^|[_/-])mps([_.-]|$)|gpu|vfio|board_model|xid"
+        r"/files/(boards|machines)/|nvidia|nvml|(^|[_/-])mig([_.-]|$)|(^|[_/-])mps([_.-]|$)|gpu|vfio|board_model|xid"
     ),
 }
-#: The parts of the collection, by the beginnings of paths; the first that fits counts.
+#: The parts of the collection, by path prefix. The first match counts.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "core": ("plugins/module_utils/core/",),
     "node driver and controller": ("roles/dra_driver/files/", "roles/dra_controller/files/"),
@@ -43,34 +43,34 @@ _MADE = re.compile(r"_pb2(_grpc)?\.pyi?$")
 
 
 def part_of(path: str) -> str:
-    """Return the part that a file belongs to; nothing where it is of none."""
+    """Return the part of a file, or "" without one."""
     return next((part for part, starts in PARTS.items() if path.startswith(starts)), "")
 
 
 def vendor_of(path: str) -> str:
-    """Return whose a file is."""
+    """Return the vendor of a file, or the name for shared files."""
     owners = [vendor for vendor, pattern in OWN.items() if pattern.search(path)]
     return owners[0] if len(owners) == 1 else SHARED
 
 
 def counted(paths: Iterable[str]) -> list[str]:
-    """Return the paths of those files whose lines are counted: written by people, and of a part."""
+    """Return the paths with counted lines: written by people, and in a part."""
     return [path for path in paths if part_of(path) and Path(path).suffix in _READ and not _MADE.search(path)]
 
 
 def tracked() -> list[str]:
-    """Return the paths that git knows."""
+    """Return the paths in the git index."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [path for path in done.stdout.splitlines() if (ROOT / path).is_file()]
 
 
 def lines_of(path: str) -> int:
-    """Return how many lines of a file are not empty."""
+    """Return the number of lines with content in a file."""
     return sum(1 for line in (ROOT / path).read_text("utf-8").splitlines() if line.strip())
 
 
 def changed(commit: str) -> dict[str, tuple[int, int]]:
-    """Return the lines added to and removed from each file since a commit."""
+    """Return the added and removed lines of each file since a commit."""
     command = ["git", "diff", "--numstat", "--no-renames", commit]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = {}
@@ -82,7 +82,7 @@ def changed(commit: str) -> dict[str, tuple[int, int]]:
 
 
 def table(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return rows of text under the names of the columns."""
+    """Return rows of text with a header of column names."""
     columns = [SHARED, *OWN]
     widths = [max(len(name), *(len(row.get(name, "")) for row in rows.values())) for name in columns]
     first = max(map(len, rows))
@@ -97,7 +97,7 @@ def table(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def present() -> dict[str, dict[str, str]]:
-    """Return the lines of each part, by whose they are."""
+    """Return the lines of each part by vendor."""
     found: Counter[tuple[str, str]] = Counter()
     for path in counted(tracked()):
         found[part_of(path), vendor_of(path)] += lines_of(path)
@@ -105,7 +105,7 @@ def present() -> dict[str, dict[str, str]]:
 
 
 def since(commit: str) -> dict[str, dict[str, str]]:
-    """Return the lines added and removed in each part since a commit, by whose they are."""
+    """Return the added and removed lines in each part since a commit, by vendor."""
     added: Counter[tuple[str, str]] = Counter()
     removed: Counter[tuple[str, str]] = Counter()
     changes = changed(commit)

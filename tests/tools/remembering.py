@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A plugin of pytest for runs of hours: has the ledger take note of the modules that pass, and leaves out those that it knows if that is wanted.
+"""A pytest plugin for long runs: record passed modules in the ledger, and on request skip recorded ones.
 
-It is for folders whose modules do not need one another.
+It is for directories whose modules are independent of one another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ledger import FOLDER_VARIABLE, GO_ON_VARIABLE, Ledger, Modules  # noqa: E40
 
 
 class Remembering:
-    """One run; ``go_on`` leaves out the modules that have passed."""
+    """One run. With ``go_on`` it skips the passed modules."""
 
     def __init__(self, ledger: Ledger, *, go_on: bool) -> None:
         self._modules = Modules(ledger)
@@ -27,7 +27,7 @@ class Remembering:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave out what has passed, of what was selected."""
+        """Deselect the passed modules."""
         known = [item for item in items if _module(item.nodeid) in self._known]
         if known:
             items[:] = [item for item in items if _module(item.nodeid) not in self._known]
@@ -36,7 +36,7 @@ class Remembering:
             self._modules.expect(_module(item.nodeid), item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take note of how a phase of a test has ended."""
+        """Record the end of a test phase."""
         self._modules.phase(
             _module(report.nodeid),
             report.nodeid,
@@ -47,7 +47,7 @@ class Remembering:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """That nothing is left to run is no failure."""
+        """Return success if all modules were skipped because they passed."""
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._known:
             session.exitstatus = pytest.ExitCode.OK
 
@@ -57,7 +57,7 @@ def _module(nodeid: str) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Remember modules where suites.py says to."""
+    """Register the plugin if suites.py has set the directory."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         config.pluginmanager.register(Remembering(Ledger(Path(folder)), go_on=GO_ON_VARIABLE in os.environ), "ledger")

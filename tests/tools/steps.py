@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs named steps, shows where it stands, and sums them up in one table.
+"""Run named steps, show their progress, and print a table of results.
 
-A step is a command with a name, the time it usually takes and what to do when it fails. Its output goes to a log file;
-on the screen there is a line when it starts, its last line of output every half minute, a line when it ends, and the end
-of the log when it failed. Every line begins with the step's number and name, because steps of different lanes run beside
-each other; those of one lane run in their order. A failed step does not stop the others unless they say that they need it.
+A step is a command with a name, its usual time, and a remedy for failures. Its output goes to a log file. The screen
+shows a line at its start, its last line of output every 30 s, a line at its end, and the end of the log after a
+failure. Each line begins with the step's number and name, because steps of different lanes run in parallel. Steps of
+one lane run in order. After a failed step the others continue, unless they depend on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEARTBEAT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Counts:
-    """Tests that were run, by how they ended; a test that was skipped was not run."""
+    """The numbers of tests by result. A skipped test has not run."""
 
     passed: int = 0
     failed: int = 0
@@ -47,12 +47,12 @@ class Counts:
 class Step:
     """One command to run.
 
-    ``usual`` is the time it takes, in words; ``remedy`` is what to do when it fails. ``junit`` names the report that the
-    command writes, where it is a test run of many tests; without one the step itself counts as one test. ``expect``
-    and ``refuse`` are pieces of text that the output must and must not hold, for commands whose exit status is not
-    to be trusted. ``show`` begins the paragraph of the output that is shown when the step has passed. ``after`` names steps
-    without whose success this one makes no sense; it waits for them, also in another ``lane``. What others need on this machine is done
-    ``always``, whatever has passed before. ``modules`` are the files of tests of a step that can be divided, whose command names their folder.
+    ``usual`` is its usual time as text. ``remedy`` is the advice for a failure. ``junit`` is the report of a command
+    with many tests. Without one the step counts as one test. ``expect`` and ``refuse`` are texts that the output must
+    and must not contain, for commands with an unreliable exit status. ``show`` begins the paragraph of the output to
+    print after success. ``after`` names the steps that have to succeed first, also in another ``lane``. A step that
+    others need on this machine runs ``always``, even if it passed before. ``modules`` are the test files of a divisible
+    step, whose command names their directory.
     """
 
     name: str
@@ -72,14 +72,14 @@ class Step:
 
     @property
     def work(self) -> str:
-        """What it is remembered by: its name and its command, wherever the checkout is. A name alone may be more work in one suite than in another."""
+        """Return the key of its record: its name and command, independent of the checkout's path. A name alone can stand for more work in one suite."""
         return " ".join([self.name, *map(str, self.command)]).replace(str(ROOT), ".")
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a step ended: its time in seconds, the tests in it, and its log. ``problem`` is empty where it passed; ``before`` says when that
-    was, if it was in a run before this one.
+    """The result of a step: its time in seconds, its tests, and its log. ``problem`` is empty after success. ``before``
+    has the time of success if that was in an earlier run.
     """
 
     step: Step
@@ -91,12 +91,12 @@ class Result:
 
 
 def cache() -> Path:
-    """The cache root of the project, as ``tests/tools/cache`` prints it."""
+    """Return the cache root of the project, as ``tests/tools/cache`` prints it."""
     return Path(_output(ROOT / "tests/tools/cache"))
 
 
 def tree() -> Path:
-    """The tree of links of this checkout, as ``tests/tools/tree`` prints it."""
+    """Return the tree of links of this checkout, as ``tests/tools/tree`` prints it."""
     return Path(_output(ROOT / "tests/tools/tree"))
 
 
@@ -105,9 +105,9 @@ def _output(program: Path) -> str:
 
 
 def tool_environment(virtual_environment: Path) -> dict[str, str]:
-    """The environment in which tools of ``virtual_environment`` find each other, this collection and nothing stale.
+    """Return the environment in which tools of ``virtual_environment`` find each other and only this collection.
 
-    A version manager's stand-ins for Python ("shims") leave the PATH: Ansible takes them for interpreters.
+    The shims of Python version managers are removed from PATH, because Ansible treats them as interpreters.
     """
     folders = [str(virtual_environment / "bin")]
     folders += [entry for entry in os.environ["PATH"].split(os.pathsep) if not entry.rstrip("/").endswith("/shims")]
@@ -125,7 +125,7 @@ def tool_environment(virtual_environment: Path) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """``seconds`` as people write it: 0.4 s, 17 s, 3 min 05 s."""
+    """Return ``seconds`` as text: 0.4 s, 17 s, 3 min 05 s."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 90:
@@ -137,13 +137,13 @@ _screen = threading.Lock()
 
 
 def say(text: str = "") -> None:
-    """Print lines at once, also where the output is a file; what is said together stays together."""
+    """Print lines at once, also to a file. The lines of one call stay together."""
     with _screen:
         print(text, flush=True)
 
 
 class Run:
-    """One run over a graph of steps: a thread for each lane, and what they have to know of each other."""
+    """One run of a graph of steps: a thread per lane, and their shared state."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Run:
         self._stopped = threading.Event()
 
     def all(self) -> list[Result]:
-        """Run every lane to its end; the results are in the order of the steps."""
+        """Run each lane to its end. Return the results in the order of the steps."""
         self._logs.mkdir(parents=True, exist_ok=True)
         lanes = list(dict.fromkeys(step.lane for step in self._steps))
         with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
@@ -178,7 +178,7 @@ class Run:
         return [self._results[step.name] for step in self._steps]
 
     def _stop(self) -> None:
-        """End what runs; lanes that wait go on to their ends without starting anything."""
+        """End the running processes. Waiting lanes end without starting steps."""
         self._stopped.set()
         for process in list(self._processes.values()):
             _end(process)
@@ -237,7 +237,7 @@ class Run:
             except OSError as error:
                 return Result(step, 0.0, f"{step.command[0]} could not be started: {error}", Counts(failed=1), None)
             self._processes[step.name] = process
-            if self._stopped.is_set():  # whoever stopped the run may have looked before this process was known
+            if self._stopped.is_set():  # the run may have been stopped before this process was registered
                 _end(process)
             code = _wait(process, log, started, tell)
         seconds = time.monotonic() - started
@@ -257,9 +257,9 @@ def run_steps(
     known: Mapping[str, Passed] = MappingProxyType({}),
     ledger: Ledger | None = None,
 ) -> list[Result]:
-    """Run ``steps`` and return how each ended; prints progress, not the table.
+    """Run ``steps``, print their progress, and return their results.
 
-    Those whose work is ``known`` to have passed before are not run again. What passes now is noted in the ledger.
+    Steps whose work is in ``known`` do not run again. Passed steps are recorded in the ledger.
     """
     for position, step in enumerate(steps):
         earlier = {each.name for each in steps[:position]}
@@ -307,7 +307,7 @@ def _count(step: Step, problem: str) -> Counts:
 
 
 def count_junit(report: Path) -> Counts:
-    """The tests in a JUnit report as pytest writes it."""
+    """Return the numbers of tests in a JUnit report of pytest."""
     counts = Counts()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
@@ -320,7 +320,7 @@ def count_junit(report: Path) -> Counts:
 
 
 def slowest(reports: Sequence[Path], number: int) -> list[tuple[float, str]]:
-    """The tests of these JUnit reports that took longest, with their fixtures: seconds and name, the slowest first."""
+    """Return the slowest tests in JUnit reports, with their fixtures: seconds and name, the slowest first."""
     found = []
     for report in reports:
         for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -330,7 +330,7 @@ def slowest(reports: Sequence[Path], number: int) -> list[tuple[float, str]]:
 
 
 def failed(reports: Sequence[Path]) -> list[tuple[str, str]]:
-    """The tests of these JUnit reports that did not pass: name, and the first line of why."""
+    """Return the failed tests in JUnit reports: name, and the first line of the message."""
     found = []
     for report in reports:
         for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -365,7 +365,7 @@ def _report(result: Result, tell: Callable[[str], None]) -> None:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """One line for each step: how it ended, how long it took, how many tests were in it."""
+    """Print one line per step: its result, its duration, and its number of tests."""
     width = max((len(result.step.name) for result in results), default=0)
     for result in results:
         counts = result.counts
@@ -377,7 +377,7 @@ def print_table(results: Sequence[Result]) -> None:
 
 
 def print_slowest(results: Sequence[Result], number: int = 10) -> None:
-    """The tests that took longest over all suites that leave a report: where the time goes."""
+    """Print the slowest tests of all suites with a report."""
     ran = [result.step.junit for result in results if not result.before]
     reports = [report for report in ran if report and report.exists()]
     lines = slowest(reports, number)
@@ -388,7 +388,7 @@ def print_slowest(results: Sequence[Result], number: int = 10) -> None:
 
 
 def print_failed(results: Sequence[Result]) -> None:
-    """What to look at when a run is over: each step that failed, and the tests of its report that did."""
+    """Print each failed step and the failed tests in its report."""
     for result in (each for each in results if each.problem):
         say(f"FAILED {result.step.name}: {result.problem}")
         report = result.step.junit
@@ -398,7 +398,7 @@ def print_failed(results: Sequence[Result]) -> None:
 
 
 def total(results: Sequence[Result]) -> Counts:
-    """All tests of all steps."""
+    """Return the sum of the tests of all steps."""
     counts = Counts()
     for result in results:
         counts += result.counts

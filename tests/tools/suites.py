@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs suites of tests by name: lint, release, unit, simulator, cluster, molecule, prove, bench; molecule=NAME is one scenario alone.
+"""Run test suites by name: lint, release, unit, simulator, cluster, molecule, prove, bench; molecule=NAME runs one scenario.
 
-All suites that are asked for are run to their end, whatever fails before. What needs the cluster runs beside what needs
-none, which gives way: a cluster waits most of its time, a linter never does. A table, the ten slowest tests and one line
-with the sum close the run, and the exit status is 0 only where everything passed.
+All requested suites run to their end, even after failures. Suites with a cluster run in parallel with the others, which
+get a lower priority: a cluster mostly waits, a linter never does. The run ends with a table, the ten slowest tests, and
+one summary line. The exit status is 0 only if everything passed.
 
-With the suite `prove` among them, the tests that are marked so run in all of them: what is long and exhaustive.
+With the suite `prove`, the tests with the marker `prove` (long and exhaustive ones) run in all requested suites.
 
-What passes is remembered with the content of all files (ledger.py). With --go-on before the names, what has passed with the same files is not
-run again: for a run of hours that was cut short. The table says of which steps that is so. With --part 2/3 only the second of three parts
-is run, for as many machines; together they are the whole (parts.py).
+Passed steps are recorded with the content of all files (ledger.py). With --go-on, steps that passed with the same files
+do not run again, for example after an interrupted run. The table marks these steps. With --part 2/3 only the second of
+three parts runs, for a run on several machines. Together the parts are the complete run (parts.py).
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from steps import (
     total,
 )
 
-#: With the long tests: for dividing, and for who waits.
+#: Usual times with the long tests, used to divide a run and to inform the user.
 LONG_USUAL = {"cluster": "100 min", "simulator": "5 min", "unit": "8 min"}
-#: One test process for each processor, for tests that have nothing in common but the sources.
+#: One test process per processor, for tests that share only the sources.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
-#: Takes back the selection of pyproject.toml, which leaves the tests marked `prove` out.
+#: Cancels the selection in pyproject.toml, which leaves out the tests marked `prove`.
 EVERYTHING = ("-m", "")
-#: What the figures of a run stand under; they are shown when it is over.
+#: The heading of a run's figures, which are shown at its end.
 FIGURES = "Figures of this run"
-#: Lanes of their own. One has the oracles, molecule, and then what `make prove` makes worlds of its own for; the chaos, most of
-#: which is a fixed time, has the last one, so that no other suite waits for it.
+#: Separate lanes. One has the oracles, molecule, and the steps of `make prove` with their own worlds. Chaos has the
+#: last one, because most of it takes a fixed time and no other suite should wait for it.
 BUILD_LANE, CLUSTER_LANE, MACHINES_LANE, CHAOS_LANE = "build", "cluster", "machines", "chaos"
-#: What is written in front of the steps that run beside a cluster's: nothing in them waits for anything, so that they would
-#: take every second of processor time that a cluster wants to answer in.
+#: The command prefix of steps that run in parallel with a cluster. They never wait, so they would use all processor
+#: time that the cluster needs.
 GIVING_WAY = (ROOT / "tests/tools/give_way",)
-#: The steps that give no way: clusters, the build that they wait for, and the importer, which gives its linters three minutes.
+#: Steps with normal priority: clusters, the build that they need, and the importer, which limits its linters to three
+#: minutes.
 FIRST = frozenset({"world build", "cluster", "prove", "galaxy-importer"})
 CHAOS = (sys.executable, "-m", "tests.chaos")
-#: What is to be seen of the node driver before it counts as proven: so many kills of each kind, so many requests. The seconds are
-#: a bound that a slow machine does not reach beside the other suites: 107 kills of daemons were had in 900 of them.
+#: The minimum numbers of kills of each kind and of requests for a proof of the node driver. The time limit (seconds) is
+#: longer than a slow machine needs in parallel with the other suites: it reached 107 kills of daemons in 900 s.
 CHAOS_FLOORS = (
     *("--vendor", "nvidia", "--runs", "200", "--least", "200", "--requests", "100000", "--least-requests", "100000"),
     *("--seconds", "2400", "--fuzz-seconds", "2700", "--parallel", "2"),
 )
-#: Molecule scenarios that `make test` has no time for, of two minutes and more each: for `make prove`.
+#: Molecule scenarios of two minutes or more, which `make test` leaves to `make prove`.
 LONG_SCENARIOS = frozenset(
     {
         "ascend_driver",
@@ -92,14 +93,14 @@ LONG_SCENARIOS = frozenset(
         "python_environment",
     }
 )
-#: Those that run programs which no world is made of.
+#: Scenarios with programs that are not part of any world.
 NEED_ORACLES = frozenset({"ascend_runtime", "container_runtime"})
 
 
 def pytest_step(
     name: str, usual: str, folder: str, remedy: str, reports: Path, options: Sequence[str] = (), lane: str = ""
 ) -> Step:
-    """The step that runs the tests under ``folder`` with pytest."""
+    """Return the step that runs the tests below ``folder`` with pytest."""
     report = reports / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", folder, "-v", "--tb=short", f"--junitxml={report}"]
     command += options
@@ -107,19 +108,19 @@ def pytest_step(
 
 
 def unit(work: Path) -> list[Step]:
-    """The tests that need no cluster."""
+    """Return the tests without a cluster."""
     remedy = "run one test alone with `<cache>/venv/bin/python -m pytest tests/unit -k NAME`."
     return [pytest_step("unit", "2 min alone", "tests/unit", remedy, work / "reports", PARALLEL)]
 
 
 def simulator(work: Path) -> list[Step]:
-    """The tests of the simulated library under sanitizers, and of what runs on it: programs, the backend."""
+    """Return the tests of the simulated library under sanitizers, and of programs and the backend that use it."""
     remedy = "they need gcc and root; run one alone with `<cache>/venv/bin/python -m pytest tests/simulator -k NAME`."
     return [pytest_step("simulator", "2 min alone", "tests/simulator", remedy, work / "reports", PARALLEL)]
 
 
 def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
-    """A part of what the test world builds: ``world`` or ``oracle``."""
+    """Return the step that builds a part of the test world: ``world`` or ``oracle``."""
     return Step(
         f"{what} build",
         usual,
@@ -132,17 +133,17 @@ def build_step(what: str, usual: str, after: Sequence[str] = ()) -> Step:
 
 
 def world_build() -> Step:
-    """What worlds are made of, built beside what does not need it and before what does."""
+    """Return the step that builds the worlds. It runs in parallel with steps that do not need them."""
     return build_step("world", "10 min cold, a few seconds warm")
 
 
 def oracle_build() -> Step:
-    """The programs that tests ask: no world waits for them."""
+    """Return the step that builds the oracle programs. No world needs them."""
     return build_step("oracle", "4 min cold, a second warm", after=["world build"])
 
 
 def cluster(work: Path) -> list[Step]:
-    """The tests on the real cluster."""
+    """Return the tests on the real cluster."""
     build, programs = world_build(), oracle_build()
     remedy = "keep the world with DRA_ACCELERATORS_KEEP_WORLD=1 and look around with `tests/world/world status`."
     run = pytest_step(
@@ -154,19 +155,19 @@ def cluster(work: Path) -> list[Step]:
 
 
 def scenarios() -> list[str]:
-    """The molecule scenarios; `default` only makes and destroys the instance that the others share."""
+    """Return the molecule scenarios. `default` only creates and destroys the shared instance."""
     return sorted(
         path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml") if path.parent.name != "default"
     )
 
 
 def molecule(_work: Path) -> list[Step]:
-    """One step for each molecule scenario that is short, after the removal of the instance that a killed run has left."""
+    """Return one step for each short molecule scenario, after the removal of the instance that a killed run left behind."""
     return molecule_steps([name for name in scenarios() if name not in LONG_SCENARIOS])
 
 
 def molecule_steps(names: Sequence[str]) -> list[Step]:
-    """The steps that the scenarios called ``names`` need, and one for each of them."""
+    """Return the steps that the scenarios in ``names`` need, and one step for each of them."""
     needed = [world_build()]
     if NEED_ORACLES.intersection(names):
         needed.append(oracle_build())
@@ -193,7 +194,7 @@ def molecule_steps(names: Sequence[str]) -> list[Step]:
 
 
 def prove(work: Path) -> list[Step]:
-    """What has no place in the other suites: worlds of its own, other versions, hours of the same."""
+    """Return long tests that no other suite has: separate worlds, other versions, and long runs."""
     build = world_build()
     step = pytest_step(
         *("prove", "4 h", "tests/prove", "read the log; GO_ON=1 leaves out the modules that have passed."),
@@ -216,7 +217,7 @@ def prove(work: Path) -> list[Step]:
         show="Chaos of seed",
         lane=CHAOS_LANE,
     )
-    # Ten minutes under load, with one driver that lives through them and one that starts again in the middle.
+    # Ten minutes under load, with one driver that runs for all of them and one that restarts in the middle.
     without_api = replace(
         chaos,
         name="chaos without an API server",
@@ -229,7 +230,7 @@ def prove(work: Path) -> list[Step]:
         usual="25 min",
         command=[*CHAOS, "--vendor", "ascend", "--seconds", "60", "--fuzz-seconds", "300"],
     )
-    # What is another there, numbers in place of places and groups, is in every kind and fault: a short while for each is enough.
+    # A vNPU with a number instead of a place and a group differs in each kind and fault: a short run of each is enough.
     of_numbers = replace(
         chaos,
         name="chaos of numbered NPUs",
@@ -250,9 +251,14 @@ def prove(work: Path) -> list[Step]:
         lane=MACHINES_LANE,
     )
     fleet = replace(fleet, command=[*fleet.command, "-s"], show=FIGURES, after=(build.name,))
-    # They need no world: generated fleets and traces of claims.
+    # They need no world, because they generate fleets and traces of claims.
     planner = pytest_step("planner", "4 min", "tests/bench/test_planner.py", "read the log.", work / "reports")
     order = pytest_step("order", "1 min", "tests/bench/test_order.py", "read the log.", work / "reports")
+    report = pytest_step(
+        *("report", "10 min alone", "tests/bench/test_report.py"),
+        "make it smaller with DRA_ACCELERATORS_FLEET_NODES, and read the log.",
+        work / "reports",
+    )
     return [
         build,
         breaks,
@@ -264,18 +270,18 @@ def prove(work: Path) -> list[Step]:
         *long,
         replace(step, after=(build.name,)),
         fleet,
-        *(replace(each, command=[*each.command, "-s"], show=FIGURES) for each in (planner, order)),
+        *(replace(each, command=[*each.command, "-s"], show=FIGURES) for each in (planner, order, report)),
     ]
 
 
 def bench(work: Path) -> list[Step]:
-    """The figures of the node driver, printed when they are all there."""
+    """Return the benchmarks of the node driver. Their figures are printed together."""
     step = pytest_step("bench", "40 min", "tests/bench", "read the log.", work / "reports")
     return [replace(step, command=[*step.command, "-s"], show=FIGURES)]
 
 
 def one_scenario(name: str) -> Callable[[Path], list[Step]]:
-    """Return what makes the steps of one molecule scenario, be it short or long."""
+    """Return a function that returns the steps of one molecule scenario."""
     return lambda _work: molecule_steps([name])
 
 
@@ -292,7 +298,7 @@ SUITES: dict[str, Callable[[Path], list[Step]]] = {
 
 
 def suite(name: str) -> Callable[[Path], list[Step]] | None:
-    """Return what makes the steps of a suite, or of the scenario of ``molecule=NAME``; None where there is none of the name."""
+    """Return a function that returns the steps of a suite, or of the scenario in ``molecule=NAME``. Return None for an unknown name."""
     before, equals, scenario = name.partition("=")
     if equals:
         return one_scenario(scenario) if before == "molecule" and scenario in scenarios() else None
@@ -300,7 +306,7 @@ def suite(name: str) -> Callable[[Path], list[Step]] | None:
 
 
 def graph(names: Sequence[str], work: Path) -> list[Step]:
-    """The steps of all suites, each step once; what a suite needs stands before it, in whatever suite it was first named."""
+    """Return the steps of all suites without duplicates. A step follows the steps that it needs."""
     made = [found for name in names if (found := suite(name))]
     steps = {step.name: step for make in made for step in make(work)}
     if "prove" in names:
@@ -319,7 +325,7 @@ def graph(names: Sequence[str], work: Path) -> list[Step]:
 
 
 def engine_answers() -> bool:
-    """Whether Docker Engine is there already."""
+    """Return whether Docker Engine is running."""
     try:
         return subprocess.run(["docker", "version"], capture_output=True, check=False, timeout=60).returncode == 0
     except (FileNotFoundError, subprocess.TimeoutExpired):
@@ -327,20 +333,20 @@ def engine_answers() -> bool:
 
 
 def stop_engine() -> None:
-    """Stop the Docker Engine that a suite has started, unless a world was kept on it."""
+    """Stop the Docker Engine that a suite has started, unless a world is still on it."""
     done = subprocess.run([ROOT / "tests/world/world", "engine", "stop"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         say(f"Docker Engine was not stopped: {done.stderr.strip() or done.stdout.strip()}")
 
 
 def end_by_signal() -> None:
-    """Have the signals that end a run end its steps as well: each has a session of its own, which the terminal does not reach."""
+    """Make the signals that end a run also end its steps: each has its own session, which the terminal does not reach."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: sys.exit(128 + received))
 
 
 def remembered(ledger: Ledger | None, go_on: bool) -> tuple[Mapping[str, Passed], Mapping[str, Passed], dict[str, str]]:
-    """The steps and the modules that are not run again, and what test runs have to know of that."""
+    """Return the steps and the modules to skip, and the environment variables for test runs."""
     if ledger is None:
         if go_on:
             say("Git does not know these files, so that nothing is remembered of them: all is run.")
@@ -352,7 +358,7 @@ def remembered(ledger: Ledger | None, go_on: bool) -> tuple[Mapping[str, Passed]
 
 
 def with_modules(results: Sequence[Result], modules: Mapping[str, Passed]) -> list[Result]:
-    """The results with the modules of their steps that passed in runs before: no report of this run has their tests."""
+    """Return the results with the test counts of modules that passed in earlier runs, because no report of this run has them."""
     return [
         result if result.before else replace(result, counts=result.counts + Counts(passed=_tests_of(result, modules)))
         for result in results
@@ -364,7 +370,7 @@ def _tests_of(result: Result, modules: Mapping[str, Passed]) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What can be asked for on the command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser("suites.py", description="Run suites of tests.")
     parser.add_argument("names", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or molecule=SCENARIO")
     parser.add_argument("--go-on", action="store_true", help="leave out what has passed with the same files")
@@ -373,7 +379,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the suites that the words name and return the exit status."""
+    """Run the suites in ``words`` and return the exit status."""
     asked = arguments().parse_args(words)
     names: list[str] = asked.names
     part: Part | None = asked.part

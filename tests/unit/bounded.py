@@ -42,9 +42,9 @@ def run_bounded(
 ) -> Any | None:
     """Call ``parse`` and return its result, or None if it raised one of the documented ``errors``.
 
-    ``size`` is the length of the input in characters. Raises AssertionError if the call allocated too much memory or returned
-    a longer error text than LONGEST_ERROR, TookTooLong if it used too much processor time, and every undocumented exception
-    as it is.
+    ``size`` is the length of the input in characters. Raises AssertionError if the call used too much memory or
+    returned a longer error text than LONGEST_ERROR, and TookTooLong if it used too much processor time. Undocumented
+    exceptions are not caught.
     """
     result = None
     tracemalloc.start()

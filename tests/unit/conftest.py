@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What holds for all unit tests."""
+"""Fixtures for all unit tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-#: Where modules keep their records on a node.
+#: The directory of the modules' records on a node.
 RECORDS = Path("/var/lib/dra-accelerators")
 
 
 def records() -> dict[str, int]:
-    """What is there on this machine, each with the time of its last change."""
+    """Return the existing records on this machine with their modification times (ns)."""
     found = {}
     for path in RECORDS.rglob("*") if RECORDS.is_dir() else ():
         try:
@@ -27,7 +27,7 @@ def records() -> dict[str, int]:
 
 @pytest.fixture(autouse=True)
 def nothing_of_this_machine() -> Iterator[None]:
-    """A test keeps its records in folders of its own, and not where a real node has them."""
+    """Assert that a test keeps its records in temporary directories, not in the directory of a real node."""
     before = records()
     yield
     assert records() == before, f"a test has written to {RECORDS} of this machine"
@@ -35,9 +35,9 @@ def nothing_of_this_machine() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules run as on a node, also where tests of an action have brought the controller's code into this process.
+    """Run modules as on a node, also after tests of an action have loaded the controller's code into this process.
 
-    Ansible's modules would hand their warnings to the controller's display then, and return none.
+    Otherwise Ansible's modules would pass their warnings to the controller's display, and return none.
     """
     internal = sys.modules.get("ansible.module_utils._internal")
     if hasattr(internal, "is_controller"):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Stops a program at each of its steps: changes of files, and changes of a modeled node that the model reports with ``step``.
+"""Stop a program at each of its steps: changes of files, and changes of a modeled node that the model reports with ``step``.
 
-The program runs in a forked process. It can get SIGKILL directly before a step: then no ``finally`` and no ``except`` runs.
+The program runs in a forked process. It can get SIGKILL directly before a step: then no ``finally`` and no ``except``
+runs.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -43,9 +45,10 @@ def step(what: str) -> None:
 
 
 def kill_before(number: int, work: Callable[[], object], root: Path, save: Callable[[], object] = lambda: None) -> str:
-    """Run ``work`` in another process, and kill it directly before its step ``number``. Return the step; empty if there are fewer.
+    """Run ``work`` in another process, and kill it directly before its step ``number``. Return the step, or "" if there are fewer steps.
 
-    Steps on files are those below ``root``. ``save`` writes the model's state, which the process loses otherwise, to a file.
+    Steps on files are those below ``root``. ``save`` writes the model's state, which the process loses otherwise, to a
+    file.
     """
 
     def act(count: int) -> None:
@@ -66,6 +69,33 @@ def at_each_step(work: Callable[[], object], root: Path, act: Callable[[int], ob
     steps, was_killed = _run(work, f"{root}/", act)
     assert not was_killed
     return steps
+
+
+def full_disk(number: int, work: Callable[[], object], root: Path, *, times: int = 1) -> str:
+    """Run ``work`` in this process with ENOSPC for ``times`` changes of files, the first at step ``number``. Return its path.
+
+    Steps are new files and directories below ``root`` that a module writes. The model's own files do not count. Return
+    "" if there are fewer steps.
+    """
+    count, failed, is_on = 0, "", True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count, failed
+        what = _step_of(event, arguments, f"{root}/") if is_on and event in ("open", "os.mkdir") else ""
+        path = what.partition(" ")[2]
+        if not path.startswith(("etc/", "var/lib/dra-accelerators")) or (root / path).is_dir():
+            return
+        count += 1
+        if number <= count - 1 < number + times:
+            failed = failed or what
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    sys.addaudithook(hook)
+    try:
+        work()
+    finally:
+        is_on = False
+    return failed
 
 
 def _run(work: Callable[[], object], root: str, act: Callable[[int], object]) -> tuple[list[str], bool]:
@@ -113,7 +143,7 @@ def _work(work: Callable[[], object], root: str, act: Callable[[int], object], w
 
 
 def _step_of(event: str, arguments: tuple[Any, ...], root: str) -> str:
-    """Return a step as text; empty for an event that changes nothing below the root."""
+    """Return a step as text, or "" for an event that changes nothing below the root."""
     if event == _STEP:
         return str(arguments[0])
     if event == "open":

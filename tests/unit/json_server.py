@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A server on this machine that is asked and answers in JSON, for what stands in for an API server."""
+"""A local HTTP server with JSON requests and answers, as a base of model API servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """One request. Whoever derives from this has do_GET and the like."""
+    """One request. Derived classes define do_GET and the other methods."""
 
     def body(self) -> Any:
-        """What came with the request; None where nothing did."""
+        """Return the body of the request, or None without a body."""
         length = int(self.headers.get("Content-Length") or 0)
         return json.loads(self.rfile.read(length)) if length else None
 
     def answer(self, status: int, body: Any) -> None:
-        """Answer it."""
+        """Send the answer. As in an API server, a Status with the reason NotFound names the object of the path."""
+        if status == 404 and isinstance(body, dict) and body.get("kind") == "Status":
+            body = {"details": {"name": unquote(self.path.partition("?")[0].rpartition("/")[2])}, **body}
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -36,11 +39,11 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class JsonServer:
-    """Listens on a port of its own while it is entered."""
+    """A server on a free port while its context is active."""
 
     def __init__(self, handler: type[JsonHandler], port: int = 0) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -48,7 +51,7 @@ class JsonServer:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def serve_tls(self, authority: Pair, names: list[str]) -> None:
-        """Serve TLS from now on, with a certificate for these names alone."""
+        """Serve TLS from now on, with a certificate for these names only."""
         from dra_driver.core.certificates import make_certificate
 
         now = datetime.datetime.now(datetime.timezone.utc)

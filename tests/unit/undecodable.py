@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""API objects with values that Python's json module cannot decode, as a user can store them, and API answers that hold them."""
+"""API objects with values that Python's json module cannot decode, as a user can store them, and API answers with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 Json = dict[str, Any]
 LEVELS = 5000
 NESTED = "[" * LEVELS + "]" * LEVELS
-#: Stands in an object for a value that json.dumps cannot write.
+#: A placeholder in an object for a value that json.dumps cannot write.
 MARK = "@value@"
 #: Values that the API server stores in a field that it does not check, by their fault.
 VALUES: dict[str, bytes] = {
@@ -25,7 +25,7 @@ OWN, OTHER = "gpu.nvidia.com", "other.example.com"
 
 
 def dumps(value: Any, mark: bytes = NESTED.encode()) -> bytes:
-    """Return JSON as the API server writes it, with a value in place of each mark."""
+    """Return JSON as the API server writes it, with a value instead of each mark."""
     return json.dumps(value, separators=(",", ":")).encode().replace(json.dumps(MARK).encode(), mark)
 
 

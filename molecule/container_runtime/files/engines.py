@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Gives the instance a CRI-O or a Docker Engine with a case's files, and tells what it says of CDI and what the role may touch.
+"""Start CRI-O or Docker Engine with the files of a test case, and show its CDI settings and all files that the role can change.
 
-    engines.py start ENGINE [CHECK]    ENGINE is `crio`, `docker` or `docker-old`; its files below its folder in /etc, by name, as JSON on
-                                       standard input; CHECK is a command that its unit runs before each start, and without which it is not started
-    engines.py look ENGINE
-    engines.py kill                    the next `systemctl restart` kills who has called it, instead of restarting anything
-    engines.py clear
+    engines.py start ENGINE [CHECK]    start `crio`, `docker`, or `docker-old` with the files in its directory in /etc, by name, as
+                                       JSON on standard input; the unit starts only if the command CHECK succeeds
+    engines.py show ENGINE             show the state
+    engines.py kill                    make the next `systemctl restart` kill its caller instead of a restart
+    engines.py clear                   remove all files of the cases
 
-Each prints what it sees afterwards, as JSON.
+Each command prints the resulting state as JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from node import clear as clear_containerd
 STATE = Path("/run/molecule-engine")
 PROGRAMS = Path("/opt/molecule/programs")
 KILLER = Path("/usr/local/sbin/systemctl")
-#: In front of systemctl, once: whoever wanted a restart is gone before it.
+#: Replaces systemctl for one restart: kills the caller instead.
 KILLS = """#!/bin/sh
 [ "$1" != restart ] || { rm -f "$0"; kill -9 $PPID; exit 137; }
 exec /usr/bin/systemctl "$@"
@@ -37,22 +37,22 @@ CRIO_SOCKET = "/var/run/crio/crio.sock"
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine: its unit, the folder of its files, how it is started, and what it is asked."""
+    """An engine: its unit, the directory of its files, its start command, and the command that shows its settings."""
 
     unit: str
-    folder: Path
+    directory: Path
     command: str
-    asked: tuple[str, ...]
+    query: tuple[str, ...]
     environment: str = ""
 
 
-def docker(folder: str, containerd: str = "") -> Engine:
-    """A Docker Engine whose programs lie in a folder, with a containerd of its own where it needs an older one."""
+def docker(directory: str, containerd: str = "") -> Engine:
+    """Return a Docker Engine with its programs in a directory, and with a separate containerd if it needs an older one."""
     return Engine(
         "docker.service",
         Path("/etc/docker"),
-        f"{folder}/dockerd --data-root={STATE}/data --exec-root={STATE}/exec --bridge=none --iptables=false --userland-proxy=false",
-        (f"{folder}/docker", "info", "--format", "{{json .}}"),
+        f"{directory}/dockerd --data-root={STATE}/data --exec-root={STATE}/exec --bridge=none --iptables=false --userland-proxy=false",
+        (f"{directory}/docker", "info", "--format", "{{json .}}"),
         f"PATH={containerd}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" if containerd else "",
     )
 
@@ -67,37 +67,37 @@ ENGINES = {
     "docker": docker("/usr/local/bin"),
     "docker-old": docker("/opt/molecule/docker-old", "/opt/molecule/docker-old"),
 }
-#: conmon and pinns serve containers, of which CRI-O runs none here.
-STAND_INS = {"conmon": "#!/bin/sh\necho conmon version 2.1.12\n", "pinns": "#!/bin/sh\n"}
+#: Replacements of programs for containers. CRI-O runs no containers here.
+REPLACEMENTS = {"conmon": "#!/bin/sh\necho conmon version 2.1.12\n", "pinns": "#!/bin/sh\n"}
 
 
-def folders(engine):
-    """The folders that the running engine reads CDI files from, by its own word; None where it does not answer."""
-    done = subprocess.run(engine.asked, capture_output=True, text=True, check=False)
+def cdi_directories(engine):
+    """Return the CDI directories that the running engine reports. None if it does not answer."""
+    done = subprocess.run(engine.query, capture_output=True, text=True, check=False)
     if done.returncode:
         return None
-    if engine.folder.name == "docker":
+    if engine.directory.name == "docker":
         return json.loads(done.stdout).get("CDISpecDirs")
     return tomllib.loads(done.stdout)["crio"]["runtime"]["cdi_spec_dirs"]
 
 
-def look(name):
-    """Files with mode, owner and content; what the running engine knows of CDI; its process."""
+def show(name):
+    """Return the files with mode, owner, and content, and the CDI directories and the process ID of the running engine."""
     engine = ENGINES[name]
     return {
-        "files": files_below((*TOUCHED, Path("/srv/cdi"), *sorted({each.folder for each in ENGINES.values()}))),
-        "folders": folders(engine),
+        "files": files_below((*TOUCHED, Path("/srv/cdi"), *sorted({each.directory for each in ENGINES.values()}))),
+        "folders": cdi_directories(engine),
         "pid": int(systemctl("show", "--property=MainPID", "--value", engine.unit)),
     }
 
 
 def clear():
-    """Take away what cases have left."""
+    """Remove all files of the cases."""
     for engine in ENGINES.values():
         systemctl("stop", engine.unit, check=False)
         systemctl("reset-failed", engine.unit, check=False)
         (UNITS / engine.unit).unlink(missing_ok=True)
-        shutil.rmtree(engine.folder, ignore_errors=True)
+        shutil.rmtree(engine.directory, ignore_errors=True)
     for path in (STATE, PROGRAMS):
         shutil.rmtree(path, ignore_errors=True)
     KILLER.unlink(missing_ok=True)
@@ -105,12 +105,12 @@ def clear():
 
 
 def start(name, check=""):
-    """Start an engine with these files. Its state lies in memory, where it can lay file systems over each other."""
+    """Start an engine with the files of standard input. Its state is in memory, where overlay file systems work."""
     clear()
     engine = ENGINES[name]
     for path, text in {
-        **{PROGRAMS / each: text for each, text in STAND_INS.items()},
-        **{engine.folder / each: text for each, text in json.load(sys.stdin).items()},
+        **{PROGRAMS / each: text for each, text in REPLACEMENTS.items()},
+        **{engine.directory / each: text for each, text in json.load(sys.stdin).items()},
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -126,14 +126,14 @@ def start(name, check=""):
 
 
 def kill():
-    """Have the next restart be one that kills."""
+    """Make the next restart kill its caller."""
     KILLER.write_text(KILLS, encoding="utf-8")
     KILLER.chmod(0o755)
 
 
-VERBS = {"start": start, "look": lambda _name: None, "clear": clear, "kill": kill}
+VERBS = {"start": start, "show": lambda _name: None, "clear": clear, "kill": kill}
 
 if __name__ == "__main__":
-    verb, *words = sys.argv[1:]
-    VERBS[verb](*words)
-    sys.stdout.write(json.dumps(look(words[0]), sort_keys=True) if words else "")
+    verb, *arguments = sys.argv[1:]
+    VERBS[verb](*arguments)
+    sys.stdout.write(json.dumps(show(arguments[0]), sort_keys=True) if arguments else "")

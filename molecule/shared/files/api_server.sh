@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
 #
-# Runs an etcd, an API server at this machine's own address, and what ends namespaces, as units; makes a Node of this machine's name, and prints an
+# Starts etcd, an API server at this host's address, and the namespace controller as units, creates a Node with this host's name, and prints an
 # administrator's kubeconfig.
 set -eu
 cd /srv/api-server

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What there is on a node that a role could change: files and device nodes, packages, units, simulated boards, and the objects of its
-API server.
+"""Save and compare the state of a node that a role can change: files, device nodes, units, simulated boards, and API objects.
 
-``node_state.py keep`` writes it down, ``node_state.py compare`` says what is another since then and exits with 1 where
-anything is. A run in check mode stands between the two, so that nothing may be another.
+``node_state.py save`` writes the state to a file. ``node_state.py compare`` prints the differences from that state and
+exits with 1 if there are any. A scenario runs a role in check mode between the two commands.
 
-What runs by itself is not looked at: logs, caches, the stores of containerd, etcd and systemd, the times of folders, what a
-kubelet says in the status of an object. A file is the same while its kind, mode, owner, size and time of change are; one
-that is written anew with the same content is another, since check mode has nothing to write.
+Excluded are changes by other programs: logs, caches, the stores of containerd, etcd, and systemd, the times of
+directories, and the status of objects. A file is unchanged if its type, mode, owner, size, and modification time are
+the same. A file that was written again with the same content is a difference, because check mode must not write.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: Where the state is kept between the two.
-KEPT = Path("/run/molecule-node-state.json")
-#: The operator's access to the API server of shared/tasks/api_server.yml.
+#: File with the saved state.
+STATE_FILE = Path("/run/molecule-node-state.json")
+#: The operator's kubeconfig for the API server of shared/tasks/api_server.yml.
 KUBECONFIG = Path("/srv/api-server/kubeconfig")
-#: Folders that other programs than a role's tasks write to all the time, or that hold no files.
-PASSED_OVER = frozenset(
+#: Directories that other programs change all the time, or that have no regular files.
+EXCLUDED_PATHS = frozenset(
     {
         "/dev/mqueue",
         "/dev/pts",
@@ -53,30 +52,30 @@ PASSED_OVER = frozenset(
     }
 )
 UNIT_PROPERTIES = "Id,FragmentPath,UnitFileState,ActiveState,InvocationID,NRestarts"
-#: The simulated boards, which each look through their library writes to: what they are set to is asked for.
+#: State files of the simulated boards. Each query writes to them, so the settings are compared instead.
 BOARDS = ("libnvidia-gpusim.so.", "libdcmi-sim.so.")
-#: What is said of a machine or a board that is no setting of it: how often it was written to, and whether somebody looks at it now.
-LOOKS = ("events", "generation", "open")
-#: Where units lie that somebody has put there, not a package.
+#: Keys of a board or a machine that are no settings: counters of writes, and whether a program has it open.
+VOLATILE_KEYS = ("events", "generation", "open")
+#: Directories of units that no package installs.
 OWN_UNITS = ("/etc/systemd/system/", "/run/systemd/system/")
-#: Kinds of objects that the API server's own programs write all the time, or that are another kind's under an older name.
-PASSED_OVER_KINDS = frozenset(
+#: Kinds that Kubernetes components write all the time, and kinds that show objects of another kind under an older name.
+EXCLUDED_KINDS = frozenset(
     {"componentstatuses", "endpoints", "events", "events.events.k8s.io", "leases.coordination.k8s.io"}
 )
 
 
 def files(root: str = "/") -> dict[str, str]:
-    """Return what is said of each file, link, device node and folder below ``root``, by path."""
+    """Return a description of each file, link, device node, and directory below ``root``, by path."""
     found: dict[str, str] = {}
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
+    pending = [root]
+    while pending:
+        directory = pending.pop()
         try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             continue
         for entry in entries:
-            if entry.path in PASSED_OVER or entry.path == str(KEPT):
+            if entry.path in EXCLUDED_PATHS or entry.path == str(STATE_FILE):
                 continue
             if entry.name == "__pycache__" or entry.name.startswith(BOARDS):
                 continue
@@ -85,26 +84,26 @@ def files(root: str = "/") -> dict[str, str]:
                 target = str(Path(entry.path).readlink()) if stat.S_ISLNK(facts.st_mode) else ""
             except FileNotFoundError:
                 continue
-            found[f"file {entry.path}"] = file_words(facts, target)
+            found[f"file {entry.path}"] = describe_file(facts, target)
             if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
+                pending.append(entry.path)
     return found
 
 
-def file_words(facts: os.stat_result, target: str) -> str:
-    """Return in words what ``lstat`` says of a file; of a folder not when its entries changed, they speak for themselves."""
-    words = f"{stat.filemode(facts.st_mode)} {facts.st_uid}:{facts.st_gid}"
+def describe_file(facts: os.stat_result, target: str) -> str:
+    """Return a description of a file from its ``lstat`` result, without the times of directories."""
+    text = f"{stat.filemode(facts.st_mode)} {facts.st_uid}:{facts.st_gid}"
     if stat.S_ISREG(facts.st_mode):
-        return f"{words} {facts.st_size} bytes of {facts.st_mtime_ns}"
+        return f"{text} {facts.st_size} bytes of {facts.st_mtime_ns}"
     if stat.S_ISCHR(facts.st_mode) or stat.S_ISBLK(facts.st_mode):
-        return f"{words} device {os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
-    return f"{words} {target}".rstrip()
+        return f"{text} device {os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
+    return f"{text} {target}".rstrip()
 
 
 def units(shown: str) -> dict[str, str]:
-    """Return of each unit that is enabled, or that somebody has put there, whether it is, runs, and which of its runs this is.
+    """Return a description of each unit that is enabled or that no package installs: its states and its invocation.
 
-    :param shown: what ``systemctl show`` says of all units, of the properties of ``UNIT_PROPERTIES``
+    :param shown: output of ``systemctl show`` for all units with the properties ``UNIT_PROPERTIES``
     """
     found: dict[str, str] = {}
     for block in shown.split("\n\n"):
@@ -112,21 +111,21 @@ def units(shown: str) -> dict[str, str]:
         own = unit.get("FragmentPath", "").startswith(OWN_UNITS)
         if not own and not unit.get("UnitFileState", "").startswith("enabled"):
             continue
-        # What ends and is begun again all the time says nothing about a role.
-        looping = unit.get("NRestarts", "0") != "0"
-        runs = "again and again" if looping else f"{unit['ActiveState']} {unit['InvocationID']}"
+        # A unit that restarts repeatedly has no stable invocation.
+        restarting = unit.get("NRestarts", "0") != "0"
+        runs = "restarts repeatedly" if restarting else f"{unit['ActiveState']} {unit['InvocationID']}"
         found[f"unit {unit['Id']}"] = f"{unit['UnitFileState']} {runs}".strip()
     return found
 
 
 def boards(shown: str) -> dict[str, str]:
-    """Return what each simulated board is set to, with its partitions.
+    """Return the settings and the partitions of each simulated board.
 
-    :param shown: what ``accelerator-simulator show --json`` says, of one vendor or of several; empty where there is none
+    :param shown: output of ``accelerator-simulator show --json`` for one or several vendors, empty without boards
     """
-    said = json.loads(shown or "{}")
+    machine = json.loads(shown or "{}")
     found: dict[str, str] = {}
-    for vendor in (said, *(each for each in said.values() if isinstance(each, dict))):
+    for vendor in (machine, *(each for each in machine.values() if isinstance(each, dict))):
         for kind in {"gpus", "npus"} & vendor.keys():
             found[f"machine of {kind}"] = _settings({key: value for key, value in vendor.items() if key != kind})
             found.update((f"board {number} of {kind}", _settings(board)) for number, board in enumerate(vendor[kind]))
@@ -134,60 +133,60 @@ def boards(shown: str) -> dict[str, str]:
 
 
 def _settings(shown: dict[str, Any]) -> str:
-    return json.dumps({key: value for key, value in shown.items() if key not in LOOKS}, sort_keys=True)
+    return json.dumps({key: value for key, value in shown.items() if key not in VOLATILE_KEYS}, sort_keys=True)
 
 
 def objects() -> dict[str, str]:
-    """Return the objects of the node's API server, without what is written down by itself; nothing where none runs."""
+    """Return the objects of the node's API server without the excluded kinds. Empty if no API server runs."""
     if not KUBECONFIG.exists():
         return {}
     kubectl = ("kubectl", "--kubeconfig", str(KUBECONFIG))
-    kinds = set(output(*kubectl, "api-resources", "--verbs=list", "--output=name").split()) - PASSED_OVER_KINDS
+    kinds = set(output(*kubectl, "api-resources", "--verbs=list", "--output=name").split()) - EXCLUDED_KINDS
     listed = json.loads(output(*kubectl, "get", ",".join(sorted(kinds)), "--all-namespaces", "--output=json"))
     found: dict[str, str] = {}
     for item in listed["items"]:
         name = "/".join(filter(None, (item["metadata"].get("namespace"), item["metadata"]["name"])))
-        found[f"object {item['apiVersion']} {item['kind']} {name}"] = object_words(item)
+        found[f"object {item['apiVersion']} {item['kind']} {name}"] = describe_object(item)
     return found
 
 
-def object_words(item: dict[str, Any]) -> str:
-    """Return an object as text, without its status and what the API server counts at each of its updates."""
+def describe_object(item: dict[str, Any]) -> str:
+    """Return an object as a JSON string, without its status and the fields that the API server changes in each update."""
     counted = ("generation", "managedFields", "resourceVersion")
     lasting = {key: value for key, value in item["metadata"].items() if key not in counted}
     return json.dumps({**item, "metadata": lasting, "status": None}, sort_keys=True)
 
 
 def output(*command: str, check: bool = True) -> str:
-    """Return what a command writes; nothing of one that fails, where ``check`` is false.
+    """Return the output of a command. If ``check`` is false, return an empty string for a failed command.
 
-    :raises subprocess.CalledProcessError: where it fails
+    :raises subprocess.CalledProcessError: the command failed and ``check`` is true
     """
     done = subprocess.run(command, check=check, stdout=subprocess.PIPE, encoding="utf-8", timeout=120)
     return done.stdout if done.returncode == 0 else ""
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return a line for each thing that is another in ``after``, with what it was and what it is."""
+    """Return a line for each difference with the previous and the current description."""
     return [
-        f"{name}: {before.get(name, 'not there')} -> {after.get(name, 'not there')}"
+        f"{name}: {before.get(name, 'missing')} -> {after.get(name, 'missing')}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
 
 
 def main(arguments: list[str]) -> int:
-    """Write the state down, or print what is another since then."""
+    """Save the state, or print the differences from the saved state."""
     shown = output("systemctl", "show", f"--property={UNIT_PROPERTIES}", "*")
     simulator = shutil.which("accelerator-simulator")
-    # No boards are shown of a machine whose driver is not there, or not loaded.
-    silicon = output("accelerator-simulator", "show", "--json", check=False) if simulator else ""
-    state = {**files(), **units(shown), **boards(silicon), **objects()}
-    if arguments == ["keep"]:
-        KEPT.write_text(json.dumps(state), encoding="utf-8")
+    # The simulator shows no boards if the driver is not installed or not loaded.
+    shown_boards = output("accelerator-simulator", "show", "--json", check=False) if simulator else ""
+    state = {**files(), **units(shown), **boards(shown_boards), **objects()}
+    if arguments == ["save"]:
+        STATE_FILE.write_text(json.dumps(state), encoding="utf-8")
         return 0
-    lines = differences(json.loads(KEPT.read_text(encoding="utf-8")), state)
-    KEPT.unlink()
+    lines = differences(json.loads(STATE_FILE.read_text(encoding="utf-8")), state)
+    STATE_FILE.unlink()
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 1 if lines else 0
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Exercises a simulated node through NVIDIA's own binding, sysfs and /proc; any difference ends it with a message."""
+"""Test a simulated node through the NVML binding, sysfs, and /proc. A difference ends the program with a message."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ H100_1G_10GB, H100_3G_40GB = 19, 9
 
 
 def expect(what, found, wanted):
-    """Ends the program where ``found`` is not ``wanted``."""
+    """End the program if ``found`` is not ``wanted``."""
     if found != wanted:
         sys.exit(f"{what}: found {found!r}, expected {wanted!r}")
 
 
 def error_of(function, *arguments):
-    """The NVML error number that a call ends with, 0 where it succeeds."""
+    """Return the NVML error number of a call, 0 if it succeeds."""
     try:
         function(*arguments)
     except nvml.NVMLError as error:
@@ -31,14 +31,14 @@ def error_of(function, *arguments):
     return 0
 
 
-def simulator(*words):
-    """Runs the command and returns its JSON."""
-    done = subprocess.run(["accelerator-simulator", *words], check=True, capture_output=True, text=True)
+def simulator(*arguments):
+    """Run the simulator's command and return its JSON output."""
+    done = subprocess.run(["accelerator-simulator", *arguments], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
 def check_topology(count):
-    """Each GPU that NVML lists is in sysfs under a root bus, on the NUMA node that NVML names."""
+    """Check that each GPU of NVML is in sysfs under a root bus and on the NUMA node that NVML returns."""
     for index in range(count):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         address = nvml.nvmlDeviceGetPciInfo(handle).busId.lower()[4:]
@@ -55,7 +55,7 @@ def check_topology(count):
 
 
 def create(handle, profile, start):
-    """A GPU instance at a placement with the compute instance that fills it; returns its id and its MIG device."""
+    """Create a GPU instance at a placement with a full compute instance, and return its ID and its MIG device."""
     placement = nvml.c_nvmlGpuInstancePlacement_t()
     placement.start = start
     placement.size = 1 if profile == H100_1G_10GB else 4
@@ -70,7 +70,7 @@ def create(handle, profile, start):
 
 
 def running():
-    """A freshly converged 8xH100: partitions it and injects faults. Leaves instances and MIG mode behind."""
+    """Test an 8xH100 after converge: create partitions and inject faults. Instances and MIG mode remain."""
     expect("number of GPUs", nvml.nvmlDeviceGetCount(), 8)
     check_topology(8)
     first = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -85,7 +85,7 @@ def running():
     expect("MIG UUID", nvml.nvmlDeviceGetUUID(device)[:4], "MIG-")
     access = Path(f"/proc/driver/nvidia/capabilities/gpu0/mig/gi{instance}/access")
     expect("capability minor", access.read_text(encoding="ascii").split()[1], str(3 + 9 * instance))
-    # Files that are taken away and placed again are no power cycle: the instances live on
+    # Removed and restored files are no power cycle: the instances remain
     simulator("power-off")
     expect(
         "nvidia-smi without files",
@@ -93,9 +93,9 @@ def running():
         True,
     )
     simulator("power-on")
-    expect("capability minor, placed again", access.read_text(encoding="ascii").split()[1], str(3 + 9 * instance))
+    expect("capability minor, restored files", access.read_text(encoding="ascii").split()[1], str(3 + 9 * instance))
     expect(
-        "MIG device, placed again",
+        "MIG device, restored files",
         nvml.nvmlDeviceGetMigDeviceHandleByIndex(nvml.nvmlDeviceGetHandleByIndex(0), 0) is not None,
         True,
     )
@@ -112,7 +112,7 @@ def running():
 
 
 def rebooted():
-    """After a reboot: Hopper has lost its instances and its MIG mode; identities are the same."""
+    """Check that Hopper GPUs lost their instances and their MIG mode in a reboot, and kept their identities."""
     expect("number of GPUs", nvml.nvmlDeviceGetCount(), 8)
     check_topology(8)
     first = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -124,7 +124,7 @@ def rebooted():
 
 
 def mixed():
-    """The mixed machine: minors are not indices, and boards differ in what they can do."""
+    """Check the mixed machine: minor numbers differ from indices, and boards differ in their features."""
     expect("number of GPUs", nvml.nvmlDeviceGetCount(), 5)
     check_topology(5)
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(5)]
@@ -138,7 +138,7 @@ def mixed():
 
 
 def main():
-    """Runs the exercise that the argument names."""
+    """Run the test of the command-line argument."""
     nvml.nvmlInit()
     {"running": running, "rebooted": rebooted, "mixed": mixed}[sys.argv[1]]()
     nvml.nvmlShutdown()

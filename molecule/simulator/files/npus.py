@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Exercises a simulated node with NPUs through the vendor's programs and files; any difference ends it with a message."""
+"""Test a simulated node with NPUs through the vendor's programs and files. A difference ends the program with a message."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import subprocess
 import sys
 from pathlib import Path
 
-SLICE = 148  # the first of the chip with the physical id 3
+SLICE = 148  # the first vNPU of the chip with the physical ID 3
 
 
 def expect(what, found, wanted):
-    """Ends the program where ``found`` is not ``wanted``."""
+    """End the program if ``found`` is not ``wanted``."""
     if found != wanted:
         sys.exit(f"{what}: found {found!r}, expected {wanted!r}")
 
 
-def run(*words):
-    """What a program prints; it has to succeed."""
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+def run(*command):
+    """Run a program and return its output."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def slices():
-    """Chip, number and template of each slice."""
+    """Return the chip, the number, and the template of each vNPU."""
     shown = json.loads(run("accelerator-simulator", "show", "--json"))["npus"]
     return [(npu["physical"], each["vid"], each["template"]) for npu in shown for each in npu["slices"]]
 
 
 def check_node(slice_expected):
-    """Device nodes are the driver's own; sysfs has the chips, and nothing of another vendor's is left."""
+    """Check the device nodes and their owner, the chips in sysfs, and that no files of another vendor remain."""
     owner = pwd.getpwnam("HwHiAiUser").pw_uid
     for number in range(8):
         state = Path(f"/dev/davinci{number}").stat()
@@ -49,7 +49,7 @@ def check_node(slice_expected):
 
 
 def running():
-    """A machine that had GPUs before."""
+    """Test a machine that had GPUs before."""
     check_node(slice_expected=False)
     run("npu-smi", "set", "-t", "create-vnpu", "-i", "3", "-c", "0", "-f", "vir02")
     check_node(slice_expected=True)
@@ -60,7 +60,7 @@ def running():
 
 
 def rebooted():
-    """The driver makes again what /etc/vnpu.cfg has."""
+    """Check that the driver restored the vNPUs of /etc/vnpu.cfg after a reboot."""
     expect("slices after a reboot", slices(), [(3, SLICE, "vir02")])
     check_node(slice_expected=True)
 

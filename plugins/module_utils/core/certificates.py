@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The CA of the admission webhook and the serving certificates below it: creation, and the steps of a rotation. No side effects.
+"""The CA of the admission webhook and the serving certificates below it: creation, and the steps of a rotation.
 
-The module ``webhook_authority`` keeps the CA, the controller issues its own serving certificate. The package ``cryptography`` is
-imported when a function needs it. A rotation has an overlap: the API server trusts the next CA before anything is signed with it, and
-the previous CA until it expires.
+No side effects. The module ``webhook_authority`` keeps the CA, the controller issues its own serving certificate. The
+package ``cryptography`` is imported when a function needs it. A rotation has an overlap: the API server trusts the next
+CA before anything is signed with it, and the previous CA until it expires.
 """
 
 from __future__ import annotations
@@ -39,29 +39,32 @@ class Pair:
 
     @property
     def parsed(self) -> x509.Certificate:
-        """The certificate. Raises ValueError."""
+        """Return the parsed certificate. Raises ValueError."""
         from cryptography import x509
 
         return x509.load_pem_x509_certificate(self.certificate)
 
     @property
     def expires(self) -> datetime.datetime:
-        """When the certificate expires. Raises ValueError."""
+        """Return the time when the certificate expires. Raises ValueError."""
         return _time_of(self.parsed, "not_valid_after")
 
     def left(self, now: datetime.datetime) -> float:
-        """How many seconds of its life are left."""
+        """Return the remaining lifetime in seconds."""
         return (self.expires - now).total_seconds()
 
     def due(self, now: datetime.datetime) -> bool:
-        """Whether it is to be replaced."""
+        """Return whether the certificate must be renewed."""
         life = self.expires - _time_of(self.parsed, "not_valid_before") - BACKDATED
         return self.left(now) <= RENEW_BELOW * life.total_seconds()
 
 
 @dataclass(frozen=True)
 class Authorities:
-    """The active CA, the next one during a rotation, and the certificate of the previous one. The content of a Secret."""
+    """The active CA, the next one during a rotation, and the certificate of the previous one.
+
+    The content of a Secret.
+    """
 
     active: Pair | None = None
     next: Pair | None = None
@@ -69,7 +72,7 @@ class Authorities:
 
     @property
     def bundle(self) -> bytes:
-        """The CA certificates that the API server has to trust, PEM."""
+        """Return the CA certificates that the API server must trust, PEM."""
         pairs = [pair.certificate for pair in (self.active, self.next) if pair is not None]
         return b"".join(part.strip() + b"\n" for part in (*pairs, self.former) if part.strip())
 
@@ -127,10 +130,11 @@ def decide(
     rotate: bool = False,
     lifetime: float = 0.0,
 ) -> str:
-    """Return the next step. ``trusted_for`` is the time in seconds for which the API server has trusted the whole bundle.
+    """Return the next step.
 
-    ``rotate`` requests a new CA although the active one has enough lifetime left. ``lifetime`` is that of a new CA in seconds: a CA
-    with a shorter one, for example of an earlier release, is replaced when less than a third of ``lifetime`` remains.
+    ``trusted_for`` is the time in seconds for which the API server has trusted the whole bundle. ``rotate`` requests a
+    new CA although the active one has enough lifetime left. ``lifetime`` is that of a new CA in seconds: a CA with a
+    shorter one, for example of an earlier release, is replaced when less than a third of ``lifetime`` remains.
     """
     if authorities.active is None or authorities.active.left(now) <= 0:
         return PROMOTE if authorities.next is not None and trusted_for >= SETTLE_SECONDS else MAKE
@@ -182,7 +186,7 @@ def make_authority(now: datetime.datetime, seconds: float) -> Pair:
 
     key = ec.generate_private_key(ec.SECP256R1())
     number = x509.random_serial_number()
-    # Each has a name of its own: of two with one name a client may try the wrong one alone.
+    # Each CA has a unique name: with two CAs of one name, a client may try only the wrong one.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dra-accelerators-controller {number:x}"[:64])])
     usage = x509.KeyUsage(
         digital_signature=False,

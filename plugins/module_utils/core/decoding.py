@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
+from urllib.parse import unquote
 
 from .errors import AcceleratorError
 
@@ -33,7 +34,8 @@ MAX_NAMED, MAX_CHARACTERS = 20, 300
 
 # A list has two levels around each object, a watch event one.
 _OUTER_LEVELS = 2
-_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+# A string without an end is one token up to the end of the text. Otherwise each escaped quote in it would be tried as the start of a string.
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 # The API server writes the driver before the parameters. Inside a JSON string every quote has a backslash.
 _OPAQUE = re.compile(r'(?<!\\)"opaque":\s*\{\s*"driver":\s*"([^"\\]*)",\s*"parameters":\s*(?=[\[{])')
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -105,12 +107,23 @@ def _or_mark(parse: Callable[[str], Any], mark: _NotDecoded) -> Callable[[str], 
     return number
 
 
+# CPython's scanner keeps the interpreter lock until it calls a Python function. For texts above this number of characters it calls one after
+# each object, so that other threads, such as one with an event loop, continue meanwhile.
+_LONG_TEXT = 1024 * 1024
+
+
+def _same(value: Json) -> Json:
+    return value
+
+
 _FAST = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float)
+_YIELDING = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer, parse_float=_float, object_hook=_same)
 # JSON has no NaN, so it can mark the removed parts of the text.
 _BOUNDED = json.JSONDecoder(
     parse_constant=lambda _name: _TOO_DEEP,
     parse_int=_or_mark(_integer, _TOO_LONG),
     parse_float=_or_mark(_float, _TOO_LARGE),
+    object_hook=_same,
 )
 
 
@@ -153,6 +166,19 @@ def decode(payload: bytes, *, opaque_of: Collection[str] | None = None) -> Decod
     return Decoded(value)
 
 
+def status_reason(answer: Mapping[str, Any], path: str) -> str:
+    """Return the reason of a Status object, with which the API server at ``path`` rejected a request; an empty string for other answers.
+
+    A load balancer can answer with status 404, and an API server also says of other objects that they are not found. The reason NotFound
+    counts only if ``details.name`` is a name in the path, that of the object or of its namespace (k8s.io/apimachinery NewNotFound).
+    """
+    if answer.get("kind") != "Status":
+        return ""
+    reason, details = str(answer.get("reason") or ""), answer.get("details")
+    name = details.get("name") if isinstance(details, dict) else None
+    return "" if reason == "NotFound" and name not in unquote(path).split("/") else reason
+
+
 def describe_skipped(skipped: Sequence[SkippedObject]) -> str:
     """Return one sentence with the skipped objects and the remedy."""
     named = "; ".join(map(str, skipped[:MAX_NAMED]))
@@ -163,7 +189,7 @@ def describe_skipped(skipped: Sequence[SkippedObject]) -> str:
 def _parsed(text: str, levels: int) -> tuple[Any, bool]:
     """Decode a text; also return whether all of it is known to be usable. Raises ValueError for text that is not JSON."""
     try:
-        value = _FAST.decode(text)
+        value = (_YIELDING if len(text) > _LONG_TEXT else _FAST).decode(text)
         if not _is_deeper(value, levels) and not _SURROGATE.search(text):
             return value, True
     except (ValueError, RecursionError):
@@ -216,6 +242,8 @@ def _without_parameters(text: str, opaque_of: Collection[str]) -> str:
                 parts += (text[done : found.end()], "{}")
                 done = token.end()
                 break
+        else:
+            break  # The parameters have no end, so the text is not JSON.
     return "".join((*parts, text[done:]))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Nodes that are joined by more than the network, and which of them a job over several nodes takes. Pure.
+"""Read the domains of nodes that a fabric connects, and choose nodes of one domain for a multi-node job.
 
-The allocator of the scheduler gives a claim devices of one node. What spans nodes is a claim for each pod, and the pods' nodes
-have to be of one domain: here is read who is in which, out of what drivers have published, and chosen. Nothing in this
-collection acts on a choice yet; a controller of domains is to.
+No side effects. The scheduler allocates devices of one node to a claim. A job on several nodes has a claim for each
+pod, and the nodes of the pods must be in one domain. This module reads the domains from published devices and chooses
+nodes. No program in this collection uses the choice yet; it is for a future controller of domains.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from .published import attribute_of
-from .vendor import Fabric
+from .dra.device_lookup import attribute_of
+from .vendors.vendor_facts import Fabric
 
 Identity = Union[int, str]
-#: A device as the allocation of a claim names it: driver, pool, device.
+#: A device in the allocation of a claim: driver, pool, device.
 Taken = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a domain: where it is in it, as far as that is told, and how many of its whole devices nobody has."""
+    """A node of a domain: its position in the domain, if known, and its number of unallocated whole devices."""
 
     node: str
     domain: Identity
@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Span:
-    """The nodes that a job takes, in the order of their servers, which is the order of its ranks; all are of one domain."""
+    """The chosen nodes of a job, in one domain, sorted by server. This is also the order of the job's ranks."""
 
     domain: Identity
     members: tuple[Member, ...]
@@ -42,21 +42,22 @@ class Span:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of the nodes; the first has rank 0."""
+        """Return the names of the nodes; the first has rank 0."""
         return tuple(each.node for each in self.members)
 
     @property
     def racks(self) -> int:
-        """How many racks the nodes stand in; those that do not tell theirs count as one."""
+        """Return the number of racks of the nodes. Nodes without a rack count as one rack."""
         return len({each.rack for each in self.members})
 
 
 def members(
     slices: Iterable[Mapping[str, Any]], driver: str, fabric: Fabric, taken: Collection[Taken] = ()
 ) -> tuple[Member, ...]:
-    """Return the nodes that are in a domain, by the ResourceSlices of a driver, in the order of their names.
+    """Return the nodes that belong to a domain, sorted by name, from the ResourceSlices of a driver.
 
-    ``taken`` are the devices that claims have. A node that names two domains is in none: it would be wrong for somebody.
+    ``taken`` are the allocated devices. A node with two domains belongs to neither, because its domain would be wrong
+    for some of its devices.
     """
     devices: dict[str, dict[str, Mapping[str, Any]]] = {}
     pools: dict[str, tuple[str, int]] = {}
@@ -65,7 +66,7 @@ def members(
         node, pool = spec.get("nodeName"), spec.get("pool", {})
         if spec.get("driver") != driver or not node:
             continue
-        # Slices of an older generation stay for a moment beside those that replace them.
+        # Slices of an older generation can exist for a short time together with their replacements.
         generation = int(pool.get("generation", 0))
         if generation < pools.get(node, ("", -1))[1]:
             continue
@@ -86,11 +87,11 @@ def members(
 
 
 def choose(known: Iterable[Member], nodes: int, devices: int) -> Span | None:
-    """Return so many nodes of one domain with so many free devices each, or None where no domain has them.
+    """Return nodes of one domain, each with the required free devices, or None if no domain has enough.
 
-    Of the domains that can serve the job it is the one where it stands in the fewest racks; of these the one that is left with
-    the fewest nodes that could serve another pod of the job, so that domains with much room keep it for jobs that need it. In
-    a domain it is the nodes with the fewest free devices. The order of what is given does not matter. Raises ValueError.
+    Of the possible domains, the choice uses the fewest racks. Then it leaves the fewest other nodes that could serve
+    the job, so that domains with much free capacity stay available for jobs that need them. Within a domain it uses the
+    nodes with the fewest free devices. The order of the input does not matter. Raises ValueError.
     """
     if nodes < 1 or devices < 1:
         raise ValueError(f"A job has at least one node and one device on each, not {nodes} and {devices}")
@@ -109,7 +110,7 @@ def choose(known: Iterable[Member], nodes: int, devices: int) -> Span | None:
 
 
 def _near(there: Sequence[Member], nodes: int) -> tuple[Member, ...]:
-    """Choose in one domain: the smallest rack that has all, else the largest racks first, so that they are few."""
+    """Choose nodes in one domain: from the smallest sufficient rack, else from the largest racks first, to use few racks."""
     racks: dict[int | None, list[Member]] = {}
     for each in sorted(there, key=_tightest):
         racks.setdefault(each.rack, []).append(each)
@@ -139,7 +140,7 @@ def _agreed(devices: Iterable[Mapping[str, Any]], driver: str, name: str) -> int
 
 
 def _value(attributes: Mapping[str, Any], driver: str, name: str) -> Identity | None:
-    """Return an attribute of a device, by its name with the driver's domain or without; None where it has none."""
+    """Return an attribute of a device by its name, with or without the driver's domain; None if the device lacks it."""
     said = attribute_of(attributes, driver, name) or {}
     value = said.get("int", said.get("string"))
     return value if isinstance(value, (int, str)) else None

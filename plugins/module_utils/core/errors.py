@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What can go wrong, as types. The text of each error is a full sentence: found, expected, what to do."""
+"""Define the error types of the core. Each error text states the found value, the expected value, and the remedy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AcceleratorError(Exception):
 
 
 class NotFound(AcceleratorError):
-    """A device or partition that was named is not there."""
+    """A named device or partition does not exist."""
 
     default_code = "not-found"
 
@@ -47,7 +47,7 @@ class NotPermitted(AcceleratorError):
 
 
 class InUse(AcceleratorError):
-    """Processes or prepared claims hold what would have to change."""
+    """Processes or prepared claims use a device or partition that would have to change."""
 
     default_code = "in-use"
 
@@ -67,7 +67,7 @@ class InUse(AcceleratorError):
         self.blockers: tuple[Any, ...] = tuple(blockers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with the pids and claims."""
+        """Return the error with the PIDs and claims."""
         return {**super().to_dict(), "pids": list(self.pids), "claims": list(self.claims)}
 
 
@@ -78,19 +78,19 @@ class Unsupported(AcceleratorError):
 
 
 class InvalidLayout(AcceleratorError):
-    """A layout is wrong in itself: unknown key, profile or value."""
+    """A layout is invalid: unknown key, profile, or value."""
 
     default_code = "invalid-layout"
 
 
 class InvalidSettings(AcceleratorError):
-    """Settings of devices are wrong in themselves, or not what the device takes."""
+    """Device settings are invalid, or the device does not accept them."""
 
     default_code = "invalid-settings"
 
 
 class DoesNotFit(AcceleratorError):
-    """There is no room. ``blockers`` names what is in the way."""
+    """The partitions do not fit. ``blockers`` names the obstacles."""
 
     default_code = "does-not-fit"
 
@@ -99,30 +99,33 @@ class DoesNotFit(AcceleratorError):
         self.blockers: tuple[Any, ...] = tuple(blockers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with what is in the way."""
+        """Return the error with the obstacles."""
         return {**super().to_dict(), "blockers": [str(blocker) for blocker in self.blockers]}
 
 
 class BackendUnavailable(AcceleratorError):
-    """The vendor's library or driver is not there, or not there yet."""
+    """The vendor library or driver is missing, or not ready yet."""
 
     default_code = "backend-unavailable"
 
 
 class FabricRejected(AcceleratorError):
-    """The machine's fabric manager answers, and rejects a change of a partition of the fabric."""
+    """The node's fabric manager rejected a change of a fabric partition."""
 
     default_code = "fabric-rejected"
 
 
 class DeviceFaulty(AcceleratorError):
-    """One physical device is ill, and its neighbours are not. ``code`` is the cause of its fault, see model.Fault."""
+    """One physical device is faulty; other devices are not affected.
+
+    ``code`` is the cause of its fault, see model.Fault.
+    """
 
     default_code = "unknown-error"
 
 
 class LayoutFailed(AcceleratorError):
-    """A step of a layout change failed. ``undone`` and ``not_undone`` say what became of the steps before it."""
+    """A step of a layout change failed. ``undone`` and ``not_undone`` describe the results of the rollback."""
 
     default_code = "layout-failed"
 
@@ -140,12 +143,12 @@ class LayoutFailed(AcceleratorError):
         self.not_undone: tuple[str, ...] = tuple(not_undone)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with what was and was not undone."""
+        """Return the error with the undone changes and those that could not be undone."""
         return {**super().to_dict(), "undone": list(self.undone), "not_undone": list(self.not_undone)}
 
 
 class SettingsFailed(LayoutFailed):
-    """A change of settings failed. ``undone`` and ``not_undone`` say what became of the changes before it."""
+    """A change of settings failed. ``undone`` and ``not_undone`` describe the results of the rollback."""
 
     default_code = "settings-failed"
 
@@ -162,6 +165,13 @@ def unexpected(error: Exception, doing: str) -> AcceleratorError:
         hint="This is a defect of the driver: report it with the output of `dra-driver collect`.",
         code="unexpected-error",
     )
+
+
+def as_failure(error: AcceleratorError | OSError) -> AcceleratorError:
+    """Return an error of the operating system as an AcceleratorError with code os-error, and any other error unchanged."""
+    if isinstance(error, AcceleratorError):
+        return error
+    return AcceleratorError(f"The operating system refused an operation: {error}", code="os-error")
 
 
 def to_error(error: Exception, doing: str) -> AcceleratorError:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The words of the domain as values: devices, partitions, profiles, placements and what is published of them."""
+"""Define the value types for devices, partitions, profiles, placements, and published devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Callable, Union
 
-from .signs import Severity, Sign
+from .health.conditions import Severity, Sign
 
 _SEMANTIC_VERSION = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
@@ -31,7 +31,7 @@ class Version:
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse what the API server would refuse."""
+        """Raise ValueError for a version that the API server would reject."""
         if len(self.text) > 64 or not _SEMANTIC_VERSION.fullmatch(self.text):
             raise ValueError(
                 f"{self.text!r} is not a semantic version: expected X.Y.Z without leading zeros, 64 characters at most"
@@ -39,9 +39,9 @@ class Version:
 
     @classmethod
     def coerce(cls, text: str) -> Version:
-        """Make a version out of a vendor's spelling: ``580.95.05`` is 580.95.5, ``13.0`` is 13.0.0.
+        """Convert a vendor's spelling to a version: ``580.95.05`` becomes 580.95.5, ``13.0`` becomes 13.0.0.
 
-        Raises ValueError when the text does not begin with one to three numbers separated by dots.
+        Raises ValueError unless the text begins with one to three numbers that are separated by dots.
         """
         found = re.fullmatch(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(?:[.\-+ ].*)?", text.strip())
         if found is None:
@@ -50,7 +50,7 @@ class Version:
 
     @classmethod
     def coerce_or_none(cls, text: str) -> Version | None:
-        """Return the same, and None for a text that is no version."""
+        """Return the same version as ``coerce``, or None for a text that is not a version."""
         try:
             return cls.coerce(text)
         except ValueError:
@@ -62,20 +62,22 @@ class Version:
 
 AttributeValue = Union[bool, int, str, Version]
 
-# What an offer is: a whole device for containers, a partition of one, a whole device for a virtual machine, or several whole devices as one.
+# The kinds of offers: a whole device for containers, a partition of a device, a whole device for a virtual machine, or
+# a group of whole devices.
 DEVICE, PARTITION, PASSTHROUGH, GROUP = "device", "partition", "passthrough", "group"
 OFFER_KINDS = (DEVICE, PARTITION, PASSTHROUGH, GROUP)
 
-# Profile id, start and size of a partition: what identifies it on its device across its life times.
+# Profile id, start, and size of a partition. A partition that is recreated on the same device keeps this key.
 OwnedPartition = tuple[int, int, int]
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Where a partition lies on its device, in memory slices.
+    """Define the memory slices that a partition covers on its device.
 
-    One of size 0 is no place but a number: of a partition that lies nowhere in particular, and is one of those that its
-    device can tell apart. Numbers are the device's, each for one partition at a time, whatever its profile.
+    A placement of size 0 is a number, not a position. Some partitions have no defined position, and the device
+    distinguishes them by number. A number belongs to the device: only one partition of the device can use it at a time,
+    whatever its profile.
     """
 
     start: int
@@ -83,25 +85,28 @@ class Placement:
 
     @property
     def end(self) -> int:
-        """The first slice after the partition."""
+        """Return the number of the first slice after the partition."""
         return self.start + self.size
 
     @property
     def slices(self) -> range:
-        """The numbers of the memory slices covered."""
+        """Return the numbers of the covered memory slices."""
         return range(self.start, self.end)
 
     @property
     def is_number(self) -> bool:
-        """Whether this is a number and no place."""
+        """Return whether this placement is a number and not a position."""
         return self.size == 0
 
     def overlaps(self, other: Placement) -> bool:
-        """Whether two placements share a memory slice; numbers never do."""
+        """Return whether two placements share a memory slice. Numbers never overlap."""
         return bool(self.size and other.size) and self.start < other.end and other.start < self.end
 
     def clashes(self, other: Placement) -> bool:
-        """Whether partitions with these two placements cannot both be there: they share a memory slice or are one number."""
+        """Return whether two partitions with these placements cannot exist together.
+
+        They share a memory slice or their number is equal.
+        """
         if self.is_number and other.is_number:
             return self.start == other.start
         return self.overlaps(other)
@@ -112,12 +117,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of partition that a device can be cut into.
+    """Describe one type of partition that can be created on a device.
 
-    ``capacities`` is what one partition gets of each thing that the device shares out, by the names that are published:
-    counts, and memory in bytes. All profiles of a device have the same names. ``maximum`` is how many of this profile the
-    board takes at once, ``number`` the vendor's second number for it where there is one. ``aliases`` are other spellings
-    that users may write.
+    ``capacities`` maps each published capacity name to the amount that one partition gets: counts, and memory in bytes.
+    All profiles of a device share the same capacity names. ``maximum`` is the number of partitions with this profile
+    that fit on the device. ``number`` is the vendor's second number for the profile, or -1. ``aliases``
+    are other spellings that users can write.
     """
 
     name: str
@@ -133,41 +138,50 @@ class Profile:
 
     @property
     def size(self) -> int:
-        """The memory slices that one partition covers; 0 for a profile without placements, and for a numbered one."""
+        """Return the number of memory slices of one partition; 0 for a numbered profile or one without placements."""
         return self.placements[0].size if self.placements else 0
 
     @property
     def is_numbered(self) -> bool:
-        """Whether its partitions have numbers and no places. All such profiles of a device have the same numbers."""
+        """Return whether the profile's partitions have numbers instead of positions.
+
+        All numbered profiles of a device share the same numbers.
+        """
         return bool(self.placements) and self.placements[0].is_number
 
     def answers_to(self, name: str) -> bool:
-        """Whether a name that a user wrote means this profile."""
+        """Return whether a name that a user wrote identifies this profile."""
         return name == self.name or name in self.aliases
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that has a device open. ``pod`` is the namespace and name of the one that it runs in, where that was asked for."""
+    """Describe a process that has a device open.
+
+    ``pod`` is the namespace and name of the process's pod. ``unit`` is the systemd unit or the container of a process
+    outside pods. Both are empty if the caller did not request them.
+    """
 
     pid: int
     name: str = ""
     pod: str = ""
+    unit: str = ""
 
     def __str__(self) -> str:
-        told = ", ".join(([self.name] if self.name else []) + ([f"pod {self.pod}"] if self.pod else []))
+        told = ", ".join(each for each in (self.name, f"pod {self.pod}" if self.pod else self.unit) if each)
         return f"{self.pid} ({told})" if told else str(self.pid)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition that exists.
+    """Describe an existing partition.
 
-    ``uuid`` is empty for one without a compute instance: it takes room and has no handle. When
-    ``compute_instances`` is not 1, or the one instance does not fill the partition, the partition was made by hand. ``elsewhere`` are
-    placements that it may as well count as lying at: nobody can tell the difference, and nothing on the device moves.
-    ``has_chosen_id`` says that ``instance_id`` was chosen by whoever made it: it was known before, and is kept over starts of the
-    machine. Other ids are the device's, and another partition's tomorrow.
+    ``uuid`` is empty for a partition without a compute instance: it takes space, but no process can open it. If
+    ``compute_instances`` is not 1, or the only instance does not fill the partition, the partition was created
+    manually. ``elsewhere`` are placements that are equivalent to ``placement``. The partition can count as placed there
+    without a change on the device. ``has_chosen_id`` says that the creator chose ``instance_id``: it was known before
+    the partition existed, and it survives reboots. Otherwise the device assigns the id, and can assign it to a
+    different partition later.
     """
 
     uuid: str
@@ -185,13 +199,14 @@ class Partition:
 
     @property
     def key(self) -> OwnedPartition:
-        """Profile id, start and size: what identifies a partition on its device across its life times."""
+        """Return profile id, start, and size, which identify a partition on its device even after it is recreated."""
         return (self.profile_id, self.placement.start, self.placement.size)
 
     def is_the_one(self, key: OwnedPartition | None, instance_id: int | None) -> bool:
-        """Whether it is the partition with this key that was made with this id, and not one that somebody else made in its place.
+        """Return whether this is the partition that was created with this key and this id.
 
-        Ids that the device gives tell nothing of that; neither does None, where nobody wrote down which id was chosen.
+        The id distinguishes it from a later partition with the same key. The method compares only the key if the device
+        assigned the id, or if ``instance_id`` is None because no chosen id was recorded.
         """
         if not self.has_chosen_id or instance_id is None:
             return self.key == key
@@ -199,7 +214,7 @@ class Partition:
         return self.instance_id == instance_id and key in [(self.profile_id, each.start, each.size) for each in places]
 
     def describe(self) -> str:
-        """Name the partition for a person."""
+        """Return the partition's name for messages."""
         return f"{self.profile} at {self.placement}" + (
             f" ({self.uuid})" if self.uuid else " (without compute instance)"
         )
@@ -207,10 +222,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Whether a device can be partitioned, is, and will be after the next reset.
+    """Describe whether a device can be partitioned, is partitioned, and will be partitioned after the next reset.
 
-    Without ``has_mode`` there is nothing to be switched: the device is partitioned while it has partitions, which is what
-    ``enabled`` and ``pending`` say then. ``blocked`` is the reason why no partition can be created now, with a remedy; "" if one can.
+    Without ``has_mode`` the device has no partitioning mode to switch. ``enabled`` and ``pending`` then say whether it
+    has partitions. ``blocked`` is the reason why no partition can be created at present, with a remedy; empty if one
+    can.
     """
 
     supported: bool
@@ -223,10 +239,11 @@ class Partitioning:
 
 @dataclass(frozen=True)
 class Health:
-    """What a look finds wrong with a device.
+    """Describe the faults that a scan found on a device.
 
-    ``needs_recovery`` is the device's own report of that, ``needs_reset`` whether this recovery is a reset; None for a device
-    that reports neither. ``untold`` are causes that this look could not ask for: that none of their signs is there means nothing.
+    ``needs_recovery`` is the device's own report. ``needs_reset`` says whether this recovery is a reset. Both have the value None
+    for a device that does not report them. ``untold`` are the causes that this scan could not check: a missing sign
+    does not mean that such a fault has ended.
     """
 
     signs: tuple[Sign, ...] = ()
@@ -236,20 +253,21 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing keeps the device from being given away."""
+        """Return whether the device can be allocated: it has at most informative signs."""
         return all(sign.severity == Severity.INFORMATIVE for sign in self.signs)
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """The words for what is wrong."""
+        """Return the stable names of the causes, without duplicates."""
         return tuple(dict.fromkeys(sign.cause for sign in self.signs))
 
 
 @dataclass(frozen=True)
 class Passthrough:
-    """What is published of a device that a virtual machine can have: its place among the vendor's devices on the PCI bus, and more.
+    """Describe the published data of a device that a virtual machine can use.
 
-    ``memory_bytes`` is what its regions take in the address space, ``iommufd`` whether the kernel offers that interface.
+    ``number`` is its position among the vendor's devices on the PCI bus. ``memory_bytes`` is the size of its regions in
+    the address space. ``iommufd`` says whether the kernel offers that interface.
     """
 
     number: int
@@ -259,7 +277,7 @@ class Passthrough:
 
 @dataclass(frozen=True)
 class Clique:
-    """Devices, of one machine or of several, that reach each other over a fabric: the fabric's name, and a number in it."""
+    """Identify a set of devices that a fabric connects, on one or several nodes: fabric name and clique number."""
 
     fabric: str
     number: int
@@ -270,16 +288,23 @@ class Clique:
 
 @dataclass(frozen=True)
 class Device:
-    """One physical device with all facts that slices, labels, reports and plans need.
+    """Describe one physical device with all facts for slices, labels, reports, and plans.
 
-    ``index`` is the vendor's order, ``minor`` the number of its device node. ``pci_device_id`` and
-    ``pci_subsystem_id`` are 0xDDDDVVVV, device in the high half, as vendors print them. ``linked`` are the PCI addresses
-    of devices that have to be reset together with this one. ``passthrough`` is None for a device that cannot be given to a
-    virtual machine: one without an IOMMU group. ``unshareable`` says why claims cannot have it beside each other at present, and
-    what to do; None where they can. ``driver_version`` is the driver's as it spells it, empty where that is not known, and ``clique`` is
-    None for a device that has joined no fabric, or does not tell. ``switched`` says that it reaches over switches of its own machine all
-    devices there of which that is said too: its fabric has no name, since it ends with the machine. ``module`` is the number of its place
-    on the baseboard, and ``whole_attributes`` are published of the whole device alone, not of its partitions.
+    - ``index`` is the device's position in the vendor's order. ``minor`` is the current number of its device node.
+    - ``name_number`` is the number in its published names, None if that is the minor.
+    - ``pci_device_id`` and ``pci_subsystem_id`` are 0xDDDDVVVV, with the device in the high half, as vendors print
+      them.
+    - ``linked`` are the PCI addresses of devices with direct links to this one. They must be reset together with it,
+      unless ``resets_alone``.
+    - ``reset_blocked`` is the reason why the device cannot be reset now, with a remedy; "" if it can.
+    - ``passthrough``: None if the device cannot be assigned to a virtual machine because it has no IOMMU group.
+    - ``unshareable`` says why several claims cannot share the device at present, and what to do; None if they can.
+    - ``driver_version`` is in the driver's spelling, empty if unknown.
+    - ``clique``: None for a device that has not joined a fabric or does not report one.
+    - ``switched`` says that switches inside the node connect it with all other devices for which this is set. This
+      fabric has no name, because it does not extend beyond the node.
+    - ``module`` is the device's position on the baseboard.
+    - ``whole_attributes`` are published for the whole device only, not for its partitions.
     """
 
     vendor: str
@@ -302,6 +327,8 @@ class Device:
     pci_device_id: int = 0
     pci_subsystem_id: int = 0
     linked: tuple[str, ...] = ()
+    resets_alone: bool = False
+    reset_blocked: str = ""
     passthrough: Passthrough | None = None
     unshareable: Sign | None = None
     driver_version: str = ""
@@ -309,33 +336,38 @@ class Device:
     switched: bool = False
     module: int | None = None
     whole_attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    name_number: int | None = None
 
     def profile(self, profile_id: int) -> Profile | None:
         """Return the profile with that published id, or None."""
         return next((profile for profile in self.profiles if profile.profile_id == profile_id), None)
 
     def find_profile(self, name: str) -> Profile | None:
-        """Return the profile that a name in any spelling means on this device, or None."""
+        """Return the device's profile that a name in any spelling identifies, or None."""
         return next((profile for profile in self.profiles if profile.answers_to(name.strip())), None)
 
     def partition(self, uuid: str) -> Partition | None:
         """Return the live partition with that UUID, or None."""
         return next((partition for partition in self.partitions if uuid and partition.uuid == uuid), None)
 
+    def is_reset_with(self, other: Device) -> bool:
+        """Return whether a reset of this device has to include another device: one that links connect, directly or over switches."""
+        return not self.resets_alone and (other.pci_address in self.linked or (self.switched and other.switched))
+
     def describe(self) -> str:
-        """Name the device for a person."""
-        return f"{self.product} {self.index} ({self.uuid}, {self.pci_address})"
+        """Return the device's name for messages."""
+        return f"{self.product} {self.index} ({', '.join(filter(None, (self.uuid, self.pci_address)))})"
 
 
-# The causes of faults that have nothing to do with one vendor's silicon; the others are words of the vendor's folder.
-NO_ANSWER = "no-answer"  # a call did not come back within its deadline
+# Causes of faults that do not depend on the vendor. The vendor packages define the other causes.
+NO_ANSWER = "no-answer"  # a call did not return within its deadline
 UNKNOWN_ERROR = "unknown-error"
-AWAITED = "awaited"  # no fault yet: a device that was never read takes its time, and its neighbours do not wait for it
+AWAITED = "awaited"  # not a fault yet: the first read of the device is still running; others do not wait for it
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with one physical device: a stable word for it, which taints carry, and what was found, for people."""
+    """Describe a fault of one physical device: a stable cause, which taints carry, and a message for people."""
 
     cause: str
     message: str
@@ -346,12 +378,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look tells of one physical device: its facts, or its fault, or both.
+    """Describe the result of one scan of one physical device: its facts, its fault, or both.
 
-    ``name`` says for a person which device it is, also where little else is known. ``uuid`` is empty where it was never
-    learnt. ``device`` are its facts: fresh ones; where a fault keeps them from being read, those that were read last, with
-    the fault's cause in ``device.health`` and without processes; None where none ever were. ``fault`` is None for a
-    device that is well.
+    ``name`` identifies the device for people, even if little else is known. ``uuid`` is empty if it was never read.
+    ``device`` contains the current facts. If a fault prevents reading them, it contains the last known facts, with the
+    fault's cause in ``device.health`` and without processes; None if there are no known facts. ``fault``: None for a
+    device without a fault.
     """
 
     index: int
@@ -362,29 +394,29 @@ class Finding:
 
     @property
     def awaited(self) -> bool:
-        """Whether the device is still being read for the first time, within its deadline."""
+        """Return whether the first read of the device is still running, within its deadline."""
         return self.fault is not None and self.fault.cause == AWAITED
 
     def describe(self) -> str:
-        """Name the device, and what is wrong with it, for a person."""
+        """Return the device's name and its fault for messages."""
         return f"{self.name}: {self.fault}" if self.fault is not None else self.name
 
 
 def devices_of(findings: Iterable[Finding]) -> tuple[Device, ...]:
-    """Return the devices whose facts are known, those with a fault among them."""
+    """Return the devices with known facts, including devices with a fault."""
     return tuple(finding.device for finding in findings if finding.device is not None)
 
 
 def well(findings: Iterable[Finding]) -> tuple[Device, ...]:
-    """Return the devices without a fault, whose facts are fresh: what can be changed."""
+    """Return the devices without a fault. Their facts are current, and they can be changed."""
     return tuple(finding.device for finding in findings if finding.device is not None and finding.fault is None)
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What a device told of without being asked; ``uuid`` is empty where it is not known which device it was.
+    """Describe an event that a device reported; ``uuid`` is empty if the device is unknown.
 
-    ``sign`` is what it says of the device's health, where that is more than what a look will find.
+    ``sign`` is the fault that the event reports, None unless it reports more than a scan can find.
     """
 
     uuid: str
@@ -394,14 +426,15 @@ class Notice:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the machine itself shows of a vendor's devices, by their names there, and of the driver that they have.
+    """List a vendor's devices as the node shows them, by their names there, and the driver that they use.
 
-    Two of them that differ say that devices or the driver have come, gone or changed; what, a look tells.
+    If two values differ, devices or the driver were added, removed, or changed. Only a scan finds the details.
     """
 
     driver: tuple[object, ...]
     devices: frozenset[str]
-    #: How many devices that were passed through have come back by somebody else's hand: the vendor's library does not know them.
+    #: The number of devices that another program returned from passthrough and that the vendor's library does not know
+    #: yet.
     returned: int = 0
 
 
@@ -416,7 +449,7 @@ class Taint:
 
 @dataclass(frozen=True)
 class RequestPolicy:
-    """How much of a capacity one claim consumes: by default, at least, and in which steps above that."""
+    """Define how much of a capacity one claim consumes: the default, the minimum, and the step above the minimum."""
 
     default: int
     minimum: int
@@ -425,15 +458,19 @@ class RequestPolicy:
 
 @dataclass(frozen=True)
 class Offer:
-    """One device of a ResourceSlice: a whole device, also one for a virtual machine, a partition that exists or one that can be made.
+    """Describe one device of a ResourceSlice.
 
-    ``capacities`` and ``consumes`` hold plain numbers; those called memory are bytes. With ``policies``, one for each
-    capacity, several claims have the device at a time, each a part of it. ``prepared_before_binding`` says that pods are bound when the
-    device is prepared for them. A dynamic one whose ``placement`` is a number is one of so many that can be made: the number tells
-    them apart, and which one the partition will have is decided when it is planned.
+    It is a whole device for containers or for a virtual machine, an existing partition, a partition that can be
+    created, or a group of devices.
 
-    A group stands for several whole devices: ``members`` are their UUIDs, ``device_uuid`` is the first, ``profile`` what kind of group it
-    is in the vendor's word. ``jointly`` is what an offer takes of counter sets that several devices share, by set (see composed.py).
+    ``capacities`` and ``consumes`` contain plain numbers; memory is in bytes. With ``policies``, one for each capacity,
+    several claims share the device, and each consumes a part of it. ``prepared_before_binding`` says that pods are
+    bound after the device is prepared for them. If the ``placement`` of a dynamic offer is a number, the number only
+    distinguishes the offers of one profile. The partition's actual number is chosen when the partition is planned.
+
+    A group represents several whole devices: ``members`` are their UUIDs, ``device_uuid`` is the first member, and
+    ``profile`` is the vendor's name for the type of group. ``jointly`` maps counter sets that several devices share to
+    the counters that the offer consumes from each (see composite_devices.py).
     """
 
     name: str
@@ -456,24 +493,24 @@ class Offer:
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
-        """The physical devices that it is, or is a part of."""
+        """Return the UUIDs of the physical devices that the offer contains or is a part of."""
         return self.members or (self.device_uuid,)
 
     @property
     def taken(self) -> Mapping[str, Mapping[str, int]]:
-        """All that it takes of counter sets, by set."""
+        """Return all counters that the offer consumes, by counter set."""
         own = {self.counter_set: self.consumes} if self.counter_set and self.consumes else {}
         return {**own, **self.jointly}
 
 
 @dataclass(frozen=True)
 class CounterSet:
-    """What a physical device has to share out among its offers."""
+    """Define the counters that a physical device shares among its offers."""
 
     name: str
     counters: Mapping[str, int]
 
 
-#: Given the offers, all devices by their UUIDs, and the UUIDs of those that claims hold: the offers as they are published then.
-#: Attributes and order may differ, nothing else. Pure.
+#: A function that takes the offers, all devices by UUID, and the UUIDs of the devices that claims use. It returns the
+#: offers for publication, without side effects. Only attributes and order can differ.
 Arranged = Callable[[Sequence[Offer], Mapping[str, Device], Collection[str]], tuple[Offer, ...]]

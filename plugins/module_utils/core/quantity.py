@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Kubernetes quantities: reading, comparing by value, and writing them in the API server's canonical form."""
+"""Parse Kubernetes quantities, compare them by value, and write them in the API server's canonical form."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ def parse(text: str | int) -> Fraction:
     Raises ValueError for anything else.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix")  # noqa: TRY004
+        raise ValueError(f"{text!r:.200} is not a quantity: expected a number with an optional suffix")  # noqa: TRY004
     return Fraction(text) if isinstance(text, int) else _read(text)
 
 
-# The same few amounts stand in the slices of a whole fleet thousands of times.
+# The slices of a whole fleet contain the same few amounts thousands of times.
 @lru_cache(maxsize=4096)
 def _read(text: str) -> Fraction:
     found = _FORM.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a quantity: expected a number with an optional suffix such as Gi, G or m")
+        raise ValueError(
+            f"{text!r:.200} is not a quantity: expected a number with an optional suffix such as Gi, G or m"
+        )
     sign, digits, suffix = found.groups()
     suffix = suffix or ""
-    # E and Ei are units; whatever else begins with an e is an exponent.
+    # E and Ei are units; any other text that begins with an e is an exponent.
     factor = _FACTORS[suffix] if suffix in _FACTORS else Fraction(10) ** int(suffix[1:])
     value = Fraction("0" + digits if digits.startswith(".") else digits) * factor
     return -value if sign == "-" else value
 
 
 def equal(left: str | int, right: str | int) -> bool:
-    """Whether two quantities have the same value: 1Gi is 1073741824."""
+    """Return whether two quantities are equal by value: 1Gi equals 1073741824."""
     return parse(left) == parse(right)
 
 
 def format_bytes(value: int) -> str:
-    """Write a number of bytes with the largest binary suffix that divides it, as the API server does."""
+    """Return a number of bytes with the largest binary suffix that divides it, like the API server."""
     power = 0
     while value and value % 1024 == 0 and power < len(_BINARY) - 1:
         value //= 1024

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a device tells of its present work: power, temperature, memory, use and clocks. Read when somebody asks, never stored."""
+"""Define the telemetry of a device: power, temperature, memory, utilization, and clocks.
+
+It is read on request and never stored.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One reading of a whole device, or of a partition. None is what the device, its mode or its driver does not tell.
+    """One reading of a whole device or of a partition. Values that are not reported are None.
 
-    ``uuid`` is the device's or the partition's own, ``device_uuid`` that of the physical device. Units are those of physics:
-    watts, joules since the driver was loaded, degrees Celsius, bytes, and hertz by the name of the clock. ``utilization`` is the
-    part of the time, from 0 to 1, in which something was computed.
+    ``uuid`` identifies the device or the partition, ``device_uuid`` the physical device. Units are watts, joules since
+    the driver was loaded, degrees Celsius, bytes, and hertz by clock name. ``utilization`` is the fraction of time,
+    from 0 to 1, with computations.
     """
 
     uuid: str

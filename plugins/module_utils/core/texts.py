@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Limits for texts that contain values of claims, files, tools and servers: a small input must not become a large error."""
+"""Limit the length of texts with external values: a small input must not cause a large error."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: The most problems that one text lists, and the most characters of each.
+#: The maximum number of problems in one text, and the maximum length of each.
 MOST_PROBLEMS = 20
 LONGEST_PROBLEM = 300
-#: The same for a problem of the program itself, whose text ends with what to do.
+#: The same for a problem of the program itself, whose text ends with the remedy.
 LONGEST_CAUSE = 2048
-#: The most characters of the message of an error: a full list of problems fits.
+#: The maximum length of an error message: a full list of problems fits.
 LONGEST_MESSAGE = 8192
-#: The most bytes of an error in an answer to the kubelet.
+#: The maximum size of an error in an answer to the kubelet, in bytes.
 LONGEST_ANSWER = 4096
 
 
 def shorten(text: str, longest: int) -> str:
-    """Return a text with at most ``longest`` characters; the end of a longer one becomes an ellipsis."""
+    """Return a text with at most ``longest`` characters; a longer one ends with an ellipsis."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -34,7 +34,7 @@ def cut_bytes(text: str, longest: int) -> str:
 
 
 def join_problems(problems: Iterable[object], separator: str = "; ", longest: int = LONGEST_PROBLEM) -> str:
-    """Return the texts of problems as one text: MOST_PROBLEMS at most, each with at most ``longest`` characters."""
+    """Return the texts of problems as one text: at most MOST_PROBLEMS, each with at most ``longest`` characters."""
     listed = list(problems)
     texts = [shorten(str(each), longest) for each in listed[:MOST_PROBLEMS]]
     if len(listed) > len(texts):

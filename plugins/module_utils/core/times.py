@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Times as Kubernetes and people write them: RFC 3339, in UTC, to the second."""
+"""Convert times to and from the Kubernetes format: RFC 3339, in UTC, with a resolution of one second."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def text_of(seconds: float) -> str:
-    """Return seconds since 1970 as text; parts of a second are left out."""
+    """Return seconds since 1970 as text; fractions of a second are omitted."""
     return time.strftime(FORMAT, time.gmtime(seconds))
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a text as seconds since 1970; None for one that is no time with an offset."""
+    """Return a text as seconds since 1970; None for a text that is not a time with an offset."""
     try:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
@@ -25,5 +25,5 @@ def seconds_of(text: str) -> float | None:
 
 
 def now_text() -> str:
-    """Return what time it is."""
+    """Return the current time as text."""
     return datetime.now(timezone.utc).strftime(FORMAT)

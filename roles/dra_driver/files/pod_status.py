@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ends with 0 where a pod serves every driver of the node with a certain configuration, and says as JSON how each is; else what is missing.
+"""Check that the node's DRA driver pod serves every driver, and print the status of each as JSON, or the problems.
 
     python pod_status.py KUBELET_ROOT DIGEST INSTANCE SECONDS DRIVER...
 
-DIGEST and INSTANCE (the pod's UID) may be empty: then any will do. With SECONDS it looks again after them. Asks the drivers' own
-sockets. Standard library only.
+The exit status is 0 if a pod serves every driver with the configuration DIGEST as INSTANCE (the pod's UID), else 1. An
+empty DIGEST or INSTANCE matches any value. If SECONDS is not 0, a successful check is repeated after that time. The
+script queries the drivers' status sockets. It uses the standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SECONDS = 5.0
 
 
 def told(path: Path) -> dict[str, object]:
-    """What the driver behind a socket says of itself; nothing where nobody answers."""
+    """Return the status of the driver at a socket; empty if no process answers."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(SECONDS)
@@ -32,7 +33,11 @@ def told(path: Path) -> dict[str, object]:
 
 
 def look(folder: Path, digest: str, instance: str) -> tuple[dict[str, object], str]:
-    """What the pod that serves the driver of this folder says of itself, and what is missing until one does as is wanted."""
+    """Return the status of the serving pod of a driver and the problem.
+
+    ``folder`` is the driver's directory. The status is empty if no pod serves. The problem is "" if the status is as
+    requested.
+    """
     found = [told(path) for path in sorted(folder.glob("status-*.sock"))]
     serving = [each for each in found if each.get("role") == "serving"]
     if not serving:
@@ -51,7 +56,7 @@ def look(folder: Path, digest: str, instance: str) -> tuple[dict[str, object], s
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit status."""
+    """Run the checks and return the exit status."""
     root, digest, instance, seconds, *drivers = arguments
     folders = [Path(root) / "plugins" / driver for driver in drivers]
     found = [look(folder, digest, instance) for folder in folders]

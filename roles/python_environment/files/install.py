@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs pip of the environment that this is started with, with settings that no process list shows.
+"""Run pip of this Python environment with settings that the process list does not show.
 
     python install.py SETTINGS
 
-SETTINGS is a JSON file that root alone can read: ``arguments`` for ``pip install``, ``environment`` variables, and ``options``
-of pip's configuration file, which is written beside it, for pip's own children. Standard library only.
+SETTINGS is a JSON file that only root can read. It holds ``arguments`` for ``pip install``, ``environment`` variables,
+and ``options`` for pip's configuration file. The configuration file is written to the same directory, for the child
+processes of pip. The script uses the standard library only.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from pathlib import Path
 
 
 def configuration(options: dict[str, str]) -> configparser.RawConfigParser:
-    """The options as pip's configuration file has them."""
+    """Return the options in the form of pip's configuration file."""
     parser = configparser.RawConfigParser()
     parser["global"] = options
     return parser
 
 
 def for_root_alone(path: str, flags: int) -> int:
-    """Open a file that nobody else may read from the beginning."""
+    """Open a file with mode 0600, so that other users cannot read it at any time."""
     return os.open(path, flags, 0o600)
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point; ends with pip's own exit status."""
+    """Run pip install; exits with pip's exit status."""
     path = Path(arguments[0])
     settings = json.loads(path.read_text(encoding="utf-8"))
     target = path.with_name("pip.conf")

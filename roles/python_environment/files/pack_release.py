@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Packs the node programs of the collection into one archive that is the same, byte for byte, wherever it is made.
+"""Pack the node programs of the collection into an archive that is the same, byte for byte, on every host.
 
-The archive holds ``dra_driver/`` (the daemons' package, with the core inside it). The release is named
-``<version>-<first 8 digits of the SHA-256 of the content>``, which is printed as JSON:
-``{"name": ..., "version": ..., "digest": ...}``. Without ``--output`` it is only named. Runs on the controller; standard library only.
+The archive holds ``dra_driver/`` (the package of the daemons, including the core). The release is named
+``<version>-<first 8 digits of the SHA-256 of the content>``. The name is printed as JSON: ``{"name": ..., "version":
+..., "digest": ...}``. Without ``--output`` no archive is written. Runs on the Ansible controller. Uses the standard
+library only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ LEFT_OUT = frozenset({"__pycache__"})
 
 
 def collection_version(collection: Path) -> str:
-    """Version of the collection: from MANIFEST.json where it is installed, from galaxy.yml in a checkout."""
+    """Return the version of the collection: from MANIFEST.json if installed, from galaxy.yml in a checkout.
+
+    Raises FileNotFoundError if there is no version.
+    """
     manifest = collection / "MANIFEST.json"
     if manifest.is_file():
         return str(json.loads(manifest.read_text(encoding="utf-8"))["collection_info"]["version"])
@@ -42,7 +46,7 @@ def collection_version(collection: Path) -> str:
 
 
 def members(collection: Path) -> dict[str, bytes]:
-    """Path inside the release -> content, of every file of the node programs, sorted by path."""
+    """Return the content of every file of the node programs, by its path in the release, sorted by path."""
     found: dict[str, bytes] = {}
     for source, target in ((DAEMONS, Path(PACKAGE)), (CORE, Path(PACKAGE, "core"))):
         folder = collection / source
@@ -56,7 +60,7 @@ def members(collection: Path) -> dict[str, bytes]:
 
 
 def digest(files: dict[str, bytes]) -> str:
-    """SHA-256 over names, lengths and contents, as hexadecimal digits."""
+    """Return the SHA-256 over names, lengths, and contents, as hexadecimal digits."""
     whole = hashlib.sha256()
     for name, content in files.items():
         whole.update(f"{name}\0{len(content)}\0".encode())
@@ -65,8 +69,8 @@ def digest(files: dict[str, bytes]) -> str:
 
 
 def pack(files: dict[str, bytes], output: Path) -> None:
-    """Writes the archive. Owner, time and mode of a member do not depend on the machine that packs."""
-    # Three managers in one statement need parentheses, and those need Python 3.10.
+    """Write the archive. Owner, time, and mode of its members do not depend on the host."""
+    # Three context managers in one statement need parentheses, which need Python 3.10.
     with output.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as zipped:  # noqa: SIM117
         with tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as archive:
             folders = sorted({str(parent) for name in files for parent in Path(name).parents if str(parent) != "."})
@@ -81,7 +85,7 @@ def pack(files: dict[str, bytes], output: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit status."""
+    """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collection", type=Path, required=True, help="root folder of the collection")
     parser.add_argument("--output", type=Path, help="the archive to write (.tar.gz)")

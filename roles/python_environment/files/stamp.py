@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Writes the directory's data to the disk, then the file ``complete`` with the size of each file in the directory.
+"""Sync the directory's data to the disk, then write the file ``complete`` with the size of each file in the directory.
 
     python stamp.py DIRECTORY
 
-Without this order a power cut can leave ``complete`` beside empty files. ``node_info`` compares the sizes with the files: a directory with
-a difference is made again. ``__pycache__`` is left out, because Python writes there later. Standard library only.
+Without this order a power failure can leave ``complete`` next to empty files. ``node_info`` compares the sizes with the
+files, and a directory with a difference is created again. ``__pycache__`` is left out, because Python writes there
+later. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def write_stamp(directory: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; returns the exit status."""
+    """Write the stamp and return the exit status."""
     try:
         write_stamp(Path(arguments[0]))
     except OSError as error:

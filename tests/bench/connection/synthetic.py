@@ -39,7 +39,7 @@ def _answers() -> dict[str, Any]:
 
 
 class Connection(ConnectionBase):  # type: ignore[misc]
-    """A connection whose commands are modules, given on standard input."""
+    """A connection whose commands are modules on standard input."""
 
     transport = "synthetic"
     has_pipelining = True
@@ -63,11 +63,11 @@ class Connection(ConnectionBase):  # type: ignore[misc]
         return 0, json.dumps(_answers()[name]).replace(NODE, self._play_context.remote_addr).encode(), b""
 
     def put_file(self, in_path: str, out_path: str) -> None:
-        """Refuse: all modules are given on standard input."""
+        """Raise ValueError, because all modules are sent on standard input."""
         raise ValueError(f"A file was sent: {in_path} to {out_path}")
 
     def fetch_file(self, in_path: str, out_path: str) -> None:
-        """Refuse: no task of the measured playbooks fetches files."""
+        """Raise ValueError, because no task of the measured playbooks fetches files."""
         raise ValueError(f"A file was fetched: {in_path} to {out_path}")
 
     def close(self) -> None:

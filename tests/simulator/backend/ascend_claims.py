@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver's claims on DCMI itself: prepared, undone, beside a sick chip, over a crash and a start of the machine."""
+"""Test the driver's claims on DCMI: prepare, unprepare, a faulty chip, a crash, and a reboot."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core.health import Ailment
+from dra_driver.core.health.tracker import Ailment
 from dra_driver.core.model import Offer
-from dra_driver.core.prepared import prepared_claims
-from dra_driver.supervisors.missing import MissingDevices
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from dra_driver.core.store.prepared_claims import prepared_claims
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
+from dra_driver.supervisors.missing_reports import MissingDevices
 
 from tests.simulator import dcmi_model
 from tests.simulator.backend.ascend_stage import Stage, on
@@ -33,7 +33,7 @@ Scene = Callable[["Driver"], Awaitable[None]]
 
 
 class Driver:
-    """A node's driver without its sockets on the stage's backend."""
+    """A node's driver without its sockets, on the stage's backend."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Driver:
         return str((await self.node.service.unprepare([claim]))[claim.uid].error)
 
     async def again(self, boot_id: str = "boot-1") -> Driver:
-        """The same driver in a new process."""
+        """Return the same driver in a new process."""
         self.node.close()
         self.stage.backend = self.stage.fresh()
         fresh = Driver(self.stage, self.folder, self.claims, boot_id)
@@ -97,7 +97,9 @@ def claims_have_their_slices(stage: Stage) -> None:
 
 
 async def runtime_told(driver: Driver, name: str, *devices: str) -> list[str]:
-    """Prepare a claim and return the variables that its CDI file has for the vendor's runtime, and nothing else has."""
+    """Prepare a claim and return the variables of its CDI file for the vendor's runtime. Assert that it has no other
+    edits.
+    """
     claim = driver.claims.allocate(name, *({"device": each, "request": "npus"} for each in devices))
     assert (await driver.node.service.prepare([claim]))[claim.uid].error == ""
     document = driver.node.cdi(claim.uid)
@@ -108,8 +110,40 @@ async def runtime_told(driver: Driver, name: str, *devices: str) -> list[str]:
     return sorted(edits["env"])
 
 
+NETWORK_FILES = ("/etc/hccn.conf", "/usr/local/Ascend/driver/tools/hccn_tool")
+
+
+def mounts_of(driver: Driver, name: str) -> set[str]:
+    """Return the paths in containers that the CDI file of a claim mounts."""
+    document = driver.node.cdi(driver.claims.claims["default", name]["metadata"]["uid"])
+    edits = [document.get("containerEdits", {}), *(each["containerEdits"] for each in document["devices"])]
+    return {mount["containerPath"] for each in edits for mount in each.get("mounts", [])}
+
+
+@on("8x910B3")
+def containers_have_the_tool_of_network_ports_on_request(stage: Stage) -> None:
+    async def without(driver: Driver) -> None:
+        for path in NETWORK_FILES:
+            (stage.root / path.lstrip("/")).rename(stage.root / path.lstrip("/").replace("hccn", "away"))
+        assert await driver.prepare("plain", "npu-0") == ""
+        assert not mounts_of(driver, "plain") & {*NETWORK_FILES}
+        assert await driver.unprepare("plain") == ""
+
+    async def missing(driver: Driver) -> None:
+        refused = await driver.prepare("early", "npu-0")
+        assert all(path in refused for path in NETWORK_FILES) and "network_tools" in refused, refused
+        for path in NETWORK_FILES:
+            (stage.root / path.lstrip("/").replace("hccn", "away")).rename(stage.root / path.lstrip("/"))
+        assert await driver.prepare("late", "npu-0") == ""
+        assert mounts_of(driver, "late") >= {*NETWORK_FILES}
+
+    acted(stage, without)
+    stage.backend = stage.fresh(network_tools=True)
+    acted(stage, missing)
+
+
 def with_runtime(stage: Stage) -> Stage:
-    """Have the vendor's runtime on the node, and the driver work with it."""
+    """Install the vendor's runtime on the node and let the driver use it."""
     (stage.root / "etc/ascend-docker-runtime.d").mkdir()
     stage.backend = stage.fresh(by_runtime=True)
     return stage
@@ -136,7 +170,7 @@ def claims_by_the_vendors_runtime_name_their_slices(stage: Stage) -> None:
 
 
 class Scheduler:
-    """Gives claims the first device that fits by the counters, and knows no more than what is published."""
+    """Allocates to claims the first device that fits by the counters, from the published slices only."""
 
     def __init__(self, driver: Driver) -> None:
         survey = driver.node.survey
@@ -167,7 +201,9 @@ class Scheduler:
 
 @on("8x310P-Pro")
 def every_complete_set_by_claims_in_any_order(stage: Stage) -> None:
-    """The fifteen sets that use a chip up, each one after the other and two at a time: what fits is made, what does not is known."""
+    """Allocate the fifteen sets that fill a chip, in sequence and two at a time: what fits is created, the rest is
+    rejected.
+    """
 
     async def scene(driver: Driver) -> None:
         rng = random.Random(3)
@@ -229,7 +265,7 @@ def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage)
             assert made == [*([("vir02", 2)] if stop != "recorded-preparing" else []), ("vir01", 6)], (stop, made)
             driver = await driver.again()
             prepared = [record.prepared for record in driver.node.store.claims.values()]
-            # The record goes to the disk while the file is written: where the file is there, both are right.
+            # The record is stored while the CDI file is written. If the file exists, both states are correct.
             assert prepared in {"recorded-prepared": ([True],), "cdi-written": ([True], [])}.get(stop, ([],)), (
                 stop,
                 prepared,
@@ -246,7 +282,9 @@ def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage)
 
 @on("8x310P-Pro")
 def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> None:
-    """Its template and its vGroup are the claim's, its id is not: the one that the driver chose stands in the store before the cut."""
+    """A vNPU created by hand has the claim's template and vGroup but another ID. The driver stores its chosen ID
+    before it creates a vNPU.
+    """
 
     async def scene(driver: Driver) -> None:
         driver.node.close()
@@ -259,7 +297,7 @@ def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> Non
         (foreign,) = stage.first().partitions
         assert foreign.instance_id == 100 and driver.node.store.claims == {}
         assert not driver.node.inventory.offers["npu-0-vir02-2"].dynamic
-        # The slice of a claim that was prepared is exchanged by hand.
+        # The vNPU of a prepared claim is replaced by hand.
         assert await driver.prepare("two", "npu-0-vir02-4") == ""
         stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "104")
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "2")
@@ -272,7 +310,7 @@ def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> Non
 
 @on("8x310P-Pro")
 def a_slice_that_is_made_again_has_its_id_written_before(stage: Stage) -> None:
-    """Its own id is somebody else's by now, in another vGroup. A death in between leaves nothing that nobody knows."""
+    """The previous ID belongs to a vNPU in another vGroup. A crash during the restore leaves no unknown vNPU."""
 
     async def scene(driver: Driver) -> None:
         assert await driver.prepare("one", "npu-0-vir02-2") == ""
@@ -310,7 +348,7 @@ def slices_without_places_get_their_numbers(stage: Stage) -> None:
 @on("8x310P-Pro")
 def what_the_chip_refuses_is_an_error_and_leaves_nothing(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
-        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022")
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
         error = await driver.prepare("one", "npu-0-vir02-6")
         assert "no room" in error and driver.node.store.claims == {}
         stage.control("clear", "0")
@@ -321,7 +359,9 @@ def what_the_chip_refuses_is_an_error_and_leaves_nothing(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
-    """Claims have theirs again; what is of a claim that was not finished, or has gone, is undone; an administrator's stays."""
+    """After a reboot, claims have their vNPUs again, unfinished or deleted claims are cleaned up, and an
+    administrator's vNPUs stay.
+    """
 
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "2", "-c", "0", "-f", "vir01")
@@ -331,7 +371,7 @@ def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
         stage.control("power-cycle")
         again = await driver.again("boot-2")
         assert again.slices(0) == [("vir02", 6)] and again.slices(2) == [("vir01", 0)]
-        # The pod is gone with the boot; its slice is not.
+        # The reboot ended the pod but not its vNPU.
         assert await again.unprepare("ended") == ""
         assert again.slices(1) == []
         assert await again.prepare("kept", "npu-0-vir02-6") == ""
@@ -343,7 +383,9 @@ def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
 
 
 def exchange(stage: Stage, one: int, other: int) -> None:
-    """Put two cards into each other's slots, with the machine off: everything by which a machine numbers them stays, and they do not."""
+    """Swap two cards between their slots while the machine is off: the slots keep their numbers, the cards keep their
+    IDs.
+    """
     path = stage.root / "var/lib/accelerator-simulator/ascend.txt"
     lines = path.read_text().splitlines()
     own = {
@@ -359,7 +401,7 @@ def exchange(stage: Stage, one: int, other: int) -> None:
 
 @on("8x310P-Pro")
 def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
-    """Its UUID, its card's name, its claims and what the store says follow the card, and not the number."""
+    """The UUID, the card name, the claims, and the stored records follow the card, not the index."""
 
     async def scene(driver: Driver) -> None:
         before = stage.npus()
@@ -375,7 +417,7 @@ def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
                 assert now[number].attributes[name] == before[former].attributes[name], name
         held = {record.name: record.devices[0] for record in driver.node.store.claims.values()}
         assert (held["whole"].device_uuid, held["slice"].device_uuid) == (before[0].uuid, before[1].uuid)
-        # The containers that start from now on get the nodes that the card has now; its slice was made again on it.
+        # New containers get the device nodes that the card has now. Its vNPU was created again on it.
         assert driver.slices(4) == [("vir02", 2)] and driver.slices(1) == []
         assert held["slice"].instance_id == 166
         nodes = [
@@ -385,7 +427,7 @@ def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
             for node in device["containerEdits"]["deviceNodes"]
         ]
         assert nodes == ["/dev/davinci3", "/dev/vdavinci166"]
-        # Whoever is given the number that the card has now is told who has the card.
+        # A claim on the card's new number fails with the claim that uses the card.
         assert "is still prepared for claim default/whole" in await driver.prepare("other", "npu-3")
         assert await driver.prepare("other", "npu-0") == ""
         for name in ("whole", "slice", "other"):
@@ -398,7 +440,7 @@ def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
-    """A slice that a sick chip did not let go of comes back with the boot, and is nobody's then."""
+    """A vNPU that a faulty chip did not destroy is restored at boot, without a claim. Its cleanup stays pending."""
 
     async def scene(driver: Driver) -> None:
         assert await driver.prepare("one", f"npu-{SICK}-vir02-6") == ""
@@ -411,7 +453,7 @@ def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
         again = await driver.again("boot-2")
         (uuid,) = again.node.service.undoing.owing
         assert again.slices(SICK) == [("vir02", 6)]
-        await again.node.service.upkeep.settle(uuid)
+        await again.node.service.housekeeping.settle(uuid)
         assert again.slices(SICK) == [] and again.node.service.undoing.debts == ()
         again.node.close()
 
@@ -434,7 +476,7 @@ def claims_beside_a_sick_chip(stage: Stage) -> None:
         assert await driver.unprepare("held") == ""
         stage.control("clear")
         await driver.node.look()
-        await driver.node.service.upkeep.settle(uuid)
+        await driver.node.service.housekeeping.settle(uuid)
         assert driver.node.service.undoing.debts == () and driver.slices(SICK) == []
         assert await driver.prepare("late", f"npu-{SICK}-vir01-0") == ""
 

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the Ascend backend reads of chips, by the library and by npu-smi, and what containers get."""
+"""Test the facts that the Ascend backend reads, through the library and npu-smi, and the container edits."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 import sys
 from dataclasses import replace
 
-from dra_driver.core.ascend.backend import AscendBackend
-from dra_driver.core.ascend.dcmi import Spot
-from dra_driver.core.ascend.program import Program
-from dra_driver.core.ascend.readings import SliceReadings
+from dra_driver.core.dra.resource_slices import build_pool
 from dra_driver.core.errors import BackendUnavailable, NotFound, Unsupported
 from dra_driver.core.model import Device, Placement, Version, devices_of, frozen
-from dra_driver.core.slices import build_pool
+from dra_driver.core.vendors.ascend.backend import AscendBackend
+from dra_driver.core.vendors.ascend.dcmi import Spot
+from dra_driver.core.vendors.ascend.families import family_of
+from dra_driver.core.vendors.ascend.npu_smi_source import Program
+from dra_driver.core.vendors.ascend.readings import SliceReadings
 
-from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
+from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, faults, on
 from tests.simulator.backend.npu_machine import NULL
 from tests.simulator.backend.stage import refused
 from tests.unit.core import chip_model
@@ -27,7 +29,7 @@ MIB = 1024 * 1024
 
 
 def same_profiles(npu: Device, kind: str) -> None:
-    """Those of the tables. What a chip has none of it does not tell of, so it is not counted."""
+    """Assert that the profiles equal those of the tables. A resource that the chip has none of is not reported."""
     found, expected = npu.profiles, chip_model.profiles(kind)
     for mine, theirs in zip(found, expected, strict=True):
         told = {name: amount for name, amount in theirs.capacities.items() if name in mine.capacities}
@@ -66,7 +68,7 @@ def facts_of_a_server(stage: Stage) -> None:
     assert stage.backend.is_there()
     refused(NotFound, stage.backend.device, "NPU-" + "0" * 39 + "1")
     refused(Unsupported, stage.backend.set_partitioning, first.uuid, True)
-    stage.backend.set_partitioning(first.uuid, False)  # it is so
+    stage.backend.set_partitioning(first.uuid, False)  # it already is disabled
 
 
 @on("4x300I-Duo")
@@ -107,7 +109,11 @@ def another_server_of_a_super_pod(stage: Stage) -> None:
     labels = stage.backend.labels(npus)
     assert labels["huawei.com/topotree.superpodid"] == "7" and labels["huawei.com/topotree.serverid"] == "3"
     assert "huawei.com/topotree.rackid" not in labels and labels["huawei.com/npu.chip.memory"] == "64G"
-    same_by_program(npus, by_program(stage))
+    # npu-smi does not report the associated die. With npu-smi alone, all chips of the node are reset together.
+    program = by_program(stage)
+    same_by_program(npus, program, without=("linked",))
+    everything = {npu.pci_address for npu in npus}
+    assert all({npu.pci_address, *npu.linked} == everything for npu in devices_of(program.discover()))
 
 
 @on("1x950", super_pod={"id": 2, "scale": 64, "server": 9, "chassis": 4, "type": 1})
@@ -115,7 +121,7 @@ def a_server_in_a_rack_of_a_super_pod(stage: Stage) -> None:
     (npu,) = stage.npus()
     assert [npu.attributes[name] for name in ("superPodID", "serverID", "rackID")] == [2, 9, 4]
     assert stage.backend.labels([npu])["huawei.com/topotree.rackid"] == "4"
-    # Its program tells less, and nothing else.
+    # npu-smi reports fewer attributes, and no others.
     (told,) = (npu.attributes for npu in devices_of(by_program(stage).discover()))
     assert (told["superPodID"], told["rackID"], "serverID" in told, "sdid" in told) == (2, 4, False, False)
 
@@ -131,7 +137,7 @@ def a_chip_of_the_second_interface_is_whole(stage: Stage) -> None:
 
 
 def slices_measure_what_is_published(stage: Stage) -> None:
-    """What DCMI measures of a slice is what claims are promised, for every template."""
+    """DCMI reports for each template's vNPU the resources that claims are promised."""
     (npu, *_others) = stage.npus()
     spot = stage.backend._chips.chip(npu.uuid).spot
     for profile in npu.profiles:
@@ -152,7 +158,7 @@ for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3"
 
 @on("8x910B4")
 def what_a_slice_measures_counts_and_not_what_it_was_to_have(stage: Stage) -> None:
-    """A driver that keeps more for itself than others: the slice that is there says so itself."""
+    """A driver reserves more memory than usual: the measured memory of the existing vNPU is published."""
     npu = stage.first()
     made = stage.make(npu, "vir10_3c_16g", 0)
     source, less = stage.backend._source, 13 * 1024 * MIB
@@ -170,13 +176,13 @@ def what_a_slice_measures_counts_and_not_what_it_was_to_have(stage: Stage) -> No
     assert measured == replace(made, memory_bytes=less, capacities=frozen({**made.capacities, "memory": less}))
     (offer,) = stage.backend.offers(now, dynamic=False)
     assert offer.capacities["memory"] == less
-    # npu-smi does not tell: then it is what such a slice is to have.
+    # npu-smi does not report it. Then the template's value is used.
     (known,) = devices_of(by_program(stage).discover())[0].partitions
     assert known == made
 
 
 def pools_are_whole(stage: Stage) -> None:
-    """What is published is what the API server takes."""
+    """The published slices are valid for the API server."""
     npus = stage.npus()
     build_pool(
         driver="npu.huawei.com",
@@ -197,9 +203,11 @@ def looking_is_cheap(stage: Stage) -> None:
     counted = stage.recorded()
     stage.npus()
     assert counted["dcmi_get_card_list"] == 1 and counted["dcmi_get_device_id_in_card"] == 8
-    of_each = {name: count for name, count in counted.items() if count >= 8 and name != "dcmi_get_device_id_in_card"}
-    assert of_each.pop("dcmi_get_device_info") == 16, counted  # the cores' load, and whether the chip may be shared
-    assert set(of_each.values()) == {8}, counted
+    of_each = {
+        name: count for name, count in counted.now().items() if count >= 8 and name != "dcmi_get_device_id_in_card"
+    }
+    assert of_each.pop("dcmi_get_device_info") == 16, counted.now()  # AI Core load, and whether the chip can be shared
+    assert set(of_each.values()) == {8}, counted.now()
     assert set(of_each) == {
         "dcmi_get_device_die_v2",
         "dcmi_get_device_health",
@@ -208,30 +216,30 @@ def looking_is_cheap(stage: Stage) -> None:
     }
     counted.clear()
     stage.backend.device(npu.uuid)
-    assert counted.total() == 3, counted
+    assert counted.now().total() == 3, counted.now()
     counted.clear()
     made = stage.make(npu, "vir01", 0)
     stage.backend.destroy_partition(npu.uuid, made.instance_id)
     assert counted["dcmi_create_vdevice"] == counted["dcmi_set_destroy_vdevice"] == 1
-    assert counted.total() <= 14 and "npu-smi" not in counted, counted
+    assert counted.now().total() <= 14 and "dcmi_init" not in counted, counted.now()
 
 
 def by_program(stage: Stage) -> AscendBackend:
-    """A backend that asks npu-smi alone."""
+    """Return a backend that uses npu-smi only."""
     program = AscendBackend(stage.system, source=Program(stage.system))
     program.open()
     return program
 
 
-def same_by_program(npus: tuple[Device, ...], program: AscendBackend) -> None:
-    """What npu-smi tells is what the library tells."""
+def same_by_program(npus: tuple[Device, ...], program: AscendBackend, without: tuple[str, ...] = ()) -> None:
+    """Assert that npu-smi reports the library's facts, except for the fields ``without``."""
     for mine, theirs in zip(npus, devices_of(program.discover()), strict=True):
-        for name in vars(mine):
+        for name in vars(mine).keys() - set(without):
             assert getattr(mine, name) == getattr(theirs, name), (name, mine.index)
 
 
 def both_ways_tell_the_same(stage: Stage) -> None:
-    """What npu-smi tells is what the library tells, facts and slices alike."""
+    """npu-smi and the library report the same facts and vNPUs."""
     stage.control("fault", "0", "error", "0x80E01801", "critical")
     npus = stage.npus()
     if npus[0].profiles:
@@ -247,7 +255,7 @@ def both_ways_tell_the_same(stage: Stage) -> None:
         assert stage.backend.device(npus[2].uuid).partitions == ()
 
 
-for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3", "1x950"):
+for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3", "1x950", "8x950-UB"):
     SCENARIOS[f"both_ways_tell_the_same_on_{_machine}"] = (_machine, {}, both_ways_tell_the_same)
 
 
@@ -256,11 +264,11 @@ def without_the_library_npu_smi_is_asked(stage: Stage) -> None:
     npus = stage.npus()
     made = stage.make(npus[3], "vir04", 4)
     stage.backend.close()
-    # Where npu-smi finds it, and whoever loads the library by its path does not.
+    # npu-smi finds the library here. Programs that load it by its path do not.
     stage.library.parent.rename(stage.library.parent.with_name("common"))
     stage.library.parent.mkdir()
     stage.backend.open()
-    assert isinstance(stage.backend._source, Program)
+    assert stage.backend._source.name == Program.name
     assert [npu.uuid for npu in stage.npus()] == [npu.uuid for npu in npus]
     assert stage.backend.device(npus[3].uuid).partitions == (made,)
     stage.backend.destroy_partition(npus[3].uuid, made.instance_id)
@@ -290,11 +298,12 @@ def a_card_that_does_not_tell_its_templates_costs_no_other(stage: Stage) -> None
     program.write_text('#!/bin/sh\ncase "$*" in *"-i 0"*) exit 1;; *) exec "$0.real" "$@";; esac\n')
     program.chmod(0o755)
     assert [bool(npu.profiles) for npu in stage.npus()][1:] == [True] * 7
-    # What its neighbours tell is true of it as well.
+    # The templates of the other chips apply to it as well.
     assert all(npu.profiles for npu in stage.npus())
 
 
-#: A container of its own with the nodes of the machine, where a program opens the library or the backend and says what became of it.
+#: A separate container with the machine's device nodes, in which a program opens the library or the backend and prints
+#: the result.
 _CONTAINER = (
     "unshare",
     "--pid",
@@ -307,11 +316,14 @@ _CONTAINER = (
 _HOLD = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).dcmi_init(), flush=True); sys.stdin.read()"
 _OPEN = """
 import sys
-from dra_driver.core.ascend.backend import AscendBackend
+from dra_driver.core.vendors.ascend.backend import AscendBackend
+from dra_driver.core.vendors.ascend.dcmi_source import Library
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+system = System(sys.argv[1])
+source = Library(system) if sys.argv[2] == "library" else None
 try:
-    AscendBackend(System(sys.argv[1])).open()
+    AscendBackend(system, source=source).open()
 except BackendUnavailable as error:
     print(error, error.hint)
 else:
@@ -321,10 +333,10 @@ else:
 
 @on("8x310P-Pro")
 def what_another_container_has_is_named(stage: Stage) -> None:
-    """Two generations say it by two codes; who reads either is told what it means."""
+    """Two generations report this case with different codes. Both messages name its meaning."""
 
-    def opened() -> str:
-        words = [*_CONTAINER, sys.executable, "-c", _OPEN, str(stage.root)]
+    def opened(by: str = "library") -> str:
+        words = [*_CONTAINER, sys.executable, "-c", _OPEN, str(stage.root), by]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     assert opened() == "open\n"
@@ -334,8 +346,72 @@ def what_another_container_has_is_named(stage: Stage) -> None:
         said = opened()
         code = "-8005" if stage.show()["occupied_is_internal"] else "-8020"
         assert code in said and "another container" in said, said
+        # The helper is not affected: it runs on the host.
+        assert opened("helper") == "open\n"
         holder.stdin.close()
     assert opened() == "open\n"
+
+
+@on("8x950-UB", super_pod={"id": 5, "scale": 64, "server": 2, "chassis": 1, "type": 1})
+def chips_on_the_unified_bus_are_published_without_pci(stage: Stage) -> None:
+    assert stage.backend.is_there() and not list((stage.root / "sys/bus/pci/devices").glob("*"))
+    npus = stage.npus()
+    assert [npu.index for npu in npus] == list(range(8)) and len({npu.uuid for npu in npus}) == 8
+    for npu in npus:
+        assert (npu.pci_address, npu.pcie_root, npu.linked) == ("", None, ())
+        assert npu.describe() == f"Atlas 950 SuperPoD {npu.index} ({npu.uuid})"
+        assert not [name for name in npu.attributes if "pci" in name.lower()]
+        assert (npu.attributes["deviceType"], npu.attributes["physicId"]) == ("npu", npu.index)
+        (node,) = stage.backend.device_edits(npu, None).device_nodes
+        assert node.path == f"/dev/davinci{npu.index}"
+        (offer,) = stage.backend.offers(npu, dynamic=True)
+        assert offer.name == f"npu-{npu.index}"
+    assert npus[0].attributes["superPodID"] == 5 and stage.backend.labels(npus)
+    from tests.silicon import acceptance
+
+    assert acceptance.read_unified_bus(stage.backend) == "d806 19e5 1000 19e5"
+    assert "/dev/davinci7" in stage.backend.surroundings().devices
+    # The driver no longer knows the chip, but its device node remains.
+    stage.control("unplug", "7")
+    lost = faults(stage.backend.discover())
+    assert lost == {7: "npu-lost"}
+    (stage.root / "dev/davinci7").unlink()
+    stage.backend.renew()
+    assert len(stage.npus()) == 7 and "/dev/davinci7" not in stage.backend.surroundings().devices
+
+
+def replaced_chips_leave_no_fault(stage: Stage) -> None:
+    former = {npu.uuid for npu in stage.npus()}
+    file = stage.root / "etc/accelerator-simulator/machine.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "identity": "another"}))
+    stage.command("power-on")
+    for path in (stage.root / "dev").glob("davinci*"):
+        path.unlink()
+        os.mknod(path, stat.S_IFCHR | 0o666, NULL)
+    stage.backend.renew()
+    found = [finding.index for finding in stage.backend.discover() if finding.fault is None]
+    assert found == [finding.index for finding in stage.backend.discover()] == list(range(8))
+    assert not former & {npu.uuid for npu in stage.npus()}
+
+
+for _machine in ("8x310P-Pro", "8x950-UB"):
+    SCENARIOS[f"replaced_chips_leave_no_fault_on_{_machine}"] = (_machine, {}, replaced_chips_leave_no_fault)
+
+
+def links_that_cannot_be_read_are_those_of_the_generation(stage: Stage) -> None:
+    npus = stage.npus()
+    size = {"310P": 2, "910A": 4, "910B": 8}[family_of(npus[0].pci_device_id).word]
+    for each in (npus, devices_of(by_program(stage).discover())):
+        rings = [npu.attributes["hccsRing"] for npu in each]
+        assert {rings.count(ring) for ring in rings} == {size}, rings
+
+
+for _machine in ("4x300I-Duo", "8x910A", "8x910B3"):
+    SCENARIOS[f"links_that_cannot_be_read_are_those_of_the_generation_on_{_machine}"] = (
+        _machine,
+        {"topology": False},
+        links_that_cannot_be_read_are_those_of_the_generation,
+    )
 
 
 @on("1x950")
@@ -352,7 +428,9 @@ def edits_carry_the_nodes_of_the_unified_bus(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def edits_carry_the_nodes_of_a_chip_that_is_a_computer(stage: Stage) -> None:
-    """A 310B's: the manager that it has for containers is the manager inside. Nodes with names so plain are nobody else's."""
+    """A 310B: its container manager node appears as the manager node inside. Generic names are only used for such
+    chips.
+    """
     dev = stage.root / "dev"
     for name in ("ai", "sys", "svm0"):
         os.mknod(dev / name, stat.S_IFCHR | 0o666, NULL)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a fault of one chip costs: that chip, with a word for what is wrong, and none of its neighbours."""
+"""Test that a fault of one chip affects only that chip, and is reported with its cause."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from dra_driver.core.ascend.backend import AscendBackend
 from dra_driver.core.errors import DeviceFaulty, NotFound
+from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Device, Finding, well
-from dra_driver.core.signs import Severity
+from dra_driver.core.vendors.ascend.backend import AscendBackend
 
 from tests.simulator.backend.ascend_stage import Stage, faults, on, until
 from tests.simulator.backend.stage import refused
 
 SICK = 3
-SOON = 3.0  # a deadline that a call that hangs is sure to miss
+SOON = 3.0  # a deadline that a hanging call always exceeds
 ALWAYS_READ = ("dcmi_get_device_die_v2", "dcmi_get_device_health", "dcmi_get_device_info")
 READ_ONCE = (
     "dcmi_get_device_logic_id",
@@ -28,7 +28,13 @@ CAUSES = {
     "-8005": "internal-error",
     "-8007": "npu-lost",
     "-8008": "npu-lost",
+    "-8003": "internal-error",
+    "-8006": "no-answer",
+    "-8011": "no-answer",
     "-8012": "not-ready",
+    "-8013": "unknown-error",
+    "-8014": "unknown-error",
+    "-8017": "not-ready",
     "-8002": "no-permission",
     "-8022": "unknown-error",
     "-7": "unknown-error",
@@ -42,7 +48,7 @@ def only_the_sick_one(findings: tuple[Finding, ...], cause: str, what: object = 
 
 
 def works(backend: AscendBackend, npu: Device) -> None:
-    """A chip takes a slice as if nothing were."""
+    """Assert that a chip creates a vNPU as usual."""
     profile = npu.profiles[0]
     made = backend.create_partition(npu.uuid, profile.profile_id, profile.placements[0])
     assert backend.device(npu.uuid).partitions == (made,)
@@ -76,9 +82,33 @@ def each_error_has_its_cause(stage: Stage) -> None:
         stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "fail", code)
         only_the_sick_one(stage.backend.discover(), cause, code)
         sick = only_the_sick_one(stage.fresh().discover(), cause, code)
-        # The bus tells which one it is that nothing could be read of.
+        # The PCI bus identifies the chip that could not be read.
         assert sick.device is None and npus[SICK].pci_address in sick.name
         stage.control("clear", str(SICK))
+
+
+@on("8x310P-Pro")
+def a_transient_code_costs_one_more_call(stage: Stage) -> None:
+    npus = stage.npus()
+    for code in ("-8006", "-8010", "-8011", "-8012", "-8017"):
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_health", "fail", code, "nth", "1")
+        assert stage.npus() == npus, code
+        stage.control("fault", str(SICK), "call", "dcmi_create_vdevice", "fail", code, "nth", "1")
+        works(stage.backend, npus[SICK])
+        stage.control("clear", str(SICK))
+
+
+@on("8x310P-Pro")
+def a_process_that_ends_while_it_is_read_costs_nothing(stage: Stage) -> None:
+    npus = stage.npus()
+    for code in ("-8005", "-8008", "-8009"):
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_resource_info", "fail", code, "nth", "1")
+        assert stage.npus() == npus, code
+        stage.control("fault", str(SICK), "call", "dcmi_get_device_resource_info", "fail", code, "nth", "1")
+        assert stage.backend.device(npus[SICK].uuid).processes == (), code
+        stage.control("clear", str(SICK))
+    stage.control("fault", str(SICK), "call", "dcmi_get_device_resource_info", "fail", "-8005")
+    only_the_sick_one(stage.backend.discover(), "internal-error")
 
 
 @on("8x310P-Pro")
@@ -142,13 +172,13 @@ def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage)
     findings = stage.backend.discover()
     assert [finding.index for finding in findings] == [each for each in range(8) if each != SICK]
     assert not faults(findings)
-    # The others lie as they did, and its neighbour has no ring any more.
+    # The others have their topology, except its neighbor, which has no ring.
     assert [finding.device.attributes.get("hccsRing") for finding in findings if finding.index == SICK - 1] == [None]  # type: ignore[union-attr]
     refused(NotFound, stage.backend.device, npus[SICK].uuid)
     stage.command("plug", str(SICK))
     stage.backend.renew()
     assert stage.npus() == npus
-    # A start of the machine leaves nothing of it: a chip that the bus shows and nobody knows is one that is ill.
+    # After a reboot nothing is known of it: a chip on the bus without other facts is reported as faulty.
     stage.control("unplug", str(SICK))
     stage.backend.renew()
     only_the_sick_one(stage.backend.discover(), "npu-lost")
@@ -164,7 +194,7 @@ def what_chips_say_of_their_health(stage: Stage) -> None:
     stage.control("fault", "4", "health", "warning")
     (sign,) = stage.npus()[4].health.signs
     assert (sign.cause, sign.severity) == ("health", Severity.INFORMATIVE)
-    # A claim does not ask how a chip is: that is what the last look found.
+    # Preparing a claim does not query the health. It uses that of the last scan.
     counted = stage.recorded()
     assert stage.backend.device(npus[2].uuid).health.causes == ("error-code",)
     assert "dcmi_get_device_health" not in counted
@@ -174,13 +204,13 @@ def what_chips_say_of_their_health(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) -> None:
-    """Whoever takes it for gone leaves it on the chip for ever."""
+    """If the driver considered it destroyed, the vNPU would stay on the chip forever."""
     backend, npu = stage.backend, stage.npus()[0]
     profile = npu.profiles[0]
     made = [backend.create_partition(npu.uuid, profile.profile_id, place) for place in profile.placements[:2]]
     there = tuple(sorted(each.instance_id for each in made))
     whole = tuple(sorted((each.instance_id, each.key) for each in made))
-    for code in ("-8008", "-8255", "-8005"):  # there is no such thing, the chip has none of it, an internal error
+    for code in ("-8008", "-8255", "-8005"):  # no such device, not supported, internal error
         for nth in range(1, 6):
             stage.control("fault", "0", "call", "dcmi_get_device_info", "fail", code, "nth", str(nth))
             for _look in range(2):
@@ -224,6 +254,6 @@ def an_unexpected_exception_in_one_chips_read_costs_no_other(stage: Stage) -> No
         assert sick.fault is not None and "unexpected ValueError" in sick.fault.message, sick
         setattr(source, method, original)
         stage.npus(full)
-    # The topology concerns all chips: without a topology they are published as before.
+    # The topology concerns all chips: without it they are published as before.
     stage.backend._chips.settle = lambda: 1 // 0  # type: ignore[method-assign,assignment,return-value]
     assert [npu.attributes for npu in stage.npus()] == [npu.attributes for npu in npus]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver's claims on several chips as one device, on DCMI itself, and on whatever the counters give beside them."""
+"""Test the driver's claims on several chips as one device, on DCMI, and on all devices that the counters allow next to
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
 
 
 def chips_in(driver: Driver, uid: str) -> list[str]:
-    """The chips' own nodes in a claim's one CDI device."""
+    """Return the chips' device nodes in the single CDI device of a claim."""
     (device,) = driver.node.cdi(uid)["devices"]
     return sorted(each["path"] for each in device["containerEdits"]["deviceNodes"] if each["path"][-1].isdigit())
 
@@ -29,7 +31,7 @@ def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
         assert chips_in(driver, "0uid-pair") == ["/dev/davinci6", "/dev/davinci7"]
         for other in ("npu-6", "npu-7", "npu-card-6", "npu-node"):
             assert "is still prepared for claim default/pair" in await driver.prepare("other", other)
-        # A slice that somebody has made meanwhile is in the way of its card, and of no other.
+        # A vNPU that was created by hand blocks its card, and no other card.
         stage.by_hand("create-vnpu", "-i", "2", "-c", "1", "-f", "vir01")
         error = await driver.prepare("late", "npu-card-4")
         assert "npu-card-4 cannot be given whole" in error and "vir01 at " in error, error
@@ -84,13 +86,15 @@ def four_chips_of_a_ring_are_one_device(stage: Stage) -> None:
 
 
 def what_the_counters_give_can_be_had(stage: Stage) -> None:
-    """Slices, chips and groups, given and given back at random: what the scheduler finds free is prepared, without one refusal."""
+    """Allocate and release vNPUs, chips, and groups at random: each device that the scheduler considers free can be
+    prepared.
+    """
 
     async def scene(driver: Driver) -> None:
         rng = random.Random(5)
         scheduler = Scheduler(driver)
         kinds = sorted({offer.kind for offer in scheduler.offers})
-        # Chips of one card are used in one way: they are not cut for claims.
+        # All chips of one card are used in the same way: they are not partitioned for claims.
         assert kinds == ["device", "group"] + ["partition"] * (stage.npus()[1].attributes["chipID"] == 0)
         given: dict[str, int] = dict.fromkeys(kinds, 0)
         for step in range(90):

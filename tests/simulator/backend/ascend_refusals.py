@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a chip refuses although the counters say yes: another way is found where there is one, and is known where there is none."""
+"""Test vNPUs that a chip rejects although the counters allow them: another placement is used if there is one, or the
+rejection is reported.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def slices_that_wait_for_their_pods_make_room(stage: Stage) -> None:
         assert driver.slices(0) == [("vir01", 0), ("vir02", 6)]
         assert driver.node.store.claims[waiting.uid].prepared and len(driver.node.cdi_files()) == 2
         assert not driver.node.reports.failures
-        # The waiting claim's pod is bound: its slice stays where it is from now on.
+        # The pod of the waiting claim is bound: its vNPU is not moved any more.
         assert await driver.prepare("waiting", "npu-0-vir01-0") == ""
         stage.control("fault", "0", "fragmented")
         assert "no room" in await driver.prepare("late", "npu-0-vir01-1")
@@ -51,13 +53,13 @@ def where_somebody_else_is_in_the_way_others_are_kept_away_until_he_is_gone(stag
         assert "no room" in error and "vir01 at 0:1" in error and "60 s" in error, error
         await driver.node.look()
         back = kept_back(driver)
-        # What takes as much as that, and more, at the same place; nothing at other places, and no other chip.
+        # Only vNPUs of the same or a larger size at that place are excluded, on this chip only.
         assert back == {"npu-0-vir02-6", "npu-0-vir04-6", "npu-0-vir04-4c-dvpp-6"} or "npu-0-vir02-6" in back
         assert (
             all(name.endswith("-6") for name in back) and "npu-0-vir01-6" not in back and not kept_back(driver, "npu-1")
         )
         assert stage.by_slices(stage.first()) == [("vir01", 0)], "what is somebody else's was touched"
-        # He takes it away, and with it goes what speaks against the place.
+        # The other vNPU is destroyed, and the place is available again.
         stage.by_hand("destroy-vnpu", "-i", "0", "-c", "0", "-v", "100")
         await driver.node.look()
         assert kept_back(driver) == set()
@@ -69,7 +71,7 @@ def where_somebody_else_is_in_the_way_others_are_kept_away_until_he_is_gone(stag
 
 @on("8x310P-Pro")
 def a_slice_in_a_pod_is_never_moved(stage: Stage) -> None:
-    """Neither one whose container runs, nor one that was there before the claim and only was given to it."""
+    """Neither one with a running container, nor one that existed before its claim."""
 
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "103", "-g", "1")
@@ -87,16 +89,16 @@ def a_slice_in_a_pod_is_never_moved(stage: Stage) -> None:
 @on("8x910B4")
 def another_number_is_taken(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
-        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022", "nth", "1")
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001", "nth", "1")
         assert await driver.prepare("one", "npu-0-vir05-1c-8g-new-0") == ""
         assert driver.slices(0) == [("vir05_1c_8g", 1)]
         stage.control("clear", "0")
-        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022")
+        stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
         calls = stage.recorded()
         assert "no room" in await driver.prepare("two", "npu-0-vir05-1c-8g-new-1")
         assert calls["dcmi_create_vdevice"] == 3, "what is not refused for its number is not tried with all of them"
         await driver.node.look()
-        # All of them are one as good as the other, and what is larger is refused as well.
+        # All numbers are equivalent, and larger vNPUs are excluded as well.
         assert kept_back(driver) == {
             offer.name
             for offer in driver.node.inventory.offers.values()
@@ -112,7 +114,7 @@ def another_number_is_taken(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def what_others_made_since_the_last_look_is_made_way_for_or_named(stage: Stage) -> None:
-    """A small slice in half of a vGroup leaves the other half, whichever that is; anything else in the place is in the way."""
+    """A small vNPU uses either half of a vGroup, so the other half stays available. Any other vNPU blocks the place."""
 
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "2")

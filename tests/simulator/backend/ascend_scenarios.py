@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the Ascend backend does on DCMI. Each scenario runs in a process of its own, started by ascend_test.py."""
+"""Scenarios of the Ascend backend on DCMI. ascend_test.py starts each of them in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulator.backend import (
 )
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage
 
-# Each of these rooms has registered its scenarios.
+# Each of these modules registers its scenarios when it is imported.
 __all__ = [
     "SCENARIOS",
     "ascend_claims",
@@ -34,9 +34,13 @@ __all__ = [
 
 
 def main() -> None:
-    """Run one scenario by name, on the machine below a folder."""
+    """Run one scenario by name, on the machine below a directory."""
     name, root = sys.argv[1:]
-    SCENARIOS[name][2](Stage(Path(root)))
+    stage = Stage(Path(root))
+    try:
+        SCENARIOS[name][2](stage)
+    finally:
+        stage.close()
 
 
 if __name__ == "__main__":

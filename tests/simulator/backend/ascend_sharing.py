@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Whole chips that several claims have at a time: only where the chip lets several containers in, and with what they are told."""
+"""Test whole chips shared by several claims: only if the chip allows several containers, and with the metadata of the
+share.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from dra_driver.core.ascend.backend import AscendBackend
-from dra_driver.core.ascend.program import Program
-from dra_driver.core.ascend.switches import SHARE, Switch, Switches
-from dra_driver.core.ascend.tool import Tool
 from dra_driver.core.model import devices_of
+from dra_driver.core.vendors.ascend.backend import AscendBackend
+from dra_driver.core.vendors.ascend.modes import SHARE, Switch, Switches
+from dra_driver.core.vendors.ascend.npu_smi import Tool
+from dra_driver.core.vendors.ascend.npu_smi_source import Program
 
 from tests.simulator.backend.ascend_claims import Driver, acted
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
@@ -75,7 +77,7 @@ def claims_share_a_chip(stage: Stage) -> None:
             "requests"
         ][0]["devices"][0]["attributes"]
         assert told["shareID"] == {"string": record.devices[0].share_id} and told["consumedAiCores"] == {"int": 2}
-        # The same share twice is one too many, and who has it alone tells nothing of shares.
+        # A share can be used only once. A claim with the whole chip has no share metadata.
         assert "still prepared for claim default/one" in await driver.prepare("again", share(1))
         assert await driver.prepare("alone", "npu-2") == ""
         alone = driver.node.cdi(driver.claims.allocate("alone", "npu-2").uid)
@@ -99,13 +101,14 @@ def a_chip_that_lets_one_container_in_is_not_shared(stage: Stage) -> None:
         error = await driver.prepare("one", share(1))
         assert "cannot be shared" in error and "ascend_vnpu_device_share: true" in error
         assert driver.node.reports.failures[-1][2].code == "not-shareable" and driver.node.store.claims == {}
-        # Whole chips are given all the same.
+        # Whole chips are still allocatable.
         assert await driver.prepare("alone", "npu-2") == ""
         Switches(Tool(stage.system)).turn(Switch(SHARE, True, stage.first()))
         assert await driver.prepare("one", share(1)) == ""
         await driver.node.look()
         assert signs() == [[], ["not-shareable"]] + [[]] * 6
-        # It is switched off beneath a claim: who has the chip is told, and nobody new is given it.
+        # Sharing is disabled while a claim uses the chip: the claim's holder is notified, and no new claim is
+        # prepared.
         stage.control("device-share", "0", "0")
         await driver.node.look()
         assert signs()[0] == ["not-shareable"]

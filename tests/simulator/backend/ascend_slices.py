@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the Ascend backend changes: slices at every place, against counters, beside others' hands, over a start of the machine."""
+"""Test the vNPUs that the Ascend backend creates: every place, the counters, vNPUs of others, and a reboot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted
-from dra_driver.core.layout import LayoutPlan, plan_layouts
-from dra_driver.core.layout_rules import parse_rules, wanted_for
-from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Partition, Placement, devices_of
+from dra_driver.core.partitioning.layout_execute import execute, wait_for_restored
+from dra_driver.core.partitioning.layout_plan import LayoutPlan, plan_layouts
+from dra_driver.core.partitioning.rules import parse_rules, wanted_for
 
 from tests.simulator.backend.ascend_facts import by_program
 from tests.simulator.backend.ascend_stage import SCENARIOS, Stage, on
@@ -39,7 +40,7 @@ def every_place_of_a_310p(stage: Stage) -> None:
 
 
 def counters_and_silicon_agree(stage: Stage) -> None:
-    """What the counters accept can be made at its place, what they refuse the chip refuses as well."""
+    """The chip accepts a vNPU that the counters allow and rejects one that they forbid."""
     npu = stage.first()
     possible = [offer for offer in stage.backend.offers(npu, dynamic=True) if offer.kind == "partition"]
     rng = random.Random(11)
@@ -50,7 +51,7 @@ def counters_and_silicon_agree(stage: Stage) -> None:
         for offer in possible:
             assert offer.profile_id is not None and offer.placement is not None
             placement = offer.placement
-            if placement.is_number:  # one of so many: which one is decided when it is made
+            if placement.is_number:  # one of several equal numbers, chosen at creation
                 taken = {each.placement.start for each in made}
                 placement = Placement(min(number for number in range(16) if number not in taken), 0)
             if all(amount <= left[counter] for counter, amount in offer.consumes.items()):
@@ -70,7 +71,9 @@ for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "8x910B4-1"):
 
 @on("4x300I-Duo")
 def chips_of_a_pair_are_not_cut_for_claims_and_used_in_one_way(stage: Stage) -> None:
-    """What is cut by a layout is published as it is, and the other chip of its card is kept from claims until it is cut as well."""
+    """A chip partitioned by a layout is published with its vNPUs. The other chip of its card is not allocatable until
+    it is partitioned too.
+    """
     npus = stage.npus()
     for npu in npus:
         (whole,) = stage.backend.offers(npu, dynamic=True)
@@ -96,13 +99,14 @@ def what_cannot_be_made_is_said(stage: Stage) -> None:
     error = refused(DoesNotFit, stage.make, npu, "vir01", 7)
     assert made.describe() in str(error)
     refused(NotFound, stage.backend.destroy_partition, npu.uuid, 101)
-    # Silicon says no although every count says yes.
-    stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8022", "nth", "1")
+    # The chip rejects it although all counters allow it.
+    stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001", "nth", "1")
     error = refused(DoesNotFit, stage.make, npu, "vir01", 0)
-    assert "no room" in str(error) and made.describe() in str(error)
+    assert "no room" in str(error) and "free resources suffice" in str(error) and made.describe() in str(error)
     stage.control("clear", "0")
     assert stage.by_slices(npu) == [("vir02", 6)]
-    # Whoever has the whole chip is in the way, and whoever has a slice keeps it: the driver itself would not look.
+    # A process on the whole chip prevents a vNPU, and a vNPU in use is kept: the vendor's driver itself does not
+    # check.
     stage.control("fault", "1", "process", str(os.getpid()))
     other = stage.npus()[1]
     assert [each.pid for each in other.processes] == [os.getpid()]
@@ -113,6 +117,77 @@ def what_cannot_be_made_is_said(stage: Stage) -> None:
     assert isinstance(error, InUse) and error.pids == (os.getpid(),)
     stage.control("clear")
     stage.backend.destroy_partition(npu.uuid, made.instance_id)
+
+
+@on("8x310P-Pro")
+def a_refused_slice_has_the_reason_that_the_chip_shows(stage: Stage) -> None:
+    """The library and npu-smi report different codes and sentences."""
+    program = by_program(stage)
+    backends = (stage.backend, program)
+    for backend in backends:
+        (npu, other, *_others) = devices_of(backend.discover())
+        large, small = npu.find_profile("vir04_4c_dvpp"), npu.find_profile("vir01")
+        assert large is not None and small is not None
+        made = backend.create_partition(npu.uuid, large.profile_id, large.placements[0])
+        place = next(each for each in small.placements if not each.clashes(made.placement))
+        error = refused(DoesNotFit, backend.create_partition, npu.uuid, small.profile_id, place)
+        assert "1 vpc needed, 0 free" in str(error) and made.describe() in str(error)
+        backend.destroy_partition(npu.uuid, made.instance_id)
+        stage.control("fault", "1", "process", str(os.getpid()))
+        busy = refused(InUse, backend.create_partition, other.uuid, small.profile_id, small.placements[0])
+        assert isinstance(busy, InUse) and busy.pids == (os.getpid(),)
+        stage.control("clear", "1")
+    # Busy without a process that can be named.
+    stage.control("fault", "1", "call", "dcmi_create_vdevice", "fail", "-8013", "nth", "1")
+    assert "busy" in str(refused(InUse, stage.make, stage.npus()[1], "vir01", 0))
+
+
+@on("8x310P-Pro")
+def slices_of_the_drivers_script_are_waited_for_after_a_boot(stage: Stage) -> None:
+    npu = stage.npus()[3]
+    made = stage.make(npu, "vir02", 2)
+    uptime = stage.root / "proc/uptime"
+    uptime.parent.mkdir(exist_ok=True)
+    uptime.write_text("12.5 30.0\n")
+    backend = stage.backend
+    assert backend.unrestored() == ""
+    stage.control("power-cycle", "late")
+    backend.renew()
+    missing = backend.unrestored()
+    assert f"{made.instance_id} of NPU 3" in missing and "ascend_vnpu_recover: false" in missing, missing
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        stage.control("recover")
+
+    reports: list[str] = []
+    assert wait_for_restored(backend, 60, reports.append, sleep=sleep) == ""
+    assert reports == [missing] and len(waits) == 1 and stage.by_slices(npu) == [("vir02", 2)]
+    stage.control("power-cycle", "late")
+    backend.renew()
+    uptime.write_text("601.0 30.0\n")
+    assert backend.unrestored() == "", "the script has ended long ago"
+    uptime.write_text("12.5 30.0\n")
+    stage.by_hand("vnpu-cfg-recover", "-d", "0")
+    assert backend.unrestored() == ""
+
+
+@on("8x310P-Pro")
+def the_acceptance_program_finds_what_is_simulated(stage: Stage) -> None:
+    from tests.silicon import acceptance
+
+    stage.control("fault", "1", "process", str(os.getpid()))
+    answers = {question.name: (question.expected, said) for question, said in acceptance.answers(stage.backend, True)}
+    del answers["ascend: owner and mode of a device node"]  # files of this test
+    assert answers.pop("ascend: chips away during a reset")[1].startswith(acceptance.NOT_ASKED), "a chip is busy"
+    for name in ("owner and mode of the nodes of slices", "ids of NPUs on the unified bus"):
+        assert answers.pop(f"ascend: {name}")[1].startswith(acceptance.NOT_ASKED), "there are none"
+    stage.control("clear", "1")
+    assert acceptance.count_reset(stage.backend) == "only those of the unit"
+    stage.make(stage.npus()[2], "vir01", 0)
+    assert acceptance.read_slice_owner(stage.backend) == "as the chip's"
+    assert all(expected == said for expected, said in answers.values()), answers
 
 
 @on("8x910A")
@@ -131,7 +206,7 @@ def modes_that_are_in_the_way_are_named(stage: Stage) -> None:
 def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
     npu = stage.first()
     assert "multi-die-policy -d 1" in str(refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
-    # Who asks npu-smi alone is told as much.
+    # npu-smi alone gives the same reason.
     program, profile = by_program(stage), npu.find_profile("vir06_1c_16g")
     (npu, *_others) = devices_of(program.discover())
     assert profile is not None
@@ -141,7 +216,7 @@ def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
 
 @on("8x310P-Pro")
 def slices_that_others_made_have_their_places(stage: Stage) -> None:
-    """Their ids say nothing of their vGroups; ours are made beside them all the same, and known again."""
+    """The IDs of other vNPUs do not show their vGroups. Our vNPUs are created next to them and recognized again."""
     npu = stage.first()
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir02", "-v", "107", "-g", "0")
@@ -150,7 +225,8 @@ def slices_that_others_made_have_their_places(stage: Stage) -> None:
     assert (made.instance_id, made.placement) == (105, Placement(7, 1))
     assert stage.make(npu, "vir02_1c", 2).instance_id == 102
     assert stage.by_slices(npu) == [("vir02", 0), ("vir02_1c", 2), ("vir01", 6), ("vir01", 7)]
-    # What is published for claims are places whose own numbers are free: those stay what they are, whoever goes.
+    # Only places with a free number are published for claims, so that their names stay stable when other vNPUs are
+    # deleted.
     owned = [each.key for each in stage.backend.device(npu.uuid).partitions if each.instance_id in (102, 105)]
     names = {offer.name for offer in stage.backend.offers(stage.first(), dynamic=True, owned=owned)}
     assert "npu-0-vir01-4" in names and "npu-0-vir01-7" not in names
@@ -164,7 +240,7 @@ def slices_outlive_a_start_of_the_machine(stage: Stage) -> None:
     again = stage.fresh()
     again.discover()
     assert again.device(npu.uuid).partitions == made
-    stage.backend.renew()  # what it had is of a former boot
+    stage.backend.renew()  # its state is from the previous boot
     stage.npus()
     assert stage.backend.device(npu.uuid).partitions == made
 
@@ -210,16 +286,61 @@ def rules_of_the_project_are_followed(stage: Stage) -> None:
         rules = parse_rules([{"match": {}, "mode": "whole"}])
 
 
-@on("8x910B4")
+@on("8x910B3")
 def a_chip_is_reset_when_nobody_uses_it(stage: Stage) -> None:
-    npu = stage.first()
+    from dra_driver.core.vendors.ascend import backend
+
+    backend.RESET_SECONDS = 0.0
+    npu, *others = stage.npus()
+    everyone = [npu.uuid, *(each.uuid for each in others)]
+    assert npu.linked == tuple(sorted(each.pci_address for each in others))
     stage.control("fault", "0", "error", "0x80E01801", "critical")
     assert stage.backend.discover()[0].device.health.signs  # type: ignore[union-attr]
-    made = stage.make(npu, "vir05_1c_8g", 0)
-    refused(InUse, stage.backend.reset, [npu.uuid])
-    stage.backend.destroy_partition(npu.uuid, made.instance_id)
-    stage.backend.reset([npu.uuid])
-    assert not stage.first().health.signs
+    made = stage.make(others[3], "vir05_1c_16g", 0)
+    assert others[0].uuid in str(refused(InUse, stage.backend.reset, [npu.uuid])), "one of all"
+    refused(InUse, stage.backend.reset, everyone)
+    stage.backend.destroy_partition(others[3].uuid, made.instance_id)
+    calls = stage.recorded()
+    stage.backend.reset(everyone)
+    assert calls["dcmi_set_device_reset"] == 1
+    rings = {each.attributes["hccsRing"] for each in stage.npus()}
+    assert not stage.first().health.signs and len(rings) == 1
+
+
+def chips_that_are_reset_together(stage: Stage, unit: tuple[int, ...]) -> None:
+    from dra_driver.core.vendors.ascend import backend
+
+    backend.RESET_SECONDS = 0.0
+    npus = stage.npus()
+    chosen = [npus[number] for number in unit]
+    assert [npu.linked for npu in chosen] == [
+        tuple(sorted(each.pci_address for each in chosen if each is not npu)) for npu in chosen
+    ]
+    last = chosen[-1]
+    stage.control("fault", str(last.index), "error", "0x80E01801", "critical")
+    stage.control("fault", str(last.index), "process", str(os.getpid()))
+    refused(InUse, stage.backend.reset, [each.uuid for each in chosen])
+    stage.control("clear", str(last.index))
+    stage.control("fault", str(last.index), "error", "0x80E01801", "critical")
+    calls = stage.recorded()
+    stage.backend.reset([each.uuid for each in reversed(chosen)])
+    assert calls["dcmi_set_device_reset" if len(npus) > 1 else "dcmiv2_reset_device"] == 1
+    assert not any(npu.health.signs for npu in stage.npus())
+
+
+for _machine, _unit in (
+    ("8x910A", (4, 5, 6, 7)),
+    ("8xA3", (4, 5, 6, 7)),
+    ("4x300I-Duo", (2, 3)),
+    ("8x310P-Pro", (3,)),
+    ("8x910B4", (3,)),
+    ("1x950", (0,)),
+):
+    SCENARIOS[f"chips_that_are_reset_together_on_{_machine}"] = (
+        _machine,
+        {},
+        partial(chips_that_are_reset_together, unit=_unit),
+    )
 
 
 @on("8xA3", multi_die_policy="union")
@@ -231,7 +352,7 @@ def chips_whose_mode_forbids_slices_are_offered_whole(stage: Stage) -> None:
 
 @on("8x910B3")
 def slices_are_offered_again_when_the_mode_allows_them(stage: Stage) -> None:
-    from dra_driver.core.ascend import chips
+    from dra_driver.core.vendors.ascend import chips
 
     chips.HINDRANCE_SECONDS = 0.0
     assert len(stage.backend.offers(stage.first(), True)) > 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The structures of the backend against those of the tests, which were written down by themselves."""
+"""Compare the backend's structures with those of the tests, which were written independently."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import ctypes
 from typing import Any
 
 import pytest
-from dra_driver.core.ascend import structures
+from dra_driver.core.vendors.ascend import structures
 
 from tests.simulator.dcmi_structures import STRUCTURES
 
 SAME: dict[str, type[ctypes.Structure]] = {
     "chip_info_v2": structures.ChipInfo,
     "pcie_info_all": structures.PciInfo,
+    "ub_id_info": structures.UnifiedBusInfo,
     "die_id": structures.DieId,
     "hbm_info": structures.HbmInfo,
     "get_memory_info_stru": structures.MemoryInfo,
@@ -37,7 +38,7 @@ SAME: dict[str, type[ctypes.Structure]] = {
 
 
 def leaves(kind: Any, at: int = 0) -> list[tuple[int, int]]:
-    """Offset and size of every number in a structure; characters stay together."""
+    """Return offset and size of every number in a structure. Character arrays count as one."""
     if issubclass(kind, ctypes.Structure):
         return [leaf for name, inner in kind._fields_ for leaf in leaves(inner, at + getattr(kind, name).offset)]
     if issubclass(kind, ctypes.Array) and ctypes.sizeof(kind._type_) > 1:

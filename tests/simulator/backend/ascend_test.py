@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The Ascend backend on DCMI itself: the library of the simulator role, built here, one machine for each scenario."""
+"""Run the Ascend backend on DCMI: the simulator role's library, built here, with one machine per scenario."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from dra_driver.core.ascend.backend import AscendBackend
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.vendors.ascend.backend import AscendBackend
 
 from tests.simulator import older_driver
 from tests.simulator.backend.ascend_scenarios import SCENARIOS
@@ -17,16 +17,19 @@ from tests.simulator.backend.npu_machine import NpuMachine
 from tests.simulator.dcmi_support import SOURCES
 from tests.simulator.nvml_builds import build
 
-#: What an older driver cannot have: chips that came later.
-LATER = {name for name, (machine, _library, _scenario) in SCENARIOS.items() if machine in ("8xA3", "1x950")}
-#: A scenario of each kind; the others are of the proof.
+#: Chips that an older driver does not support because they came later.
+LATER = {name for name, (machine, _library, _scenario) in SCENARIOS.items() if machine in ("8xA3", "1x950", "8x950-UB")}
+#: A scenario of each kind. The others are marked ``prove``.
 BRIEF = {
     "both_ways_tell_the_same_on_8x310P-Pro",
     "claims_have_their_slices",
     "what_another_container_has_is_named",
 }
-#: Stories that are told of many machines; of the others than these two in the proof.
-OF_MANY = ("slices_measure_what_is_published_on_", "both_ways_tell_the_same_on_")
+#: The driver identifies a process by its mount namespace, and the library aborts a process that calls it from two
+#: threads.
+RULES = {"administrator": "mount-namespace", "single_thread": True}
+#: Scenarios that run on many machines. All machines but these two are marked ``prove``.
+OF_MANY = ("slices_measure_what_is_published_on_", "both_ways_tell_the_same_on_", "replaced_chips_leave_no_fault_on_")
 SHOWN = ("8x310P-Pro", "8x910A")
 
 
@@ -45,21 +48,23 @@ def older() -> Path:
     [pytest.param(name, marks=[] if name in BRIEF else pytest.mark.prove) for name in sorted(set(SCENARIOS) - LATER)],
 )
 def test_on_an_older_driver(scenario: str, older: Path, tmp_path: Path) -> None:
-    """The same of both generations: what is missing is done without, tables are read with their other rules."""
+    """Both generations give the same results: missing functions are replaced, and tables are parsed with the other
+    rules.
+    """
     machine = NpuMachine(tmp_path / "root")
-    machine.power_on(SCENARIOS[scenario][0], older, **SCENARIOS[scenario][1], **older_driver.STATEMENTS)
+    machine.power_on(SCENARIOS[scenario][0], older, **SCENARIOS[scenario][1], **older_driver.STATEMENTS, **RULES)
     machine.run(scenario)
 
 
 def marks(scenario: str) -> list[pytest.MarkDecorator]:
-    """What keeps a scenario out of `make test`."""
+    """Return the marks that exclude a scenario from `make test`."""
     return [pytest.mark.prove] if scenario.startswith(OF_MANY) and not scenario.endswith(SHOWN) else []
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(name, marks=marks(name)) for name in sorted(SCENARIOS)])
 def test_on_dcmi(scenario: str, library: Path, tmp_path: Path) -> None:
     machine = NpuMachine(tmp_path / "root")
-    machine.power_on(SCENARIOS[scenario][0], library, **SCENARIOS[scenario][1])
+    machine.power_on(SCENARIOS[scenario][0], library, **SCENARIOS[scenario][1], **RULES)
     machine.run(scenario)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What chips tell of without being asked, and what they do."""
+"""Test the events of chips, and their telemetry."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import threading
 import time
 
-from dra_driver.core.ascend.watch import OURS
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Notice
+from dra_driver.core.vendors.ascend.watch import OURS
 
 from tests.simulator.backend.ascend_stage import Stage, on, until
 from tests.simulator.backend.stage import refused
@@ -19,7 +19,7 @@ LONG = 120.0
 
 
 class Listening:
-    """Somebody who waits for changes all the time, as the driver does."""
+    """A thread that waits for changes all the time, like the driver."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -45,7 +45,7 @@ def faults_and_others_slices_are_told(stage: Stage) -> None:
     stage.control("fault", "2", "error", "0x80E01801")
     listening.until("tells of error 0x80e01801", npus[2].uuid)
     stage.control("clear", "2")
-    # Its own slices are not told, those of others are.
+    # Changes of vNPUs by other processes are reported, those by this process are not.
     made = stage.make(npus[0], "vir01", 0)
     stage.backend.destroy_partition(npus[0].uuid, made.instance_id)
     time.sleep(OURS)
@@ -53,7 +53,7 @@ def faults_and_others_slices_are_told(stage: Stage) -> None:
     stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
     listening.until("somebody else")
     assert stage.by_slices(npus[1]) == [("vir02", 0)]
-    # A wait ends when the backend is closed, and goes on when it is open again.
+    # A wait ends when the backend is closed, and continues when it is open again.
     stage.backend.close()
     until(lambda: listening.ended, LONG)
     refused(BackendUnavailable, stage.backend.wait_for_change, 1.0)
@@ -78,7 +78,7 @@ def chips_and_slices_tell_what_they_do(stage: Stage) -> None:
     stage.npus()
     found = {each.uuid: each for each in stage.backend.telemetry(20, {made.uuid}) if each.device_uuid == npus[0].uuid}
     assert set(found) == {npus[0].uuid, made.uuid}
-    # A chip that is cut says that its cores do nothing.
+    # A partitioned chip reports no AI Core load.
     assert found[npus[0].uuid].utilization is None
     assert (found[made.uuid].memory_total, found[made.uuid].memory_used) == (made.memory_bytes, 1000 * 1024 * 1024)
     stage.control("clear")

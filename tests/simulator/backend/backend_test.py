@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The NVIDIA backend on NVML itself: the library of the simulator role, built here, one machine for each scenario."""
+"""Run the NVIDIA backend on NVML: the simulator role's library, built here, with one machine per scenario."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dra_driver.core.backend import BACKENDS, create
+from dra_driver.core.vendors.registry import BACKENDS, create
 
 from tests.simulator.backend.gpu_machine import Machine
 from tests.simulator.backend.nvml_scenarios import SCENARIOS
@@ -28,7 +28,7 @@ def test_on_nvml(scenario: str, library: Path, tmp_path: Path) -> None:
 
 def test_without_the_library_the_reason_is_given() -> None:
     program = """
-from dra_driver.core.backend import create
+from dra_driver.core.vendors.registry import create
 from dra_driver.core.errors import BackendUnavailable
 backend = create("nvidia")
 for _attempt in range(2):
@@ -51,7 +51,7 @@ def test_without_the_binding_the_reason_is_given() -> None:
     program = """
 import sys
 sys.modules["pynvml"] = None
-from dra_driver.core.backend import create
+from dra_driver.core.vendors.registry import create
 try:
     create("nvidia").open()
 except Exception as error:

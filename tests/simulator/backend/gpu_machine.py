@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine of simulated boards below a folder, and programs run on it in processes of their own.
+"""A machine of simulated boards below a directory, and programs that run on it in separate processes.
 
-NVML is loaded by its soname and never unloaded, so whoever uses another library has to be another process.
+NVML is loaded by its soname and never unloaded, so each library needs another process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine of simulated NPUs below a folder: the library and its program where the vendor has them, PCI devices, device nodes.
+"""A machine of simulated NPUs below a directory: the library and its program at the vendor's paths, PCI devices, and
+device nodes.
 
-Whoever uses it does so in a process of its own: a library is loaded by its soname once.
+Each user runs in its own process, because a library is loaded only once per soname.
 """
 
 from __future__ import annotations
@@ -42,23 +43,27 @@ class NpuMachine:
         return self.root / LIBRARIES / "libdcmi.so"
 
     def power_on(self, profile: str, build: Path, **library: Any) -> None:
-        """Lay out the machine, and load it."""
+        """Create the machine's files and load the machine."""
         for folder in (LIBRARIES, "usr/local/bin", "etc/accelerator-simulator"):
             (self.root / folder).mkdir(parents=True)
         shutil.copy2(build / "libdcmi.so", self.library)
         shutil.copy2(build / "npu-smi", self.root / "usr/local/bin/npu-smi")
+        tools = self.root / "usr/local/Ascend/driver/tools"
+        tools.mkdir()
+        shutil.copy2(build / "hccn_tool", tools / "hccn_tool")
         settings = {key.replace("_", "-"): value for key, value in library.items()}
         configuration = {"machine": profile, "identity": "test", "ascend_library": settings}
         (self.root / "etc/accelerator-simulator/machine.json").write_text(json.dumps(configuration))
         self.command("power-on")
-        # Below a folder the simulator lays plain files where nodes would be, and a plain file is no node.
+        # Below a directory the simulator creates ordinary files instead of device nodes, which the backend does not
+        # accept.
         for path in list((self.root / "dev").rglob("*")):
             if path.is_file():
                 path.unlink()
-                os.mknod(path, stat.S_IFCHR | 0o666, NULL)  # whoever opens one succeeds
+                os.mknod(path, stat.S_IFCHR | 0o666, NULL)  # opening it succeeds
 
     def command(self, *words: str) -> None:
-        """Run the simulator's own command."""
+        """Run the simulator's command."""
         program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         done = subprocess.run(
             [sys.executable, "-c", program, "--root", str(self.root), *words],
@@ -70,7 +75,7 @@ class NpuMachine:
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
 
     def control(self, *words: str) -> Any:
-        """Have the simulator itself do something, in a process of its own; its answer."""
+        """Send a control command to the library from a separate process; return its answer."""
         done = subprocess.run(
             [sys.executable, "-c", _CONTROL, str(self.library), " ".join(words)],
             capture_output=True,
@@ -83,17 +88,17 @@ class NpuMachine:
         return answer
 
     def show(self) -> Any:
-        """What the simulator says of the machine."""
+        """Return the simulator's state of the machine."""
         return self.control("show")
 
     def smi(self, *words: str) -> str:
-        """What npu-smi prints, to an administrator."""
+        """Return npu-smi's output for an administrator."""
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)}
         program = [str(self.root / "usr/local/bin/npu-smi"), *words]
         return subprocess.run(program, env=environment, capture_output=True, text=True, check=True).stdout
 
     def run(self, scenario: str) -> None:
-        """Run a function of ascend_scenarios in a process of its own."""
+        """Run a function of ascend_scenarios in a separate process."""
         program = str(Path(__file__).with_name("ascend_scenarios.py"))
         path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(REPOSITORY), str(DATA)])
         done = subprocess.run(

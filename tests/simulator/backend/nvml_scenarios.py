@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the NVIDIA backend does on NVML. Each scenario runs in a process of its own, started by backend_test.py."""
+"""Scenarios of the NVIDIA backend on NVML. backend_test.py starts each of them in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulator.backend import (
 )
 from tests.simulator.backend.stage import SCENARIOS, Stage
 
-# Each of these rooms has registered its scenarios.
+# Each of these modules registers its scenarios when it is imported.
 __all__ = [
     "SCENARIOS",
     "scenarios_of_changes",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def main() -> None:
-    """Run one scenario by name, on the machine below a folder."""
+    """Run one scenario by name, on the machine below a directory."""
     name, root = sys.argv[1:]
     stage = Stage(Path(root))
     stage.backend.open()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the NVIDIA backend changes: modes, partitions, whole layouts, alone and in parallel."""
+"""Test the NVIDIA backend's changes: MIG modes, partitions, and whole layouts, alone and in parallel."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import subprocess
 import sys
@@ -20,19 +21,25 @@ from dra_driver.core.errors import (
     NotFound,
     Unsupported,
 )
-from dra_driver.core.layout import LayoutPlan, plan_layout, plan_layouts
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules
-from dra_driver.core.layout_run import execute
 from dra_driver.core.model import Device, Partition, Placement
-from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
-from dra_driver.core.prepared import PreparedPartition
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import LayoutPlan, ResetDevice, plan_layout, plan_layouts
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition, parse_rules
+from dra_driver.core.store.prepared_claims import PreparedPartition
+from dra_driver.core.vendors.nvidia.mig_parted import rules_from_mig_parted
 
+from tests.simulator.backend.scenarios_of_fabric import fabric_manager
 from tests.simulator.backend.stage import Stage, on, places, recorded, refused
 from tests.unit.core import board_model
 
 
 @on("8xA100-40")
 def a_mode_that_needs_a_reset(stage: Stage) -> None:
+    with fabric_manager(stage, 0):
+        mode_changes_with_a_reset(stage)
+
+
+def mode_changes_with_a_reset(stage: Stage) -> None:
     gpu = stage.first()
     stage.backend.set_partitioning(gpu.uuid, True)
     pending = stage.backend.device(gpu.uuid).partitioning
@@ -63,14 +70,14 @@ def a_mode_is_asked_for_once_by_what_follows_on_a_look(stage: Stage) -> None:
     assert asked.count("nvmlDeviceGetMigMode") == 2, "once by the look, and once after the change"
     assert asked.index("nvmlDeviceSetMigMode") > asked.index("nvmlDeviceGetMigMode")
     stage.backend.destroy_partition(gpu.uuid, made[0].instance_id)
-    # What somebody else has changed is seen: here a moment has passed.
-    head = "from dra_driver.core.backend import create\nbackend = create('nvidia')\nbackend.open()\n"
+    # A change by another process is detected after a moment.
+    head = "from dra_driver.core.vendors.registry import create\nbackend = create('nvidia')\nbackend.open()\n"
     program = f"{head}backend.set_partitioning({gpu.uuid!r}, False)\n"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert (
         refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1)).code == "partitioning-off"
     )
-    # And what is not seen in time is refused by the GPU, with nothing changed.
+    # A change that is not detected in time makes the GPU reject the call, without any effect.
     stage.backend._boards.settle(gpu.uuid)[0].mode_told = (
         time.monotonic(),
         replace(gpu.partitioning, enabled=True),
@@ -106,8 +113,35 @@ def the_numbers_of_capabilities_stay_as_long_as_nvml_is_open(stage: Stage) -> No
 
 
 @on("4xA30")
-def linked_gpus_are_reset_together(stage: Stage) -> None:
-    """What a reset takes from the other GPU of a pair is there again afterwards, or the claim on it is respected."""
+def linked_gpus_are_reset_alone_from_ampere_on(stage: Stage) -> None:
+    """A claim on the other GPU of a pair does not prevent a reset, and keeps its partition."""
+    first, second, *_others = stage.gpus()
+    assert first.linked == (second.pci_address,) and first.resets_alone and not first.reset_blocked
+    static = Rule(Match(), "static", (WantedPartition("2g.12gb", 1), WantedPartition("1g.6gb", 2)))
+    stage.lay_out(static)
+    before = stage.first().partitions
+    held = PreparedPartition("team/train", first.uuid, before[0].uuid)
+    wanted: list[tuple[Device, Rule | None]] = [*zip(stage.gpus(), (None, static, None, None))]
+    plan = plan_layouts(wanted, prepared=[held])[1]
+    assert isinstance(plan, LayoutPlan) and ResetDevice((second.uuid,)) in plan.steps
+    execute(stage.backend, plan)
+    assert stage.first().partitions == before
+    assert [gpu.partitioning.enabled for gpu in stage.gpus()] == [True, True, False, False]
+
+
+def before_ampere(stage: Stage) -> None:
+    """Give the boards a compute capability below 8.0, so that linked GPUs are reset together."""
+    description = stage.root / "var/lib/accelerator-simulator/nvidia.txt"
+    description.write_text(description.read_text().replace("compute-capability 8.0", "compute-capability 7.0"))
+    reply = ctypes.create_string_buffer(1 << 16)
+    command = f"load {description}".encode()
+    assert ctypes.CDLL("libnvidia-ml.so.1").acceleratorSimulatorControl(command, reply, len(reply)) == 0, reply.value
+
+
+@on("4xA30")
+def linked_gpus_are_reset_together_before_ampere(stage: Stage) -> None:
+    """Partitions that a reset destroys on the other GPU of a pair are restored, or a claim on it prevents the reset."""
+    before_ampere(stage)
     first, second, *_others = stage.gpus()
     assert first.linked == (second.pci_address,) and second.linked == (first.pci_address,)
     assert not any(gpu.switched for gpu in stage.gpus())
@@ -135,6 +169,32 @@ def linked_gpus_are_reset_together(stage: Stage) -> None:
     assert not any(gpu.partitioning.enabled or gpu.partitioning.pending or gpu.partitions for gpu in gpus)
 
 
+@on("8xA100-40")
+def reset_with_nvswitches_needs_the_fabric_manager(stage: Stage) -> None:
+    gpu = stage.first()
+    assert gpu.resets_alone and "nvidia-fabricmanager" in gpu.reset_blocked
+    stage.backend.set_partitioning(gpu.uuid, True)
+    calls = recorded(stage)
+    error = refused(Unsupported, stage.backend.reset, [gpu.uuid])
+    assert error.code == "reset-blocked" and gpu.uuid in str(error) and "nvidia-fabricmanager" in str(error)
+    assert not calls, "NVML stays open"
+    with fabric_manager(stage, 0):
+        assert not any(each.reset_blocked for each in stage.gpus())
+        stage.backend.reset([gpu.uuid])
+        assert [each.partitioning.enabled for each in stage.gpus()] == [True] + [False] * 7
+    assert all(each.reset_blocked for each in stage.gpus())
+
+
+@on("mixed")
+def gpus_without_a_bridge_are_reset_alone(stage: Stage) -> None:
+    """Two A30 in one machine, whose NVLinks lead nowhere."""
+    a30 = stage.gpus()[2]
+    assert a30.resets_alone and not a30.linked and not a30.reset_blocked
+    stage.backend.set_partitioning(a30.uuid, True)
+    stage.backend.reset([a30.uuid])
+    assert [gpu.partitioning.enabled for gpu in stage.gpus()] == [False, False, True, False, False]
+
+
 @on("8xH100")
 def a_mode_that_is_immediate(stage: Stage) -> None:
     gpu = stage.first()
@@ -153,7 +213,7 @@ def a_mode_that_is_immediate(stage: Stage) -> None:
 def handles_survive_another_s_change_of_mode(stage: Stage) -> None:
     gpu = stage.first()
     other = f"""
-from dra_driver.core.backend import create
+from dra_driver.core.vendors.registry import create
 backend = create("nvidia")
 backend.open()
 state = backend.device({gpu.uuid!r}).partitioning
@@ -192,7 +252,7 @@ def eight_gpus_at_once(stage: Stage) -> None:
 
 @on("8xH100")
 def one_gpu_by_two_threads(stage: Stage) -> None:
-    """The same place is given to one of two that want it; the other is told that there is no room."""
+    """Two threads request the same placement: one gets it, and the other gets an error that it does not fit."""
     gpu = stage.enabled()
     for _round in range(5):
         outcomes: list[object] = []
@@ -239,6 +299,11 @@ def mig_parted_files_are_followed(stage: Stage) -> None:
 
 @on("8xA100-40")
 def rules_of_the_project_are_followed(stage: Stage) -> None:
+    with fabric_manager(stage, 0):
+        rules_are_followed(stage)
+
+
+def rules_are_followed(stage: Stage) -> None:
     rules = parse_rules(
         [
             {"match": {"index": 0}, "mode": "static", "partitions": {"3g.20gb": 1, "1g.5gb": 4}},

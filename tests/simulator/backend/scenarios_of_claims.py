@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver's claims on NVML itself: one GPU is sick, and the claims of all others notice nothing."""
+"""Test the driver's claims on NVML: one GPU is faulty, and the claims of the others are not affected."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dra_driver.core.cdi import ContainerEdits
+from dra_driver.core.host.cdi import ContainerEdits
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Partition
-from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
 
 from tests.simulator.backend.stage import Stage, on
 
@@ -25,7 +25,7 @@ SICK, CALL = 3, "nvmlDeviceGetMemoryInfo"
 
 
 class WithoutNodes(NvidiaBackend):
-    """The backend, but for container edits: below a root without privileges there are no device nodes."""
+    """The backend without container edits: below a root without privileges there are no device nodes."""
 
     def driver_edits(self) -> ContainerEdits:
         return ContainerEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
@@ -35,7 +35,7 @@ class WithoutNodes(NvidiaBackend):
 
 
 def sick(stage: Stage, cause: str, *fault: str) -> None:
-    """A claim is prepared on a GPU that then falls ill; others come, it goes, the GPU gets well."""
+    """Prepare a claim on a GPU that then becomes faulty, prepare others, unprepare it, and end the fault."""
 
     async def main(folder: Path) -> None:
         claims = Claims()
@@ -55,7 +55,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         offers = set(node.inventory.offers)
         assert await prepare("held", SICK) == ""
         stage.control("fault", str(SICK), "call", CALL, *fault)
-        while not node.inventory.faults:  # a call that hangs counts as slow at first
+        while not node.inventory.faults:  # a hanging call counts as slow at first
             await node.look()
         (uuid,) = node.inventory.faults
         assert node.inventory.faults[uuid].startswith(cause), node.inventory.faults
@@ -72,7 +72,7 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
         stage.control("clear")
         while node.inventory.faults:
             await node.look()
-        await node.service.upkeep.settle(uuid)
+        await node.service.housekeeping.settle(uuid)
         assert node.service.undoing.debts == ()
         assert backend.device(uuid).partitions == ()
         assert await prepare("late", SICK) == ""

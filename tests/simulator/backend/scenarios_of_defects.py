@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""An exception that no code expects, in each NVML call of a scan: it costs the GPU that the call is about, and no other."""
+"""Raise an unexpected exception in each NVML call of a scan: it affects only the GPU of the call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from dra_driver.core.model import Finding
 from tests.simulator.backend.stage import Stage, on, recorded
 
 SICK = 3
-# These are about no GPU: without them the node has no devices, and BackendUnavailable or the driver's scan reports that.
+# These calls concern no GPU: without them the node has no devices, and BackendUnavailable or the driver's scan reports
+# that.
 OF_THE_NODE = {"nvmlDeviceGetCount", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlSystemGetDriverVersion"}
 
 
 class Unforeseen(ValueError):
-    """What no code of the product can expect by its type."""
+    """An error that the product cannot expect by its type."""
 
 
 @contextmanager
 def defect(stage: Stage, function: str, handles: set[Any]) -> Iterator[list[str]]:
-    """Raise in calls of a function whose first argument is one of these, and yield the calls that raised."""
+    """Raise in calls of a function whose first argument is one of these; yield the calls that raised."""
     nvml, raised = stage.backend._nvml, list[str]()
     original = nvml.call
 
@@ -41,7 +42,7 @@ def defect(stage: Stage, function: str, handles: set[Any]) -> Iterator[list[str]
 
 
 def _plain(argument: Any) -> Any:
-    """Return a value of a handle, a UUID, or an index that can be compared."""
+    """Return a comparable value of a handle, a UUID, or an index."""
     import ctypes
 
     if isinstance(argument, (int, str)):
@@ -50,7 +51,7 @@ def _plain(argument: Any) -> Any:
 
 
 def names_of(stage: Stage) -> set[Any]:
-    """The values by which calls can name the sick GPU."""
+    """Return the values by which calls can name the faulty GPU."""
     import pynvml
 
     gpu = stage.gpus()[SICK]
@@ -80,7 +81,7 @@ def an_unexpected_exception_in_one_gpus_read_costs_no_other(stage: Stage) -> Non
             with defect(stage, function, handles) as raised:
                 findings = stage.backend.discover(full)
             if not raised:
-                continue  # it is not about the GPU itself but about an instance of the first one
+                continue  # the call concerns an instance of the first GPU
             only_the_sick_one(findings, function)
             tried.add(function)
             assert not any(finding.fault for finding in stage.backend.discover(full)), function

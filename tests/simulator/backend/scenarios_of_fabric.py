@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Scenarios of the fabric manager in shared-NVSwitch mode: the backend, libnvfm.so.1 and the simulated fabric manager together."""
+"""Test the fabric manager in shared-NVSwitch mode: the backend, libnvfm.so.1, and the simulated fabric manager
+together.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.core.errors import BackendUnavailable, FabricRejected, InUse
-from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.nvidia.fabric_manager import NoFabricPartition
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.simulator.backend.stage import Stage, on, refused
@@ -35,7 +37,7 @@ def configure(stage: Stage, mode: int, *more: str) -> Path:
 
 @contextlib.contextmanager
 def fabric_manager(stage: Stage, mode: int = 1, *more: str) -> Iterator[None]:
-    """A fabric manager that runs for a while."""
+    """Run a fabric manager during the context."""
     path = configure(stage, mode, *more)
     program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", program, "--root", str(stage.root), "fabric-manager"]
@@ -50,6 +52,20 @@ def fabric_manager(stage: Stage, mode: int = 1, *more: str) -> Iterator[None]:
         process.terminate()
         process.wait(30)
         path.unlink(missing_ok=True)
+
+
+@on("8xH100")
+def gpus_for_virtual_machines_are_tainted_in_the_mode_for_bare_metal(stage: Stage) -> None:
+    def taints() -> list[tuple[str, tuple[str, ...]]]:
+        found = stage.backend.offers(stage.first(), dynamic=False, passthrough=True)
+        return [(offer.kind, tuple(each.key for each in offer.taints)) for offer in found]
+
+    without = [("device", ()), ("passthrough", ())]
+    assert taints() == without
+    configure(stage, 0)
+    assert taints() == [("device", ()), ("passthrough", ("gpu.nvidia.com/fabric-mode",))]
+    configure(stage, 2)
+    assert taints() == without
 
 
 @on("8xH100")
@@ -101,7 +117,7 @@ def fabric_manager_that_stops_is_an_error_and_its_return_is_noticed(stage: Stage
 
 
 def ask(stage: Stage, request: str) -> list[str]:
-    """Send a request to the fabric manager beside the client library; return the lines of the answer."""
+    """Send a request to the fabric manager without the client library; return the lines of the answer."""
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile("r") as answer:
         connection.connect(str(stage.root / "fm.socket"))
         connection.sendall(f"{request}\n".encode())

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the NVIDIA backend reads: facts of boards, places and partitions, whoever has made them."""
+"""Test the facts that the NVIDIA backend reads: boards, placements, and partitions of any creator."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import stat
+from collections.abc import Callable
 
+from dra_driver.core.dra.node_labels import bus_labels, read_machine
+from dra_driver.core.dra.resource_slices import build_pool
 from dra_driver.core.errors import (
     BackendUnavailable,
     DoesNotFit,
     Unsupported,
 )
-from dra_driver.core.labels import bus_labels, read_machine
-from dra_driver.core.layout import plan_layout
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition
-from dra_driver.core.layout_run import execute
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Clique, Partition, Placement, Version
-from dra_driver.core.slices import build_pool
-from dra_driver.core.system import System
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import plan_layout
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
 
 from tests.simulator.backend.gpu_machine import LIBRARY_FOLDER
+from tests.simulator.backend.scenarios_of_fabric import fabric_manager
 from tests.simulator.backend.stage import SCENARIOS, Stage, on, places, raw_instance, recorded, refused, same_profiles
 from tests.unit.core import board_model
 
@@ -51,7 +54,7 @@ def facts_of_a_server(stage: Stage) -> None:
         assert gpu.attributes["resource.kubernetes.io/pciBusID"] == gpu.pci_address
         assert gpu == stage.backend.device(gpu.uuid)
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
-    # NVSwitches join them, in a fabric that ends with the machine and has no name.
+    # NVSwitches link them in a fabric of this machine only, which has no clique.
     assert all(gpu.switched and gpu.clique is None and not gpu.linked for gpu in gpus)
     stage.control("fault", "2", "fabric", "joining")
     assert [gpu.index for gpu in stage.gpus() if not gpu.switched] == [2]
@@ -63,7 +66,7 @@ def facts_of_a_server(stage: Stage) -> None:
 
 @on("8xH100")
 def labels_of_a_server(stage: Stage) -> None:
-    """What gpu-feature-discovery would ask NVML and sysfs for is what labels are made of."""
+    """Labels are made of the facts that gpu-feature-discovery reads from NVML and sysfs."""
     gpus = stage.gpus()
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb", 1), WantedPartition("1g.10gb", 2))))
     gpus = stage.gpus()
@@ -86,7 +89,7 @@ def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
     clique = Clique("5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10", 1)
     assert {gpu.clique for gpu in gpus} == {clique} and not any(gpu.switched for gpu in gpus)
     assert stage.backend.labels(gpus)["nvidia.com/gpu.clique"] == "5d6c1a52-7e0b-4c3f-9a41-2b8f0c6d7e10.1"
-    # It is read with the condition, at looks: a claim asks for nothing more, and has what the last look found.
+    # It is read with the condition in scans. Preparing a claim uses the last scan's value without another call.
     calls = recorded(stage)
     assert stage.backend.device(gpus[0].uuid).clique == clique
     assert "nvmlDeviceGetGpuFabricInfoV" not in {call for call, _argument in calls}
@@ -98,7 +101,7 @@ def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
 
 @on("8xA100-40")
 def links_of_a_server_that_tells_of_no_fabric(stage: Stage) -> None:
-    """GPUs of the Ampere generation do not say whether they have joined one; their links lead to switches."""
+    """GPUs of the Ampere generation do not report their fabric state. Their links lead to switches."""
     assert all(gpu.switched and not gpu.linked and not gpu.health.signs for gpu in stage.gpus())
 
 
@@ -121,6 +124,16 @@ def facts_of_different_boards(stage: Stage) -> None:
             offers=stage.backend.offers(gpu, dynamic=True),
             counter_sets=[stage.backend.counter_set(gpu)],
         )
+
+
+def managed(scenario: Callable[[Stage], None]) -> Callable[[Stage], None]:
+    """Return a scenario during which the fabric manager runs on A100 GPUs with NVSwitches: without it they cannot be reset."""
+
+    def run(stage: Stage) -> None:
+        with fabric_manager(stage, 0) if stage.first().reset_blocked else contextlib.nullcontext():
+            scenario(stage)
+
+    return run
 
 
 def every_place(stage: Stage) -> None:
@@ -147,17 +160,17 @@ def every_place(stage: Stage) -> None:
             places_of.setdefault(placement, set()).add(made.uuid)
             stage.backend.destroy_partition(gpu.uuid, made.instance_id)
     assert set(places_of) == {placement for profile in gpu.profiles for placement in profile.placements}
-    # The vendor's UUID goes by the place: later partitions there may have it again, others elsewhere never.
+    # The vendor's UUID depends on the placement: later partitions there can get it again, others never.
     assert sum(map(len, places_of.values())) == len(set().union(*places_of.values()))
     assert stage.backend.device(gpu.uuid).partitions == ()
 
 
 for _machine in ("4xA30", "8xA100-40", "8xH100", "8xH200", "8xB200", "4xGB200", "2xRTX-PRO-6000"):
-    SCENARIOS[f"every_place_on_{_machine}"] = (_machine, every_place)
+    SCENARIOS[f"every_place_on_{_machine}"] = (_machine, managed(every_place))
 
 
 def random_layouts(stage: Stage) -> None:
-    """Layouts one after the other: each plan disturbs the fewest, and NVML has what was planned."""
+    """Apply random layouts in sequence: each plan disturbs the fewest partitions, and NVML has the planned ones."""
     gpu = stage.enabled()
     by_product = {board_model.board(name)["name"]: name for name in board_model.board_names()}
     name = by_product[gpu.product]
@@ -184,11 +197,11 @@ def random_layouts(stage: Stage) -> None:
 
 
 for _machine in ("4xA30", "8xA100-40", "8xH100", "2xRTX-PRO-6000"):
-    SCENARIOS[f"random_layouts_on_{_machine}"] = (_machine, random_layouts)
+    SCENARIOS[f"random_layouts_on_{_machine}"] = (_machine, managed(random_layouts))
 
 
 def counters_and_hardware_agree(stage: Stage) -> None:
-    """What the counters accept can be created, what they refuse is refused by NVML."""
+    """NVML can create what the counters allow, and rejects what they forbid."""
     gpu = stage.enabled()
     possible = [offer for offer in stage.backend.offers(gpu, dynamic=True) if offer.kind == "partition"]
     rng = random.Random(11)
@@ -210,7 +223,7 @@ def counters_and_hardware_agree(stage: Stage) -> None:
 
 
 for _machine in ("4xA30", "8xA100-40", "8xH100", "8xB200", "2xRTX-PRO-6000"):
-    SCENARIOS[f"counters_and_hardware_agree_on_{_machine}"] = (_machine, counters_and_hardware_agree)
+    SCENARIOS[f"counters_and_hardware_agree_on_{_machine}"] = (_machine, managed(counters_and_hardware_agree))
 
 
 @on("8xH100")
@@ -252,14 +265,21 @@ def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
 def edits_carry_what_a_container_needs(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(6, 1))
-    # Below a folder the simulator lays plain files where nodes would be, and a plain file is no node.
+    # Below a directory the simulator creates ordinary files instead of device nodes, which the backend does not
+    # accept.
     assert "/dev/nvidiactl" in str(refused(BackendUnavailable, stage.backend.driver_edits))
-    for name, number in (("nvidiactl", (195, 255)), ("nvidia-uvm", (510, 0))):
-        path = stage.root / "dev" / name
-        path.unlink()
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(*number))
+    path = stage.root / "dev/nvidiactl"
+    path.unlink()
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(195, 255))
+    assert "/dev/nvidia-uvm" in str(refused(BackendUnavailable, stage.backend.driver_edits))
+    stage.backend.number_by("/driver", writes=True)  # only the driver creates nodes
     common = stage.backend.driver_edits()
-    assert [node.path for node in common.device_nodes] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert [(node.path, node.major, node.minor) for node in common.device_nodes] == [
+        ("/dev/nvidiactl", 195, 255),
+        ("/dev/nvidia-uvm", 510, 0),
+        ("/dev/nvidia-uvm-tools", 510, 1),
+    ]
+    assert stat.S_IMODE((stage.root / "dev/nvidia-uvm").stat().st_mode) == 0o666
     inside = {mount.container_path: mount.host_path for mount in common.mounts}
     folder = f"/{LIBRARY_FOLDER}"
     for name in ("libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05", "libcuda.so.1", "libcuda.so"):
@@ -277,7 +297,7 @@ def edits_carry_what_a_container_needs(stage: Stage) -> None:
 
 
 def an_older_driver_names_no_profiles(stage: Stage) -> None:
-    """Without the versioned calls the names follow from the rule, and partitions can be made all the same."""
+    """Without the versioned calls the names follow the naming rule, and partitions can be created anyway."""
     new = stage.first()
     for function in ("nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlGpuInstanceGetComputeInstanceProfileInfoV"):
         stage.control("fault", "all", "call", function, "fail", "13")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a fault of one GPU costs: that GPU, with a word for what is wrong, and none of its neighbours."""
+"""Test that a fault of one GPU affects only that GPU, and is reported with its cause."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dra_driver.core.errors import DeviceFaulty, NotFound
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Placement, well
-from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
 
 from tests.simulator.backend.stage import Stage, on, refused
 
@@ -38,11 +38,11 @@ CAUSES = {
     "11": "unknown-error",
     "17": "no-permission",
 }
-SOON = 3  # a deadline that a call that hangs is sure to miss
+SOON = 3  # a deadline that a hanging call always exceeds
 
 
 def fresh(stage: Stage, **deadlines: float) -> NvidiaBackend:
-    """A backend that has never looked, as a driver has that was just started."""
+    """Return a backend that has not scanned yet, like a driver at its start."""
     backend = NvidiaBackend(System(str(stage.root)), Deadlines(**deadlines))
     backend.open()
     return backend
@@ -60,7 +60,7 @@ def ill(findings: tuple[Finding, ...]) -> list[int]:
 
 
 def works(backend: NvidiaBackend, gpu: Device) -> None:
-    """A GPU takes a change of its mode and a partition as if nothing were."""
+    """Assert that a GPU changes its mode and creates a partition as usual."""
     backend.set_partitioning(gpu.uuid, True)
     made = backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     assert backend.device(gpu.uuid).partitions == (made,)
@@ -103,7 +103,7 @@ def each_error_has_its_cause(stage: Stage) -> None:
         sick = only_the_sick_one(fresh(stage).discover(), cause, code)
         assert sick.device is None
         stage.control("clear", str(SICK))
-    # What a board does not have is no fault.
+    # An unsupported function is no fault.
     for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetAddressingMode"):
         stage.control("fault", str(SICK), "call", function, "fail", "3")
     (without,) = [gpu for gpu in well(fresh(stage).discover()) if gpu.index == SICK]
@@ -121,7 +121,7 @@ def a_gpu_that_is_sick_from_the_start_is_named(stage: Stage) -> None:
         assert sick.device is None and sick.uuid == gpus[SICK].uuid
         assert sick.name == f"NVIDIA H100 80GB HBM3 {SICK} ({gpus[SICK].uuid}, {gpus[SICK].pci_address})"
         stage.control("clear", str(SICK))
-    # Without the driver's files there is still the kernel's.
+    # Without the driver's files the kernel's files identify it.
     (stage.root / "proc/driver/nvidia/gpus").rename(stage.root / "gpus")
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetName", "fail", "16")
     sick = only_the_sick_one(fresh(stage).discover(), "reset-required")
@@ -133,7 +133,7 @@ def a_gpu_that_hangs_costs_no_other(stage: Stage) -> None:
     backend = fresh(stage, look=SOON, full_look=60, change=60)
     gpus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
-    until(lambda: ill(backend.discover()) == [SICK])  # on a machine under load others may miss so short a deadline
+    until(lambda: ill(backend.discover()) == [SICK])  # on a host under load other GPUs can miss this short deadline
     sick = only_the_sick_one(backend.discover(), "no-answer")
     assert sick.device is not None and sick.name == gpus[SICK].describe()
     before = threading.active_count()
@@ -164,7 +164,7 @@ def a_gpu_that_hangs_from_the_start_costs_no_other(stage: Stage) -> None:
 
 @on("8xH100")
 def a_gpu_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
-    """The deadline of the GPU that hangs is an hour off: what is found of the others, and done with them, comes before."""
+    """The hanging GPU's deadline is an hour away. The other GPUs are found and usable earlier."""
     backend = fresh(stage, full_look=3600)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover(patience=SOON)) == [SICK])
@@ -197,14 +197,14 @@ def a_gpu_that_was_taken_away_is_forgotten(stage: Stage) -> None:
     gpus = stage.gpus()
     for function in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"):
         stage.control("fault", str(SICK), "call", function, "fail", "6")
-    # NVML still counts it, so it is there; that it is not found is its fault.
+    # NVML still counts it, so it exists. That it is not found is its fault.
     only_the_sick_one(stage.backend.discover(full=True), "unknown-error")
     refused(NotFound, stage.backend.device, gpus[SICK].uuid)
 
 
 @on("8xH100")
 def a_gpu_that_reports_no_memory_is_lost_and_not_removed(stage: Stage) -> None:
-    """As a GPU that shares the memory of the host: NVML answers NOT_SUPPORTED for it, whatever its condition."""
+    """A GPU that shares the host's memory: NVML returns NOT_SUPPORTED for it in any condition."""
     gpus = stage.gpus()
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMemoryInfo", "fail", "3")
     assert not ill(stage.backend.discover())

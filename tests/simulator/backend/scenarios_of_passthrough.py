@@ -1,33 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A GPU is bound to vfio-pci and comes back: what NVML lists meanwhile, and what the backend publishes."""
+"""Test a GPU that is bound to vfio-pci and returned: the GPUs that NVML lists, and the devices that the backend
+publishes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
-from dra_driver.core import passthrough, pci
-from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse, NotFound
-from dra_driver.core.facts import device_of, document_of
+from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse, NotFound, Unsupported
+from dra_driver.core.host import passthrough, pci
+from dra_driver.core.host.passthrough import Handover
+from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.model import Device, Offer, devices_of
-from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.passthrough import Handover
-from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.settings.settings_record import noted_values, record_path
+from dra_driver.core.store.device_facts import device_of, document_of
+from dra_driver.core.vendors.nvidia import driver_files
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.simulator.backend.stage import Stage, on, refused
 
 
 class PlainNodes(System):
-    """Below a folder device nodes are plain files, which nobody needs a privilege to make."""
+    """A system whose device nodes are ordinary files below a directory, which need no privilege."""
 
     def device_number(self, path: str) -> DeviceNumber | None:
         return DeviceNumber("c", 233, sum(path.encode())) if self.path(path).is_file() else None
@@ -35,7 +41,7 @@ class PlainNodes(System):
 
 @contextlib.contextmanager
 def bus(stage: Stage) -> Iterator[System]:
-    """The machine with the kernel's part of its PCI bus; the backend sees its nodes."""
+    """Run the kernel's part of the PCI bus of the machine; yield the system with its device nodes."""
     program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
     kernel = subprocess.Popen([sys.executable, "-c", program, "--root", str(stage.root), "bus"], env=environment)
@@ -51,7 +57,7 @@ def bus(stage: Stage) -> Iterator[System]:
 
 
 def listed() -> int:
-    """How many GPUs a program of its own finds."""
+    """Return how many GPUs another program finds."""
     return len(subprocess.run(["nvidia-smi", "-L"], check=True, capture_output=True, text=True).stdout.splitlines())
 
 
@@ -89,6 +95,181 @@ def a_gpu_goes_to_a_virtual_machine_and_comes_back(stage: Stage) -> None:
         assert system.exists(f"/proc/driver/nvidia/gpus/{first.pci_address}/information")
 
 
+@contextlib.contextmanager
+def persistence_daemon(stage: Stage) -> Iterator[System]:
+    """Run the persistence daemon: the machine has its socket, its process, and the first GPU's device node."""
+    path = stage.root / "dev/nvidia0"
+    path.unlink()
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(195, 0))
+    program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
+    words = [sys.executable, "-c", program, "--root", str(stage.root), "persistence-daemon"]
+    daemon = subprocess.Popen(words, env=environment)
+    (stage.root / f"proc/{daemon.pid}").symlink_to(f"/proc/{daemon.pid}")
+    socket = stage.root / driver_files.PERSISTENCE_SOCKET[1:]
+    try:
+        settled(socket.is_socket)
+        yield System(str(stage.root))
+    finally:
+        daemon.terminate()
+        daemon.wait()
+    assert not socket.exists()
+
+
+@on("8xH100")
+def the_persistence_daemon_closes_a_gpu_and_has_it_open_again(stage: Stage) -> None:
+    gpu, daemon = stage.first(), stage.backend.facts.persistence_daemon
+    nodes = stage.backend.device_nodes(gpu)
+    with persistence_daemon(stage) as system:
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        error = refused(InUse, passthrough.refuse_users, system, nodes, "GPU 0")
+        assert daemon in str(error)
+        passthrough.refuse_users(system, nodes, "GPU 0", but=daemon)
+        stage.backend.set_knobs(gpu.uuid, {"persistence": False})
+        passthrough.refuse_users(system, nodes, "GPU 0", seconds=20)
+        assert "Disabled" in persistence_modes()[0] and "Enabled" in persistence_modes()[1]
+        stage.backend.set_knobs(gpu.uuid, {"persistence": True})
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        # The mode is set only through the daemon.
+        tool = stage.root / "usr/bin/nvidia-smi"
+        tool.rename(tool.with_name("away"))
+        tool.write_text("#!/bin/sh\necho no\n")
+        tool.chmod(0o755)
+        error = refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"persistence": False})
+        assert error.code == "persistence-failed" and "nvidia-persistenced" in str(error)
+        tool.with_name("away").replace(tool)
+
+
+@contextlib.contextmanager
+def client_of(stage: Stage, index: int, node: str) -> Iterator[int]:
+    """Run a service that has a GPU open without a use that NVML reports; yield its process ID."""
+    lines = [
+        "import os, sys, time; from pathlib import Path; from accelerator_simulator import persistence_daemon as daemon",
+        "held = os.open(sys.argv[1], os.O_PATH)",
+        "daemon.hold(daemon.open_state(Path(sys.argv[2])), int(sys.argv[3]), True)",
+        "print('open', flush=True); time.sleep(600)",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
+    library = str(stage.root / "usr/lib/x86_64-linux-gnu")
+    words = [sys.executable, "-c", "\n".join(lines), str(stage.root) + node, library, str(index)]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None and service.stdout.readline()
+        folder = stage.root / f"proc/{service.pid}"
+        folder.mkdir()
+        (folder / "fd").symlink_to(f"/proc/{service.pid}/fd")
+        (folder / "comm").write_text("nv-hostengine\n")
+        (folder / "cgroup").write_text("0::/system.slice/nvidia-dcgm.service\n")
+        try:
+            yield service.pid
+        finally:
+            service.kill()
+
+
+@on("8xH100")
+def what_has_a_gpu_open_is_named_and_the_persistence_daemon_lets_go(stage: Stage) -> None:
+    gpu = stage.first()
+    (node,) = stage.backend.device_nodes(gpu)
+    with persistence_daemon(stage) as system:
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        stage.backend.set_partitioning(gpu.uuid, True)
+        assert stage.backend.device(gpu.uuid).partitioning.enabled and "Enabled" in persistence_modes()[0]
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        stage.backend.reset([gpu.uuid])
+        assert "Enabled" in persistence_modes()[0]
+        with client_of(stage, 0, node) as pid:
+            who = f"{pid} (nv-hostengine, unit nvidia-dcgm.service)"
+            error = refused(InUse, stage.backend.set_partitioning, gpu.uuid, False)
+            assert who in str(error) and pid in error.pids
+            error = refused(InUse, stage.backend.reset, [gpu.uuid])
+            assert who in str(error) and pid in error.pids
+            assert "Enabled" in persistence_modes()[0]
+            # The same processes as in the error, without a reset.
+            assert [each.pid for each in stage.backend.reset_holders([gpu.uuid], STORE)] == list(error.pids)
+            add_node_driver(stage, node)
+            holders = stage.backend.reset_holders([gpu.uuid], STORE)
+            assert [each.pid for each in holders] == list(error.pids) and who in map(str, holders)
+        settled(lambda: stage.backend.reset_holders([gpu.uuid], STORE) == ())
+
+
+STORE = "/var/lib/kubelet/plugins/gpu.nvidia.com/state.db"
+
+
+def add_node_driver(stage: Stage, node: str) -> None:
+    """Add the process of a node driver, which has its store and a GPU open."""
+    store = Path(str(stage.root) + STORE)
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.touch()
+    folder = stage.root / "proc/77777"
+    (folder / "fd").mkdir(parents=True)
+    (folder / "comm").write_text("python\n")
+    (folder / "fd/3").symlink_to(store)
+    (folder / "fd/4").symlink_to(str(stage.root) + node)
+
+
+@on("8xH100")
+def the_acceptance_program_finds_that_the_daemon_blocks_changes(stage: Stage) -> None:
+    from tests.silicon import acceptance
+
+    with persistence_daemon(stage) as system:
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        said = acceptance.find_blocked_by_daemon(stage.backend)
+        assert said == "MIG mode in use, reset in use", said
+
+
+#: Does something to a GPU, and is killed as soon as persistence mode is off.
+KILLED = """
+import os, sys
+from dra_driver.core.vendors.nvidia import partition
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.host.system import System
+partition.await_closed = lambda *_arguments: os._exit(9)
+root, uuid, what = sys.argv[1:]
+backend = NvidiaBackend(System(root))
+backend.open()
+backend.discover()
+backend.set_partitioning(uuid, True) if what == "mode" else backend.reset([uuid])
+"""
+
+
+@on("8xH100")
+def persistence_mode_is_on_again_after_a_kill(stage: Stage) -> None:
+    gpu, record = stage.first(), stage.root / record_path("nvidia")[1:]
+    boot = stage.root / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True, exist_ok=True)
+    boot.write_text("this boot\n")
+    with persistence_daemon(stage) as system:
+        for what in ("mode", "reset"):
+            settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+            killed = subprocess.run([sys.executable, "-c", KILLED, str(stage.root), gpu.uuid, what], check=False)
+            assert killed.returncode == 9 and "Disabled" in persistence_modes()[0], what
+            assert noted_values(system, record_path("nvidia"), gpu.uuid) == {"persistence": True}
+            driver = NvidiaBackend(system)
+            driver.number_by("/driver", writes=True)
+            driver.open()
+            assert "Enabled" in persistence_modes()[0], what
+            driver.close()
+            record.unlink()
+        settled(lambda: bool(passthrough.users(system, [DeviceNumber("c", 195, 0)])))
+        stage.backend.set_partitioning(gpu.uuid, True)
+        stage.backend.reset([gpu.uuid])
+        assert "Enabled" in persistence_modes()[0] and not record.exists()
+
+
+def persistence_modes() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@on("4xGB200")
+def persistence_mode_stays_on_where_memory_is_a_numa_node(stage: Stage) -> None:
+    gpu = stage.first()
+    knob = stage.backend.knobs(gpu.uuid, ["persistence"])["persistence"]
+    assert knob.value is True and knob.blocked
+    assert refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"persistence": False}).code == "coherent-memory"
+    stage.backend.set_knobs(gpu.uuid, {"persistence": True})
+    assert "Enabled" in persistence_modes()[0]
+
+
 @on("8xH100")
 def a_driver_that_starts_anew_knows_a_gpu_that_is_away(stage: Stage) -> None:
     with bus(stage) as system:
@@ -116,7 +297,7 @@ def a_driver_that_starts_anew_knows_a_gpu_that_is_away(stage: Stage) -> None:
 
 @on("8xH100")
 def others_are_served_while_a_gpu_changes_its_driver(stage: Stage) -> None:
-    """Calls about other GPUs wait until NVML is open again; none of them fails."""
+    """Calls about other GPUs wait until NVML is open again. None of them fails."""
     with bus(stage) as system:
         first, *others = stage.gpus()
         handover = handed_over(system, first)
@@ -198,7 +379,7 @@ def what_shares_the_iommu_group_is_named(stage: Stage) -> None:
 
 @on("8xH100")
 def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Stage) -> None:
-    """What the kernel shows of GPUs tells that one has come; its own handing over does not."""
+    """The kernel's list of GPUs shows a returned GPU. A change by the backend itself does not count."""
     with bus(stage) as system:
         gpu, other = stage.gpus()[:2]
         whole = stage.backend.surroundings()
@@ -209,7 +390,7 @@ def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Sta
         stage.backend.attach(other.uuid, partial(passthrough.take_back, system, mine))
         handover = handed_over(system, gpu)
         stage.backend.close()
-        passthrough.give(system, handover)  # by an administrator, who has ended what used it
+        passthrough.give(system, handover)  # by an administrator, who has stopped the processes on it
         stage.backend.open()
         fewer = stage.backend.surroundings()
         assert fewer.devices == whole.devices - {gpu.pci_address} and fewer.driver == whole.driver
@@ -222,7 +403,7 @@ def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Sta
 
 @on("8xH100")
 def a_gpu_that_somebody_takes_back_from_a_virtual_machine_is_asked_for_again(stage: Stage) -> None:
-    """NVML was opened without it, and the bus shows the same GPUs as while it was passed through."""
+    """NVML was opened without the GPU, and the bus shows the same GPUs as during the passthrough."""
     with bus(stage) as system:
         gpu = stage.gpus()[2]
         whole = stage.backend.surroundings()
@@ -240,7 +421,7 @@ def a_gpu_that_somebody_takes_back_from_a_virtual_machine_is_asked_for_again(sta
 
 
 def settled(condition: Callable[[], bool]) -> None:
-    """What shows a change of driver follows it by a moment."""
+    """Wait for a condition that follows a change of driver with a short delay."""
     deadline = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline
@@ -249,7 +430,7 @@ def settled(condition: Callable[[], bool]) -> None:
 
 @on("8xH100")
 def numbers_stay_when_a_gpu_below_is_unplugged(stage: Stage) -> None:
-    """A virtual machine has GPU 6, and GPU 2 is unplugged: no two GPUs have one number, in this process and in the next."""
+    """A virtual machine uses GPU 6, and GPU 2 is unplugged: all GPU numbers stay unique, in this process and the next."""
     with bus(stage) as system:
         before = {gpu.uuid: offers[-1].name for gpu, offers in zip(stage.gpus(), published(stage.backend))}
         gpus = stage.gpus()
@@ -275,13 +456,13 @@ def numbers_stay_when_a_gpu_below_is_unplugged(stage: Stage) -> None:
 
 
 def by_index(backend: NvidiaBackend) -> dict[str, int]:
-    """The index of each GPU by its PCI address."""
+    """Return the index of each GPU by its PCI address."""
     return {gpu.pci_address: gpu.index for gpu in devices_of(backend.discover())}
 
 
 @on("8xH100")
 def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
-    """GPU 2 is unplugged: the others keep their indices in the driver, in its next process, and in a module."""
+    """GPU 2 is unplugged: the others keep their indexes in the driver, in its next process, and in a module."""
     with bus(stage) as system:
         stage.backend.close()
 
@@ -299,7 +480,7 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         stage.control("unplug", unplugged)
         stage.backend.renew()
         assert by_index(stage.backend) == left
-        assert by_index(stage.backend) == left  # the next scan knows where each GPU is
+        assert by_index(stage.backend) == left  # the next scan finds each GPU
         stage.backend.close()
         stage.backend = driver()
         assert by_index(stage.backend) == left
@@ -313,7 +494,7 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         stage.control("plug", unplugged)
         stage.backend.renew()
         assert by_index(stage.backend) == before
-        # An unreadable file counts as empty; without a reference the GPUs get new numbers.
+        # An unreadable file counts as empty. Without a reference the GPUs get new numbers.
         stage.control("unplug", unplugged)
         stage.backend.close()
         stage.backend = driver(is_referred=False)
@@ -324,3 +505,40 @@ def indices_stay_when_a_gpu_is_unplugged(stage: Stage) -> None:
         record.write_text("{}")
         stage.backend = driver()
         assert sorted(by_index(stage.backend).values()) == list(range(7))
+
+
+@on("8xH100")
+def names_stay_when_the_kernel_exchanges_minors(stage: Stage) -> None:
+    """Two GPUs are returned from virtual machines in the opposite order, so each gets the minor of the other."""
+    with bus(stage) as system:
+        stage.backend.close()
+
+        def program(writes: bool) -> NvidiaBackend:
+            backend = NvidiaBackend(system)
+            backend.number_by("/driver", writes=writes, is_referred=not writes)
+            backend.open()
+            return backend
+
+        def names(backend: NvidiaBackend) -> dict[str, list[str]]:
+            return {offers[0].device_uuid: [offer.name for offer in offers] for offers in published(backend)}
+
+        stage.backend = program(writes=True)
+        before = names(stage.backend)
+        gpus = stage.gpus()
+        first, last = gpus[0], gpus[3]
+        assert (first.minor, last.minor) == (0, 3) and before[first.uuid][-2:] == ["gpu-0", "gpu-vfio-0"]
+        handovers = {gpu.uuid: handed_over(system, gpu) for gpu in (first, last)}
+        for gpu in (first, last):
+            stage.backend.detach(gpu.uuid, partial(passthrough.give, system, handovers[gpu.uuid]))
+        stage.backend.attach(last.uuid, partial(passthrough.take_back, system, handovers[last.uuid]))
+        assert stage.backend.device(last.uuid).minor == 0 and names(stage.backend) == before
+        stage.backend.attach(first.uuid, partial(passthrough.take_back, system, handovers[first.uuid]))
+        assert [stage.gpus()[index].minor for index in (0, 3)] == [3, 0] and names(stage.backend) == before
+        assert stage.backend.device_nodes(first) == ("/dev/nvidia3",), "the facts are of before"
+        assert stage.backend.device_edits(first, None).device_nodes[0].path == "/dev/nvidia3"
+        stage.backend.close()
+        module = program(writes=False)
+        assert names(module) == before
+        module.close()
+        stage.backend = program(writes=True)
+        assert names(stage.backend) == before, "no claim and no rule refers to a GPU, and names are published"

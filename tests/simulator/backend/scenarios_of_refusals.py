@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the NVIDIA backend refuses, undoes and survives."""
+"""Test the calls that the NVIDIA backend rejects, its rollbacks, and its recoveries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 
-from dra_driver.core.backend import create
 from dra_driver.core.errors import (
     BackendUnavailable,
     DeviceFaulty,
@@ -20,12 +19,13 @@ from dra_driver.core.errors import (
     NotPermitted,
     Unsupported,
 )
-from dra_driver.core.layout import plan_layout
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition
-from dra_driver.core.layout_run import execute
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Placement, Process, devices_of, well
-from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import plan_layout
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
+from dra_driver.core.vendors.registry import create
 
 from tests.simulator.backend.stage import Stage, on, places, refused
 

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The knobs of a GPU: read with the range that the board has, set, and set back."""
+"""Test the settings of a GPU: read with their range, set, and restored."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 from typing import Any
 
-from dra_driver.core.documents import Choice, Record, Several, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, Unsupported
-from dra_driver.core.layout_rules import Match, Rule
-from dra_driver.core.settings_record import Noted, SettingsRecord, record_path, write_record
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.partitioning.rules import Match, Rule
+from dra_driver.core.schema import Choice, Record, Several, Truth, Whole
+from dra_driver.core.settings.settings_record import RecordedValues, SettingsRecord, record_path, write_record
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
+from tests.simulator.backend.scenarios_of_fabric import fabric_manager
 from tests.simulator.backend.stage import Stage, on, refused
 
 ALL = ("powerLimit", "graphicsClocks", "memoryClocks", "computeMode", "timeSlice")
@@ -21,7 +24,7 @@ PROFILES = ("max-p", "max-q", "compute", "memory-bound", "balanced", "llm-infere
 
 
 def now(uuid: str) -> dict[str, Any]:
-    """What NVML and nvidia-smi say of the GPU, asked by a program of their own."""
+    """Return the settings that NVML and nvidia-smi report for the GPU."""
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -37,21 +40,21 @@ def now(uuid: str) -> dict[str, Any]:
 
 
 def memory_lock(stage: Stage) -> tuple[int, int]:
-    """Between which clocks the first GPU's memory is locked: NVML has no question for it, the silicon knows."""
+    """Return the locked memory clocks of the first GPU from the simulator, because NVML cannot query them."""
     gpu = json.loads(stage.control("show", "--json"))["gpus"][0]
     return gpu["locked_memory_clock_minimum_mhz"], gpu["locked_memory_clock_maximum_mhz"]
 
 
-@on("8xH100")
+@on("8xA100-40")
 def settings_are_read_set_and_set_back(stage: Stage) -> None:
     gpu, other = stage.gpus()[:2]
     before, untouched = now(gpu.uuid), now(other.uuid)
     knobs = stage.backend.knobs(gpu.uuid, ALL)
     assert tuple(knobs) == ALL
-    assert (knobs["powerLimit"].value, knobs["powerLimit"].allowed) == (700.0, Whole(200, 700, "W"))
+    assert (knobs["powerLimit"].value, knobs["powerLimit"].allowed) == (400.0, Whole(100, 400, "W"))
     assert isinstance(knobs["computeMode"].allowed, Choice) and knobs["computeMode"].value == "Default"
     assert isinstance(knobs["graphicsClocks"].allowed, Record)
-    assert knobs["graphicsClocks"].allowed.fields["maximum"] == Whole(345, 1980, "MHz")
+    assert knobs["graphicsClocks"].allowed.fields["maximum"] == Whole(210, 1410, "MHz")
     assert (knobs["graphicsClocks"].value, knobs["timeSlice"].value) == (None, None)
     stage.backend.set_knobs(
         gpu.uuid,
@@ -60,11 +63,11 @@ def settings_are_read_set_and_set_back(stage: Stage) -> None:
             "powerLimit": 250.5,
             "computeMode": "ExclusiveProcess",
             "graphicsClocks": {"minimum": 900, "maximum": 1200},
-            "memoryClocks": {"minimum": 2619, "maximum": 2619},
+            "memoryClocks": {"minimum": 1215, "maximum": 1215},
         },
     )
     assert now(gpu.uuid) == {"powerLimit": 250_500, "computeMode": 3, "clock": 900, "timeSlice": "Long"}
-    assert memory_lock(stage) == (2619, 2619)
+    assert memory_lock(stage) == (1215, 1215)
     assert stage.backend.knobs(gpu.uuid, ["powerLimit"])["powerLimit"].value == 250.5
     assert now(other.uuid) == untouched
     stage.backend.set_knobs(gpu.uuid, dict.fromkeys(ALL))
@@ -72,7 +75,7 @@ def settings_are_read_set_and_set_back(stage: Stage) -> None:
 
 
 def requested(uuid: str, *options: str) -> list[str]:
-    """The workload profiles of a GPU that are requested, as nvidia-smi prints them."""
+    """Return the requested workload profiles of a GPU as nvidia-smi prints them."""
     words = ["nvidia-smi", "power-profiles", *(options or ("-gr",)), "-i", uuid]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
 
@@ -117,27 +120,52 @@ def settings_of_a_gpu_that_is_lost(stage: Stage) -> None:
 
 
 @on("1xT4")
-def a_board_that_is_too_old_for_a_setting(stage: Stage) -> None:
-    """Memory clocks can be locked from Ampere on: the board itself says so."""
+def memory_clocks_are_not_locked_before_ampere(stage: Stage) -> None:
+    no_memory_lock(stage)
+
+
+@on("8xH100")
+def memory_clocks_are_not_locked_on_hopper(stage: Stage) -> None:
+    no_memory_lock(stage)
+
+
+def no_memory_lock(stage: Stage) -> None:
     gpu = stage.first()
-    assert stage.backend.knobs(gpu.uuid, ["powerLimit", "fan"]).keys() == {"powerLimit"}
-    refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"memoryClocks": {"minimum": 405, "maximum": 5001}})
+    assert stage.backend.knobs(gpu.uuid, ["powerLimit", "memoryClocks", "fan"]).keys() == {"powerLimit"}
+    refused(Unsupported, stage.backend.set_knobs, gpu.uuid, {"memoryClocks": {"minimum": 405, "maximum": 1593}})
+    stage.backend.set_knobs(gpu.uuid, {"memoryClocks": None})  # the rollback of a claim whose setting was rejected
 
 
-def noted(stage: Stage, **values: Any) -> None:
-    """Have it noted that the node has set this on the first GPU in this boot."""
+@on("mixed")
+def the_acceptance_program_finds_what_is_simulated_of_gpus(stage: Stage) -> None:
+    from tests.silicon import acceptance
+
+    answers = {question.name: (question.expected, said) for question, said in acceptance.answers(stage.backend, True)}
+    said = answers.pop("nvidia: GPU of the persistence daemon, after persistence mode is off")[1]
+    assert said.startswith(acceptance.NOT_ASKED), "no daemon runs"
+    said = answers.pop("nvidia: multiprocessors of MPS servers with percentages")[1]
+    assert said.startswith(acceptance.NOT_ASKED), "no daemon is installed"
+    said = answers.pop("nvidia: changes of a GPU that the persistence daemon has open")[1]
+    assert said.startswith(acceptance.NOT_ASKED), "no daemon runs"
+    assert answers and all(expected == said for expected, said in answers.values()), answers
+
+
+def noted(stage: Stage, uuid: str = "", **values: Any) -> None:
+    """Write a record that the node has set these values on a GPU (the first by default) in this boot."""
     boot = stage.root / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True, exist_ok=True)
     if not boot.exists():
         boot.write_text("this boot\n")
-    note = Noted(values, dict.fromkeys(values))
-    record = SettingsRecord(System(str(stage.root)).boot_id(), {stage.first().uuid: note})
+    note = RecordedValues(values, dict.fromkeys(values))
+    record = SettingsRecord(System(str(stage.root)).boot_id(), {uuid or stage.first().uuid: note})
     write_record(System(str(stage.root)), record_path("nvidia"), record)
 
 
 @on("8xH100")
 def what_the_node_has_set_is_what_a_claim_finds_and_leaves(stage: Stage) -> None:
-    """NVML tells neither locked clocks nor the time slice: the record of the node does, and so they come back after a claim."""
+    """NVML reports neither locked clocks nor the time slice. The node's record has them, so they are restored after a
+    claim.
+    """
     gpu = stage.first()
     node = {"graphicsClocks": {"minimum": 345, "maximum": 1410}, "timeSlice": "Long", "powerLimit": 500}
     stage.backend.set_knobs(gpu.uuid, node)
@@ -148,7 +176,7 @@ def what_the_node_has_set_is_what_a_claim_finds_and_leaves(stage: Stage) -> None
     stage.backend.set_knobs(gpu.uuid, claim)
     stage.backend.set_knobs(gpu.uuid, {name: knobs[name].value for name in claim})
     assert now(gpu.uuid)["timeSlice"] == "Long" and graphics_lock(stage) == (345, 1410)
-    # A driver whose store is lost knows nothing of before: the node's own is the default then.
+    # A driver without its store does not know the previous values. Then the node's record is the default.
     stage.backend.set_knobs(gpu.uuid, claim)
     stage.backend.set_knobs(gpu.uuid, dict.fromkeys(claim))
     assert (now(gpu.uuid)["powerLimit"], now(gpu.uuid)["timeSlice"]) == (500_000, "Long")
@@ -162,11 +190,16 @@ def graphics_lock(stage: Stage) -> tuple[int, int]:
 
 @on("8xA100-40")
 def what_the_node_has_set_is_there_after_a_reset_and_a_change_of_the_mode(stage: Stage) -> None:
+    with fabric_manager(stage, 0):
+        node_settings_are_there_after_a_reset(stage)
+
+
+def node_settings_are_there_after_a_reset(stage: Stage) -> None:
     gpu = stage.first()
     node = {"graphicsClocks": {"minimum": 210, "maximum": 1095}, "computeMode": "ExclusiveProcess", "powerLimit": 300}
     stage.backend.set_knobs(gpu.uuid, node)
     noted(stage, **node)
-    stage.lay_out(Rule(Match(), "static"))  # which takes a reset on these boards
+    stage.lay_out(Rule(Match(), "static"))  # needs a reset on these boards
     assert stage.backend.device(gpu.uuid).partitioning.enabled
     assert (graphics_lock(stage), now(gpu.uuid)["powerLimit"]) == ((210, 1095), 300_000)
     blocked = stage.backend.knobs(gpu.uuid, ALL)
@@ -180,18 +213,112 @@ def what_the_node_has_set_is_there_after_a_reset_and_a_change_of_the_mode(stage:
 
 @on("8xA100-40")
 def a_setting_that_does_not_come_back_is_in_nobodys_way(stage: Stage) -> None:
-    """What changes the mode, or resets, has done what it was asked for; the others of the settings come back all the same."""
+    with fabric_manager(stage, 0):
+        other_settings_come_back(stage)
+
+
+def other_settings_come_back(stage: Stage) -> None:
+    """A change of the MIG mode or a reset succeeds although one setting cannot be restored. The other settings are
+    restored.
+    """
     gpu = stage.first()
     node = {"powerLimit": 300, "graphicsClocks": {"minimum": 210, "maximum": 1095}}
     stage.backend.set_knobs(gpu.uuid, node)
     noted(stage, **node)
     stage.control("fault", "0", "call", "nvmlDeviceSetPowerManagementLimit", "fail", "4")
-    stage.lay_out(Rule(Match(), "static"))  # which takes a reset on these boards
+    stage.lay_out(Rule(Match(), "static"))  # needs a reset on these boards
     assert stage.backend.device(gpu.uuid).partitioning.enabled
     assert graphics_lock(stage) == (210, 1095), "a reset takes locked clocks along; they are set after the power limit"
     stage.control("fault", "0", "call", "nvmlDeviceSetGpuLockedClocks", "fail", "4")
     stage.backend.reset([gpu.uuid])
     assert graphics_lock(stage) == (0, 0)
+
+
+def silicon(uuid: str) -> dict[str, Any]:
+    """Return the settings of a GPU from the simulator, because NVML would be a client of the GPU."""
+    reply = ctypes.create_string_buffer(1 << 20)
+    assert ctypes.CDLL("libnvidia-ml.so.1").acceleratorSimulatorControl(b"show", reply, len(reply)) == 0
+    (gpu,) = [each for each in json.loads(reply.value)["gpus"] if each["uuid"] == uuid]
+    return {
+        "powerLimit": gpu["power_limit_mw"] // 1000,
+        "computeMode": gpu["compute_mode"],
+        "clocks": gpu["locked_clock_maximum_mhz"],
+        "timeSlice": gpu["time_slice"],
+    }
+
+
+CLAIM = {
+    "powerLimit": 300,
+    "computeMode": "ExclusiveProcess",
+    "graphicsClocks": {"minimum": 900, "maximum": 900},
+    "timeSlice": "Long",
+}
+OF_CLAIM = {"powerLimit": 300, "computeMode": 3, "clocks": 900, "timeSlice": 3}
+NODE = {"powerLimit": 500, "graphicsClocks": {"minimum": 345, "maximum": 1410}}
+OF_NODE = {"powerLimit": 500, "computeMode": 0, "clocks": 1410, "timeSlice": 0}
+INITIAL = {"powerLimit": 700, "computeMode": 0, "clocks": 0, "timeSlice": 0}
+
+
+def without_persistence(stage: Stage) -> tuple[str, str, str]:
+    """Return a GPU with settings of a claim, one with settings of the node, and one with initial settings, without
+    persistence mode.
+    """
+    gpus = stage.gpus()
+    claimed, noted_on, initial = gpus[1].uuid, gpus[0].uuid, gpus[2].uuid
+    for gpu in gpus[:3]:
+        stage.backend.set_knobs(gpu.uuid, {"persistence": False})
+    stage.backend.set_knobs(claimed, CLAIM)
+    stage.backend.set_knobs(noted_on, NODE)
+    noted(stage, **NODE)
+    return claimed, noted_on, initial
+
+
+@on("8xH100")
+def settings_of_all_gpus_survive_a_close_of_nvml(stage: Stage) -> None:
+    """Without persistence mode a GPU loses its settings with its last client, which is this process."""
+    claimed, noted_on, initial = without_persistence(stage)
+    stage.backend.close()
+    assert [silicon(uuid) for uuid in (claimed, noted_on)] == [INITIAL, INITIAL]
+    stage.backend.open()
+    assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
+    stage.backend.renew()
+    assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
+    stage.backend.reset([initial])
+    assert [silicon(uuid) for uuid in (claimed, noted_on, initial)] == [OF_CLAIM, OF_NODE, INITIAL]
+    stage.backend.set_knobs(claimed, dict.fromkeys(CLAIM))
+    stage.backend.renew()
+    assert [silicon(uuid) for uuid in (claimed, noted_on)] == [INITIAL, OF_NODE]
+
+
+@on("8xH100")
+def settings_that_another_program_has_changed_meanwhile_stay(stage: Stage) -> None:
+    """The role sets other values while the driver has released NVML. A manually set value differs from the initial one
+    and stays.
+    """
+    claimed, noted_on, _initial = without_persistence(stage)
+    stage.backend.close()
+    noted(stage, noted_on, powerLimit=400)
+    subprocess.run(["nvidia-smi", "-i", claimed, "-pm", "1"], check=True)
+    subprocess.run(["nvidia-smi", "-i", claimed, "-pl", "650"], check=True)
+    stage.backend.open()
+    assert silicon(noted_on) == {**INITIAL, "powerLimit": 400}
+    assert silicon(claimed) == {**OF_CLAIM, "powerLimit": 650}
+
+
+@on("8xH100")
+def the_driver_of_the_node_sets_what_was_lost_before_its_start(stage: Stage) -> None:
+    _claimed, noted_on, _initial = without_persistence(stage)
+    stage.backend.close()
+    module = NvidiaBackend(System(str(stage.root)))
+    module.open()
+    module.discover()
+    module.close()
+    assert silicon(noted_on) == INITIAL, "a program that only reads sets nothing"
+    driver = NvidiaBackend(System(str(stage.root)))
+    driver.number_by("/driver", writes=True)
+    driver.open()
+    assert silicon(noted_on) == OF_NODE
+    driver.close()
 
 
 @on("8xH100")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What GPUs and partitions do, read for who watches; one that is ill costs nobody else's reading."""
+"""Test the telemetry of GPUs and partitions. A faulty GPU does not affect the others' values."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition
-from dra_driver.core.nvidia.backend import Deadlines, NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
+from dra_driver.core.vendors.nvidia.backend import Deadlines, NvidiaBackend
 
 from tests.simulator.backend.scenarios_of_faults import until
 from tests.simulator.backend.stage import Stage, on
@@ -46,7 +46,7 @@ def partitions_tell_of_their_memory(stage: Stage) -> None:
     uuids = {each.uuid for each in gpu.partitions}
     found = {each.uuid: each for each in stage.backend.telemetry(20, uuids) if each.device_uuid == gpu.uuid}
     assert set(found) == {gpu.uuid, *uuids}
-    assert found[gpu.uuid].utilization is None  # a GPU in MIG mode has none of its own
+    assert found[gpu.uuid].utilization is None  # a GPU in MIG mode has no utilization
     for partition in gpu.partitions:
         total = found[partition.uuid].memory_total
         assert total is not None and 0.9 < total / partition.memory_bytes < 1.1
@@ -64,7 +64,7 @@ def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> N
     named, other = gpu.partitions
     stage.backend.telemetry(20, {named.uuid})
     tell = (
-        "from dra_driver.core.backend import create\nfrom dra_driver.core.system import System\n"
+        "from dra_driver.core.vendors.registry import create\nfrom dra_driver.core.host.system import System\n"
         f"backend = create('nvidia', System({str(stage.root)!r}))\nbackend.open()\n"
         f"backend.destroy_partition({gpu.uuid!r}, %d)\n"
     )
@@ -80,7 +80,7 @@ def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> N
 
 @on("8xH100")
 def a_sick_gpu_is_left_out_and_holds_up_no_other(stage: Stage) -> None:
-    """The deadline of the GPU that hangs is an hour off: what the others tell comes before."""
+    """The hanging GPU's deadline is an hour away. The other GPUs' values are returned earlier."""
     backend = NvidiaBackend(System(str(stage.root)), Deadlines(look=3600, full_look=3600))
     backend.open()
     gpus = stage.gpus()
@@ -88,7 +88,7 @@ def a_sick_gpu_is_left_out_and_holds_up_no_other(stage: Stage) -> None:
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetPowerUsage", "hang")
     found = {each.uuid for each in backend.telemetry(SOON)}
     assert gpus[SICK].uuid not in found and found <= {gpu.uuid for gpu in gpus}
-    # One that answers with an error is left out as well.
+    # A GPU that answers with an error is left out as well.
     stage.control("clear", str(SICK))
     stage.control("fault", "0", "call", "nvmlDeviceGetPowerUsage", "fail", "15")
     until(lambda: {each.uuid for each in backend.telemetry(5)} == {gpu.uuid for gpu in gpus[1:]})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a look costs when nothing has changed, and what GPUs tell of without being asked."""
+"""Test the calls of a scan when nothing has changed, and the events that GPUs send."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from dra_driver.core.errors import BackendUnavailable
+from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Device, Notice, Placement
-from dra_driver.core.nvidia.watch import OURS
-from dra_driver.core.signs import Severity
+from dra_driver.core.vendors.nvidia import condition
+from dra_driver.core.vendors.nvidia.watch import OURS
 
 from tests.simulator.backend.stage import Stage, on, recorded, refused
 
 LONG = 120.0
-# What a look asks of each GPU, once: whether it answers, its condition, its mode, and who uses it.
+# A scan makes these calls once per GPU: whether it responds, its condition, its mode, and its processes.
 OF_EACH = {
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetFieldValues",
@@ -34,7 +35,7 @@ WAITING = "nvmlEventSetWait_v2"
 
 
 def asked(stage: Stage) -> Counter[str]:
-    """The calls of one look, by function. Who listens meanwhile goes on waiting: that is no part of it."""
+    """Return the calls of one scan by function, without those of a concurrent event wait."""
     calls = recorded(stage)
     stage.gpus()
     found = Counter(function for function, _argument in calls if function != WAITING)
@@ -43,13 +44,13 @@ def asked(stage: Stage) -> Counter[str]:
 
 
 def another_process(program: str) -> None:
-    head = "from dra_driver.core.backend import create\nfrom dra_driver.core.model import Placement\n"
+    head = "from dra_driver.core.vendors.registry import create\nfrom dra_driver.core.model import Placement\n"
     head += 'backend = create("nvidia")\nbackend.open()\n'
     subprocess.run([sys.executable, "-c", head + program], check=True)
 
 
 class Listening:
-    """Somebody who waits for changes all the time, as the driver does."""
+    """A thread that waits for changes all the time, like the driver."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -82,7 +83,7 @@ class Listening:
             assert self.some.wait_for(heard, LONG), (words, self.told)
 
     def registered(self, gpus: tuple[Device, ...]) -> None:
-        """Wait until every GPU is listened to, and a look has been taken since."""
+        """Wait until all GPUs are registered for events, and scan them again."""
         watch = self.stage.backend._watch
         while any(watch.state_of(gpu.uuid) is None for gpu in gpus):
             threading.Event().wait(0.01)
@@ -99,7 +100,7 @@ def facts_that_stay_are_read_once(stage: Stage) -> None:
     assert {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetHandleByIndex"} <= {
         call for call, _argument in calls
     }
-    # A mode's profiles are read when it is met first, and then never again.
+    # A mode's profiles are read once, when the mode is first seen.
     gpu = stage.gpus()[0]
     for enabled, reads in ((True, True), (False, False), (True, False)):
         calls.clear()
@@ -109,14 +110,14 @@ def facts_that_stay_are_read_once(stage: Stage) -> None:
         assert ("nvmlDeviceGetGpuInstanceProfileInfo" in functions) == reads, (enabled, functions)
         assert "nvmlDeviceGetName" not in functions
     stage.backend.close()
-    stage.backend.open()
     calls.clear()
+    stage.backend.open()
     stage.gpus()
     assert "nvmlDeviceGetName" in {call for call, _argument in calls}
 
 
 def scanned_without_lists(stage: Stage) -> None:
-    """Wait for a scan that lists no partitions: on a slow machine a scan can find that nobody has listened for a moment."""
+    """Wait for a scan that lists no partitions. On a slow host a scan can see a moment without an event wait."""
     deadline = time.monotonic() + 30
     while (calls := asked(stage)) != Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)}):
         assert time.monotonic() < deadline, calls
@@ -127,7 +128,7 @@ def scanned_without_lists(stage: Stage) -> None:
 def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
-    assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # nobody listens
+    assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # no event wait is active
     listening = Listening(stage)
     listening.registered((gpu,))
     scanned_without_lists(stage)
@@ -136,11 +137,11 @@ def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
     assert stage.gpus()[0].partitions == ()
     stage.gpus()
     scanned_without_lists(stage)
-    time.sleep(OURS)  # so long after a change of its own, events of that GPU are taken for that change's
+    time.sleep(OURS)  # after a change by this process, events of that GPU are ignored for this time
     another_process(f"backend.create_partition({gpu.uuid!r}, 9, Placement(4, 4))")
     listening.until("MIG", gpu)
     assert [each.profile for each in stage.gpus()[0].partitions] == ["3g.40gb"]
-    # Its own changes are not told.
+    # Changes by this process are not reported.
     before = len(listening.told)
     stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     stage.control("fault", "5", "xid", "31")
@@ -157,7 +158,9 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
     listening.until("Xid 48", gpus[2])
     stage.control("fault", "3", "lost")
     listening.until("Xid 79", gpus[3])
-    listening.until("the GPU is lost")  # NVML waits for no other then; they are listened to again without it
+    listening.until(
+        "the GPU is lost"
+    )  # NVML ends the wait for all GPUs then; the others are registered again without it
     assert [finding.index for finding in stage.backend.discover() if finding.fault] == [3]
     listening.registered(gpus[:3])
     before = listening.waits
@@ -165,7 +168,7 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
     listening.until("Xid 63", gpus[1])
     while listening.waits == before:
         time.sleep(0.01)
-    # One that is well again is listened to in the midst of a wait, which may go on for long.
+    # A recovered GPU is registered during a wait, which can be long.
     begun = listening.waits
     stage.control("clear", "3")
     stage.gpus()
@@ -173,6 +176,67 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
     assert listening.waits == begun
     stage.control("fault", "3", "xid", "31")
     listening.until("Xid 31", gpus[3])
+
+
+@on("8xH100")
+def a_hardware_slowdown_counts_when_it_lasts(stage: Stage) -> None:
+    stage.gpus()
+    stage.control("fault", "1", "slowdown", "hardware")
+    assert stage.gpus()[1].health.signs == ()
+    board = stage.backend._boards.board(stage.gpus()[1].uuid)
+    assert board.slowed_since is not None
+    board.slowed_since -= condition.SLOWDOWN_SECONDS
+    (slow,) = stage.gpus()[1].health.signs
+    assert (slow.cause, slow.value) == ("slowdown", "hardware")
+    stage.control("clear", "1")
+    assert stage.gpus()[1].health.signs == () and board.slowed_since is None
+    stage.control("fault", "1", "slowdown", "power-brake")
+    assert [each.value for each in stage.gpus()[1].health.signs] == ["power-brake"]
+
+
+@on("8xH100")
+def a_machine_with_confidential_computing_is_not_ready_until_it_is_set(stage: Stage) -> None:
+    stage.control("fault", "all", "confidential-computing", "on")
+    for gpu in stage.gpus():
+        (sign,) = gpu.health.signs
+        assert (sign.cause, sign.value, sign.severity) == ("confidential-computing", "not-ready", Severity.DEGRADED)
+        assert "nvidia-smi conf-compute -srs 1" in sign.remedy
+    another_process("import pynvml; pynvml.nvmlInit(); pynvml.nvmlSystemSetConfComputeGpusReadyState(1)")
+    assert [gpu.health.signs for gpu in stage.gpus()] == [()] * 8
+    another_process("import pynvml; pynvml.nvmlInit(); pynvml.nvmlSystemSetConfComputeGpusReadyState(0)")
+    assert len(stage.gpus()[0].health.signs) == 1
+
+
+@on("8xH100")
+def a_machine_in_the_mode_protected_pcie_is_not_ready_until_it_is_set(stage: Stage) -> None:
+    stage.control("fault", "all", "confidential-computing", "protected-pcie")
+    assert [[sign.value for sign in gpu.health.signs] for gpu in stage.gpus()] == [["not-ready"]] * 8
+    another_process("import pynvml; pynvml.nvmlInit(); pynvml.nvmlSystemSetConfComputeGpusReadyState(1)")
+    assert [gpu.health.signs for gpu in stage.gpus()] == [()] * 8
+
+
+@on("8xH100")
+def confidential_computing_is_read_with_a_driver_without_its_settings(stage: Stage) -> None:
+    stage.control("fault", "all", "confidential-computing", "on")
+    stage.control("fault", "all", "call", "nvmlSystemGetConfComputeSettings", "fail", "13")
+    assert [sign.value for sign in stage.gpus()[0].health.signs] == ["not-ready"]
+
+
+@on("8xH100")
+def errors_of_confidential_computing_are_no_faults_of_gpus(stage: Stage) -> None:
+    """The calls apply to the whole machine: their error would appear in each scan of each GPU."""
+    for code in ("999", "29"):
+        stage.control("clear", "all")
+        stage.control("fault", "all", "confidential-computing", "on")
+        stage.control("fault", "all", "call", "nvmlSystemGetConfComputeGpusReadyState", "fail", code)
+        assert [gpu.health.signs for gpu in stage.gpus()] == [()] * 8
+
+
+@on("8xH100")
+def reasons_for_slow_clocks_are_read_by_their_older_name(stage: Stage) -> None:
+    stage.control("fault", "3", "thermal")
+    stage.control("fault", "all", "call", "nvmlDeviceGetCurrentClocksEventReasons", "fail", "13")
+    assert [each.value for each in stage.gpus()[3].health.signs] == ["thermal"]
 
 
 @on("8xH100")
@@ -192,7 +256,7 @@ def what_a_gpu_tells_and_what_it_is_asked_say_how_it_is(stage: Stage) -> None:
     assert (hot.cause, hot.value, hot.severity) == ("slowdown", "thermal", Severity.DEGRADED)
     stage.control("fault", "2", "row-remap", "pending")
     assert stage.gpus()[2].health.causes == ("recovery-action", "row-remap-pending")
-    # A claim does not ask for the condition: it is what the last look found.
+    # Preparing a claim does not query the condition. It uses that of the last scan.
     calls = recorded(stage)
     assert stage.backend.device(gpus[2].uuid).health.causes == ("recovery-action", "row-remap-pending")
     assert "nvmlDeviceGetFieldValues" not in {call for call, _argument in calls}

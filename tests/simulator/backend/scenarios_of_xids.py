@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The Xids of NVIDIA's catalog, injected: severity, and the end of a fault that needs a reset, with what the GPU itself reports."""
+"""Inject the Xids of NVIDIA's catalog: severity, and the end of a fault that needs a reset, by the GPU's own report."""
 
 from __future__ import annotations
 
-from dra_driver.core import health
-from dra_driver.core.health import Ailments, Moment
-from dra_driver.core.signs import Ends
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Ends
+from dra_driver.core.health.tracker import Ailments, Moment
 
 from tests.simulator.backend.scenarios_of_watching import Listening
 from tests.simulator.backend.stage import Stage, on
@@ -17,7 +17,7 @@ GPU = 1
 
 
 class Clock:
-    """A clock that goes on by ten seconds at each scan."""
+    """A clock that advances by 10 s per scan."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,10 +28,10 @@ class Clock:
 
 
 def scans(stage: Stage, clock: Clock, ailments: Ailments) -> Ailments:
-    """Scan the GPU three times and return its faults, without the states that scans find."""
+    """Scan the GPU three times; return its faults without the states that scans find."""
     for _scan in range(3):
         finding = stage.backend.discover()[GPU]
-        ailments = health.looked(ailments, finding, clock.next())
+        ailments = health_tracker.looked(ailments, finding, clock.next())
     return tuple(each for each in ailments if each.sign.ends is not Ends.LOOK)
 
 
@@ -48,22 +48,22 @@ def each_xid_ends_as_the_catalog_says(stage: Stage) -> None:
         listening.until(f"Xid {number}", gpus[GPU])
         (sign,) = [each.sign for each in listening.told if each.sign is not None and each.sign.value == str(number)]
         assert sign.severity is row.severity, number
-        ill = scans(stage, clock, health.told((), sign, (), clock.next()))
+        ill = scans(stage, clock, health_tracker.told((), sign, (), clock.next()))
         assert [each.sign for each in ill] == [sign], (number, "it has ended without a reset")
         assert stage.gpus()[GPU].health.needs_recovery is asks(number, BRANCH), number
-        # Another program resets the GPU, and reports nothing.
+        # Another program resets the GPU without a report.
         stage.control("clear", str(GPU))
         after = scans(stage, clock, ill)
         assert bool(after) == (row.ends != RESET or not asks(number, BRANCH)), (number, after)
-        assert bool(health.was_reset(after)) == (row.ends != RESET), number
+        assert bool(health_tracker.was_reset(after)) == (row.ends != RESET), number
     listening.ended = True
 
 
 @on("8xH100")
 def a_reset_is_reported_to_the_driver(stage: Stage) -> None:
-    """By the process that makes it, when it gives the library back."""
-    from dra_driver.core import repair_marks
-    from dra_driver.core.device_locks import DeviceLocks, library_alone
+    """The process that resets the GPU reports it when it returns the library."""
+    from dra_driver.core.discovery.device_locks import DeviceLocks, library_alone
+    from dra_driver.core.health import repair_marks
 
     gpus = stage.gpus()
     state = stage.root / "state"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The stage of a scenario: a machine with the backend open, and what scenarios have in common."""
+"""The stage of a scenario: a machine with an open backend, and helpers for scenarios."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from typing import Any
 from dra_driver.core.errors import (
     AcceleratorError,
 )
-from dra_driver.core.layout import LayoutPlan, plan_layouts
-from dra_driver.core.layout_rules import Match, Rule
-from dra_driver.core.layout_run import execute
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, devices_of
-from dra_driver.core.nvidia.backend import NvidiaBackend
-from dra_driver.core.system import System
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import LayoutPlan, plan_layouts
+from dra_driver.core.partitioning.rules import Match, Rule
+from dra_driver.core.vendors.nvidia.backend import NvidiaBackend
 
 from tests.simulator.backend.gpu_machine import SIMULATOR
 from tests.unit.core import board_model
 
-#: By name: the machine that a scenario wants, and the scenario.
+#: By name: the scenario's machine, and the scenario.
 SCENARIOS: dict[str, tuple[str, Callable[[Stage], None]]] = {}
 
 
 class Stage:
-    """The machine as a scenario sees it, with a backend that is open."""
+    """The machine of a scenario, with an open backend."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.backend = NvidiaBackend(System(str(root)))
 
     def control(self, *words: str) -> str:
-        """What the simulator's command line says."""
+        """Return the output of the simulator's command."""
         program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
         arguments = ["--root", str(self.root), *words]
         environment = {**os.environ, "PYTHONPATH": str(SIMULATOR)}
@@ -46,7 +46,7 @@ class Stage:
         ).stdout
 
     def gpus(self, full: bool = False) -> tuple[Device, ...]:
-        """All GPUs, every one of them well."""
+        """Return all GPUs; assert that all are healthy."""
         findings = self.backend.discover(full)
         assert not any(finding.fault for finding in findings), findings
         return devices_of(findings)
@@ -55,13 +55,13 @@ class Stage:
         return self.gpus()[0]
 
     def lay_out(self, *rules: Rule) -> None:
-        """Bring the first GPUs to these rules, together with the GPUs that are reset along with them."""
+        """Apply these rules to the first GPUs, together with the GPUs that are reset along with them."""
         for outcome in plan_layouts(list(itertools.zip_longest(self.gpus(), rules))):
             assert isinstance(outcome, LayoutPlan), outcome
             execute(self.backend, outcome)
 
     def enabled(self) -> Device:
-        """The first GPU with partitioning on."""
+        """Return the first GPU with MIG enabled."""
         gpu = self.first()
         self.lay_out(Rule(Match(), "static"))
         gpu = self.backend.device(gpu.uuid)
@@ -88,7 +88,7 @@ def refused(kind: type[AcceleratorError], action: Callable[..., Any], *arguments
 
 
 def recorded(stage: Stage) -> list[tuple[str, Any]]:
-    """Record the calls of NVML from now on, by function and last argument."""
+    """Record the NVML calls from now on, by function and last argument."""
     calls: list[tuple[str, Any]] = []
     original = stage.backend._nvml.call
 
@@ -126,7 +126,7 @@ def same_profiles(gpu: Device, name: str) -> None:
 
 
 def raw_instance(gpu: Device, profile_id: int, start: int, size: int, compute: tuple[int, ...]) -> None:
-    """Make a GPU instance the way an administrator's tool does, with these compute instances."""
+    """Create a GPU instance with these compute instances like an administrator's tool."""
     import ctypes
 
     import pynvml

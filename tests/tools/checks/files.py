@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the checks share: which files belong to the project, and how a check ends."""
+"""Functions that the checks share: the files of the project, and the end of a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def project_files() -> list[Path]:
-    """Every file of the checkout that Git tracks or would track, relative to its root; links are not followed."""
+    """Return the files of the checkout that git tracks or does not ignore, relative to its root. Links are not followed."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -24,7 +24,7 @@ def project_files() -> list[Path]:
 
 
 def read(path: Path) -> str | None:
-    """The text of a file of the project; None where it is not text."""
+    """Return the text of a file of the project, or None for a binary file."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -32,7 +32,7 @@ def read(path: Path) -> str | None:
 
 
 def close(problems: Sequence[str], looked_at: int, what: str) -> int:
-    """Print the problems and how much was looked at; the exit status is 1 where there are any, or nothing to look at."""
+    """Print the problems and the number of checked items. Return 1 if there are problems, or no items."""
     for problem in problems:
         print(problem)
     print(f"{looked_at} {what} looked at, {len(problems)} problems")

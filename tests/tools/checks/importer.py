@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs galaxy-importer, the check that Galaxy makes of an upload, on the tarball in a folder; an error or a warning fails it.
+"""Run galaxy-importer, the check of Galaxy for an upload, on the tarball in a directory. An error or a warning fails it.
 
 usage: importer.py VIRTUAL_ENVIRONMENT FOLDER
 """
@@ -19,12 +19,12 @@ import yaml
 from files import ROOT
 
 FINDING = re.compile(r"^(ERROR|WARNING|CRITICAL)\b", re.MULTILINE)
-#: What it says where ansible-lint has not come to its end within the time that the importer fixes, 180 s (loaders/collection.py).
+#: Its message if ansible-lint exceeds the importer's fixed limit of 180 s (loaders/collection.py).
 TOO_LATE = "Timeout on call to ansible-lint"
 
 
 def link_dependencies(virtual_environment: Path) -> None:
-    """Let the importer's Ansible find the collections that galaxy.yml names, as a user's would."""
+    """Link the collections of galaxy.yml into the importer's environment, as in a user's installation."""
     (packages,) = virtual_environment.resolve().glob("lib/python3*/site-packages")
     for name in yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))["dependencies"]:
         relative = Path("ansible_collections", *name.split("."))
@@ -36,14 +36,14 @@ def link_dependencies(virtual_environment: Path) -> None:
 
 
 def main(virtual_environment: Path, folder: Path) -> int:
-    """Import the one tarball in ``folder`` and return the exit status."""
+    """Import the only tarball in ``folder`` and return the exit status."""
     (tarball,) = folder.glob("*.tar.gz")
     link_dependencies(virtual_environment)
     programs = str(virtual_environment / "bin")
     environment = {**os.environ, "PATH": os.pathsep.join([programs, os.environ["PATH"]]), "PYTHONPATH": ""}
     environment.pop("ANSIBLE_COLLECTIONS_PATH", None)
     with tempfile.TemporaryDirectory(prefix="dra-accelerators-import-") as scratch:
-        # The importer reads namespace, name and version out of the file's name.
+        # The importer reads namespace, name, and version from the file name.
         copy = Path(scratch) / tarball.name
         shutil.copy(tarball, copy)
         run = subprocess.run(

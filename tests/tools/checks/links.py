@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every link inside the Markdown files leads to a file, folder or heading that is there."""
+"""Check that each link in the Markdown files leads to an existing file, directory, or heading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """The names under which the headings of a Markdown text can be linked, as Git hosts make them."""
+    """Return the anchors of the headings in a Markdown text, in the form of Git hosts."""
     return {
         re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
         for heading in HEADING.findall(FENCE.sub("", text))
@@ -24,7 +24,7 @@ def anchors(text: str) -> set[str]:
 
 
 def problem_of(path: Path, target: str) -> str:
-    """What is wrong with the link from ``path`` to ``target``; empty where nothing is."""
+    """Return the problem of the link from ``path`` to ``target``, or ""."""
     name, _separator, anchor = target.partition("#")
     resolved = (ROOT / path.parent / name).resolve() if name else ROOT / path
     if not resolved.exists():
@@ -37,7 +37,7 @@ def problem_of(path: Path, target: str) -> str:
 
 
 def main() -> int:
-    """Look at every link and return the exit status."""
+    """Check each link and return the exit status."""
     problems, seen = [], 0
     for path in project_files():
         if path.suffix != ".md":

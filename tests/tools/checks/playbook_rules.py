@@ -10,6 +10,13 @@ for all hosts has precedence over the keyword.
 
 A task with ``no_log`` is in a block with a rescue, which reports the message of the failed module and nothing else of its result.
 
+A task that sends requests to a cluster has no ``run_once``, which uses the cluster of the first host. One host of each cluster runs it instead (filter
+``cluster_leaders``).
+
+A task of kubernetes.core is repeated until its result is final (test plugin ``final_result``): one HTTP status 429 or 503 must not end a run.
+
+A condition is a boolean (``condition_types.py``).
+
 A play has ``strategy: linear``. With the strategy ``free`` of ansible.cfg, ``run_once`` is ignored and hosts of a batch do not wait for each other.
 """
 
@@ -22,11 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from condition_types import condition_problems
 from files import ROOT, close
 
 PLUGIN = ROOT / "plugins/lookup/reserved_variables.py"
 INCLUDES = ("ansible.builtin.include_role", "ansible.builtin.import_role", "ansible.builtin.import_playbook")
 BLOCKS = ("tasks", "pre_tasks", "post_tasks", "handlers", "block", "rescue", "always")
+
+#: Modules that send requests to the cluster of their options ``kubeconfig`` and ``context``.
+TO_CLUSTER = ("kubernetes.core.", "dra.accelerators.")
+#: The retries of a task of kubernetes.core that does not wait for a state: for 60 s, as modules of the collection retry
+#: requests.
+RETRIES, DELAY = 12, 5
+#: Playbooks that refuse hosts of several clusters.
+ONE_CLUSTER = ("report.yml", "plan.yml")
 
 Json = dict[str, Any]
 
@@ -37,6 +53,11 @@ def tasks_of(items: Any) -> Iterator[Json]:
         yield item
         for key in BLOCKS:
             yield from tasks_of(item.get(key))
+
+
+def included_file(task: Json) -> str:
+    """Return the file of tasks that a task includes or imports, or an empty string."""
+    return str(task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.import_tasks") or "")
 
 
 def set_by_roles(plugin: Path = PLUGIN) -> set[str]:
@@ -74,7 +95,7 @@ def extra_variable_problems(documents: Mapping[Path, Any], by_roles: set[str]) -
             continue
         passed = passed_variables(document)
         for task in tasks_of(document):
-            passed |= passed_variables(documents.get(path.parent / str(task.get("ansible.builtin.include_tasks")), ()))
+            passed |= passed_variables(documents.get(path.parent / included_file(task), ()))
         reserved = reserved_variables(document)
         problems += [
             f"{path}: {passed[name]!r} passes {name}. Begin the name with two underscores, or add it to accelerator_reserved."
@@ -109,6 +130,56 @@ def become_problems(path: Path, items: Any, is_unprivileged: bool = False) -> li
     return problems
 
 
+def gets_kubeconfig(module: str, defaults: frozenset[str]) -> bool:
+    """Return whether the defaults of modules and groups with a kubeconfig are for a module."""
+    collection = module.rpartition(".")[0]
+    return module in defaults or any(each.startswith(f"group/{collection}.") for each in defaults)
+
+
+def run_once_problems(
+    path: Path, items: Any, runs_once: bool = False, defaults: frozenset[str] = frozenset()
+) -> list[str]:
+    """Return the tasks that send the requests of all hosts to the cluster of the first host.
+
+    ``defaults`` are the modules and groups to which an outer play or block gives a kubeconfig.
+    """
+    problems = []
+    for item in items or ():
+        once = runs_once or item.get("run_once") is True
+        given = defaults | {
+            name for name, options in (item.get("module_defaults") or {}).items() if "kubeconfig" in (options or {})
+        }
+        requests = [
+            key
+            for key, options in item.items()
+            if key.startswith(TO_CLUSTER) and ("kubeconfig" in (options or {}) or gets_kubeconfig(key, given))
+        ]
+        if path.name not in ONE_CLUSTER and once and requests:
+            problems.append(
+                f"{path}: {item.get('name')!r} has run_once and sends requests to a cluster. Run it on one host of each cluster instead."
+            )
+        for key in BLOCKS:
+            problems += run_once_problems(path, item.get(key), once, given)
+    return problems
+
+
+def retry_problems(path: Path, document: Any) -> list[str]:
+    """Return the tasks of kubernetes.core that one HTTP status 429 or 503 ends, and those with different numbers of retries."""
+    problems = []
+    for task in tasks_of(document):
+        if not any(key.startswith("kubernetes.core.") for key in task):
+            continue
+        final = f"{task.get('register')} is dra.accelerators.final_result"
+        until = str(task.get("until", "")).strip()
+        if not until.startswith(final) and (not until or task.get("failed_when") != f"not {until}"):
+            problems.append(f"{path}: {task.get('name')!r} is not repeated. Add `until: {final}` and a register.")
+        elif until == final and (task.get("retries"), task.get("delay")) != (RETRIES, DELAY):
+            problems.append(f"{path}: {task.get('name')!r} needs `retries: {RETRIES}` and `delay: {DELAY}`.")
+        elif not {"retries", "delay"} <= task.keys():
+            problems.append(f"{path}: {task.get('name')!r} has no retries or no delay.")
+    return problems
+
+
 def strategy_problems(path: Path, document: Any) -> list[str]:
     """Return the plays of a playbook that run with the strategy of ansible.cfg."""
     return [
@@ -133,7 +204,7 @@ def no_log_problems(path: Path, items: Any, is_rescued: bool = False) -> list[st
 
 
 def main() -> int:
-    """Check every playbook and every file of tasks, and return the exit status."""
+    """Check each playbook and each file of tasks, and return the exit status."""
     paths = sorted(
         [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("roles/*/handlers/*.yml")]
     )
@@ -141,7 +212,12 @@ def main() -> int:
     problems = extra_variable_problems(documents, set_by_roles())
     for path, document in documents.items():
         problems += (
-            become_problems(path, document) + strategy_problems(path, document) + no_log_problems(path, document)
+            become_problems(path, document)
+            + strategy_problems(path, document)
+            + no_log_problems(path, document)
+            + run_once_problems(path, document)
+            + retry_problems(path, document)
+            + condition_problems(path, list(tasks_of(document)))
         )
     return close(problems, len(documents), "files")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a role takes stands in three places that must agree: defaults, argument specs and README.
+"""Check that defaults, argument specs, and README of each role agree.
 
-Every variable in defaults/main.yml is an option of the `main` entry point with the same default, every option with a
-default stands in defaults, and the role's README names every option. Variables whose names begin with two underscores are
-the role's own.
+Each variable in defaults/main.yml is an option of the `main` entry point with the same default. Each option with a
+default is in defaults. The role's README names each option. Variables whose names begin with two underscores are
+internal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from files import ROOT, close
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty where the file is missing or empty."""
+    """Return the mapping in a YAML file, or an empty one for a missing or empty file."""
     return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}
 
 
 def problems_of(role: Path) -> list[str]:
-    """Where the defaults, the argument specs and the README of ``role`` differ."""
+    """Return the differences between defaults, argument specs, and README of ``role``."""
     name = f"roles/{role.name}"
     specs = load(role / "meta/argument_specs.yml").get("argument_specs", {})
     if "main" not in specs:
@@ -51,7 +51,7 @@ def problems_of(role: Path) -> list[str]:
 
 
 def main() -> int:
-    """Look at every role and return the exit status."""
+    """Check each role and return the exit status."""
     roles = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/tasks/main.yml"))
     problems = [problem for role in roles for problem in sorted(problems_of(role))]
     return close(problems, len(roles), "roles")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The part of each role's README that is generated from its argument specs: the table of variables, check mode, diff, repetition.
+"""Check the generated part of each role's README: the table of variables, check mode, diff, and idempotence.
 
-    python tests/tools/checks/role_readmes.py [--write]
+python tests/tools/checks/role_readmes.py [--write]
 
-The part stands between two comment lines; everything around it is written by people. Without --write nothing is written,
-and the exit status says whether something would be.
+The part is between two comment lines and is generated from the argument specs. People write the rest. Without --write
+no file changes, and the exit status shows whether one would.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from files import ROOT, close
 
 BEGIN = "<!-- begin: generated from meta/argument_specs.yml by tests/tools/checks/role_readmes.py --write -->"
 END = "<!-- end: generated -->"
-#: Attributes that every role documents, by the words of the README.
+#: Attributes that each role documents, with their names in the README.
 ATTRIBUTES = {"check_mode": "check mode", "diff_mode": "diff mode", "idempotent": "idempotent", "platform": "platform"}
 COLLECTION = "dra.accelerators."
 
 
 def plain(text: str) -> str:
-    """Ansible's markup as Markdown: C(), V(), O(), E(), M(), P() and the like become code."""
+    """Return Ansible's markup as Markdown: C(), V(), O(), E(), M(), P(), and R() become code."""
 
     def code(found: re.Match[str]) -> str:
         value = found.group(2)
@@ -42,19 +42,19 @@ def plain(text: str) -> str:
 
 
 def sentences(description: str | list[str]) -> str:
-    """A description as one line of Markdown."""
+    """Return a description as one line of Markdown."""
     parts = [description] if isinstance(description, str) else description
     return plain(" ".join(" ".join(part.split()) for part in parts))
 
 
 def type_of(option: dict[str, Any]) -> str:
-    """The type of an option in words."""
+    """Return the type of an option as text."""
     name = option.get("type", "str")
     return f"{name} of {option['elements']}" if "elements" in option else str(name)
 
 
 def value_of(value: Any) -> str:
-    """A default or a choice as Markdown."""
+    """Return a default or a choice as Markdown."""
     if value in (None, ""):
         return "empty"
     if isinstance(value, bool):
@@ -66,7 +66,7 @@ def value_of(value: Any) -> str:
 
 
 def row(name: str, option: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     meaning = sentences(option["description"])
     if option.get("choices"):
         meaning += f" One of {', '.join(value_of(choice) for choice in option['choices'])}."
@@ -79,7 +79,7 @@ def row(name: str, option: dict[str, Any]) -> str:
 
 
 def generated(role: Path) -> str:
-    """The whole part for one role, with its two comment lines."""
+    """Return the generated part for one role, with its two comment lines."""
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]["main"]
     options: dict[str, dict[str, Any]] = specs.get("options") or {}
     lines = [BEGIN, "## Variables", "", "| variable | type | default | meaning |", "| --- | --- | --- | --- |"]
@@ -93,7 +93,7 @@ def generated(role: Path) -> str:
 
 
 def renewed(role: Path, text: str) -> str | None:
-    """The README with its generated part as it is to be; None where the two comment lines are missing."""
+    """Return the README with the current generated part, or None without the two comment lines."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
         return None
@@ -101,7 +101,7 @@ def renewed(role: Path, text: str) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Compare, or write; returns the exit status."""
+    """Compare or write the parts, and return the exit status."""
     write = arguments == ["--write"]
     if arguments and not write:
         print(__doc__)

@@ -16,7 +16,7 @@ from security_syntax import syntax_problems
 
 @dataclass(frozen=True)
 class Rule:
-    """Lines that match ``forbidden`` and not ``allowed``, in files that match one of ``paths`` and none of ``except_for``, are problems."""
+    """Lines that match ``forbidden`` but not ``allowed`` are problems, in files that match one of ``paths`` and none of ``except_for``."""
 
     name: str
     paths: tuple[str, ...]
@@ -55,7 +55,7 @@ RULES = (
         "no-shell-of-answers",
         ("plugins/*.py", "roles/dra_driver/files/*"),
         re.compile(r"shell=True|os\.system\(|os\.popen\("),
-        "run a list of arguments through core/system.py",
+        "run a list of arguments through core/host/system.py",
     ),
     Rule(
         "no-privileged-pod",
@@ -89,7 +89,7 @@ def problems_in(path: Path, text: str, rules: tuple[Rule, ...] = RULES) -> list[
 
 
 def main() -> int:
-    """Check every file of the project and return the exit status."""
+    """Check each file of the project and return the exit status."""
     problems, seen = [], 0
     for path in project_files():
         if path.parts[0] in ("plugins", "roles", "playbooks"):

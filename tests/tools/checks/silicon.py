@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Nothing but the simulator knows that silicon can be simulated: what runs on it in a test is what runs on hardware."""
+"""Check that only the simulator mentions simulated silicon, so that tests run the same code as on hardware."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = re.compile(r"simulat|\bgpusim|\bfake|\bmock|libnvidia-gpusim", re.IGNORE
 
 
 def main() -> int:
-    """Look at every line of plugins, roles and playbooks, and return the exit status."""
+    """Check each line of plugins, roles, and playbooks, and return the exit status."""
     problems, seen = [], 0
     for path in project_files():
         if path.parts[0] not in FOLDERS or path.parts[:2] == ("roles", "simulator"):

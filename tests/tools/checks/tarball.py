@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Builds the collection, looks at what is in the tarball, and tries it where nothing but the essential folders is left.
+"""Build the collection, check the content of the tarball, and test it with only the essential directories.
 
-A collection has to work with everything but meta, plugins, roles and playbooks deleted: so the tarball is installed into
-an empty folder, the rest is deleted, and Ansible documents every module and role, checks the syntax of every playbook and
-of a play that includes every role, and runs the module that needs nothing, without the checkout in sight.
+A collection has to work without any directory other than meta, plugins, roles, and playbooks. The tarball is installed
+into an empty directory, and all other files are deleted. Then Ansible documents each module and role, checks the syntax
+of each playbook and of a play with each role, and runs the module without requirements. The checkout is not in any
+search path.
 
 usage: tarball.py FOLDER
 """
@@ -48,7 +49,7 @@ LARGEST_BYTES = 5 * 1024 * 1024
 
 
 def run(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> str:
-    """Run a command of Ansible; a failure is shown with its output."""
+    """Run an Ansible command and return its output. Exit with the output if it fails."""
     completed = subprocess.run(
         command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -58,7 +59,7 @@ def run(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> str:
 
 
 def content_problems(tarball: Path) -> list[str]:
-    """What the tarball holds that does not belong in it, and what belongs in it that it lacks."""
+    """Return unexpected files in the tarball, and missing ones."""
     with tarfile.open(tarball) as archive:
         names = {member.name for member in archive.getmembers() if not member.isdir()}
     tracked = {str(path) for path in project_files()}
@@ -73,7 +74,7 @@ def content_problems(tarball: Path) -> list[str]:
 
 
 def try_installed(tarball: Path, scratch: Path) -> int:
-    """Install the tarball into ``scratch``, delete what is not essential, use every part; returns how many parts."""
+    """Install the tarball into ``scratch``, delete all that is not essential, and use each part. Return the number of parts."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -113,8 +114,8 @@ def try_installed(tarball: Path, scratch: Path) -> int:
 
 
 def main(folder: Path) -> int:
-    """Build into ``folder``, look, try, and return the exit status."""
-    # The importer takes what lies there: a former version's tarball would be looked at instead.
+    """Build into ``folder``, check and test the tarball, and return the exit status."""
+    # The importer takes the tarball in this directory, so one of an earlier version must not remain.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environment = dict(os.environ)

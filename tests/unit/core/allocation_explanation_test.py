@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is told of a pod with its claims, or of a claim alone, over all nodes."""
+"""The explanation of a pod with its claims, or of a claim alone, over all nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Published devices, claims and a judge of selectors for the tests of what the scheduler finds."""
+"""Published devices, claims, and a selector evaluator for tests of the scheduler's search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAINT = {"key": "worn", "value": "yes", "effect": "NoSchedule"}
 
 
 class Judge:
-    """Expressions are ``attribute=value``; one without the attribute has an error, and ``?`` is not judged."""
+    """A selector evaluator. Expressions are ``attribute=value``. A missing attribute is an error, and ``?`` is not evaluated."""
 
     def matches(self, expression: str, device: Device) -> bool:
         if expression == "?":

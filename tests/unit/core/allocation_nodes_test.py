@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which nodes a pod can go to at all."""
+"""The nodes on which a pod can be scheduled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which devices of the published pools a node has."""
+"""The devices of a node in the published pools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_of_a_pool_the_newest_generation_counts_and_half_of_it_gives_nothing() -
         Aborted, match=r"asks for all devices, but resource pool dev\.example\.com/n is currently being updated"
     ):
         taken_by(at([half]), claim(request(allocationMode="All")))
-    # Another node's slice of a newer generation puts this node's out of date.
+    # A slice of another node with a newer generation makes this node's slices outdated.
     elsewhere = published(device("c"), name="m", generation=3, nodeName="m")
     assert (
         at(

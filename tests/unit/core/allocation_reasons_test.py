@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Why the scheduler finds nothing on a node, and what would have to change."""
+"""Reasons why the scheduler finds no devices on a node, and the changes that would help."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_requests_cannot_have_together() -> None:
     one = at([published(device("a"))])
     assert "they want the same devices" in told(one, claim(request("a"), request("b"))).together
     assert "3 devices; of those that are free 2 at a time" in told(at(PARTS), claim(request(count=3))).together
-    # Where a request has too few devices for itself, that is told already.
+    # A request that alone has too few devices is reported elsewhere.
     assert told(one, claim(request(count=2))).together == ""
 
 
@@ -106,7 +106,7 @@ def test_a_device_is_cut_as_one_of_its_product_is_elsewhere() -> None:
     assert change.device == "n/w" and "parts like n/p0 of node m" in change.text
     other = at([published({**whole, "attributes": {**whole["attributes"], "productName": {"string": "Q"}}})])
     taken_already = at([published(whole)], [holds("h", "w")])
-    # Its parts would be tainted as it is.
+    # The taint on the GPU would also apply to its partitions.
     assert not [
         one
         for one in changes(at([published({**whole, "taints": [TAINT]})]), asked, beside=[model])

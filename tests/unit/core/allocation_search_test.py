@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the scheduler finds on a node. The real scheduler judges the same in tests/oracles."""
+"""The scheduler's search on a node. tests/oracles compares it with the real scheduler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_counters_are_kept_and_those_that_claims_have_are_gone() -> None:
     assert taken_by(at(PARTS), claim(request(count=3))) is None
     assert taken_by(at(PARTS, [holds("h", "p2")]), claim(request("a"), request("b"))) is None
     assert taken_by(at(PARTS, [holds("h", "p2")]), claim()) == ["p0"]
-    # Whoever watches as an administrator holds nothing.
+    # Administrator access does not hold a device.
     assert taken_by(at(PARTS, [holds("h", "p0", adminAccess=True)]), claim(request(count=2))) == ["p0", "p1"]
 
 
@@ -66,7 +66,7 @@ def test_constraints_turn_the_search_back() -> None:
     assert taken_by(at(slices), both) == ["b", "c"]
     some = claim(request("one"), request("two"), constraints=[{"matchAttribute": name, "requests": ["two"]}])
     assert taken_by(at(slices), some) == ["a", "b"]
-    # A list agrees with what has any of its values.
+    # A list matches a value if it contains that value.
     listed = device("e")
     listed["attributes"]["root"] = {"strings": ["x", "z"]}
     assert taken_by(at([published(device("a", root="x"), device("b", root="y"), listed)]), agree) == ["a", "e"]
@@ -112,7 +112,7 @@ def test_an_error_counts_from_the_device_on_that_has_it() -> None:
     assert taken_by(at(slices), claim(asked)) == ["a"]
     with pytest.raises(Aborted, match="no such key: kind"):
         taken_by(at(slices, [holds("h", "a")]), claim(asked))
-    # What somebody has is not looked at.
+    # Held devices are not evaluated.
     assert taken_by(at(slices, [holds("h", "b")]), claim(request(count=2, selectors=["kind=x"]))) is None
     with pytest.raises(Aborted):
         taken_by(at(slices, [holds("h", "b")]), claim(request(allocationMode="All", selectors=["kind=x"])))
@@ -191,7 +191,7 @@ def test_a_search_ends() -> None:
 
 @given(st.data())
 def test_what_the_search_finds_is_there_whenever_anything_is(data: st.DataObject) -> None:
-    """Against every choice of devices, tried one by one."""
+    """Compare the search with all possible choices of devices."""
     total = data.draw(st.integers(1, 6))
     devices = [
         device(f"p{number}", draws={"units": data.draw(st.integers(1, 3))}, root=data.draw(st.sampled_from("xy")))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Chips and their slices as they are published: counters admit what the silicon takes, and nothing that it refuses."""
+"""Published chips and vNPUs: the counters admit all allocations that the silicon accepts, and no other ones."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from fractions import Fraction
 import chip_model as model
 import pytest
 from chip_model import CHIPS, MIB, Silicon, can_exist, device, multisets, partition, profiles
-from dra_driver.core import packing, room
-from dra_driver.core.ascend import names, templates
-from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
-from dra_driver.core.ascend.offers import counter_set, offers
-from dra_driver.core.ascend.topology import Chip, Place
+from dra_driver.core.dra.resource_slices import build_pool
 from dra_driver.core.errors import DoesNotFit
-from dra_driver.core.layout_rules import WantedPartition
 from dra_driver.core.model import Offer, Placement
-from dra_driver.core.slices import build_pool
+from dra_driver.core.partitioning import capacity as partitioning_capacity
+from dra_driver.core.partitioning import placement as partitioning_placement
+from dra_driver.core.partitioning.rules import WantedPartition
+from dra_driver.core.vendors.ascend import names, templates
+from dra_driver.core.vendors.ascend.attributes import ChipFacts, SuperPod, attributes
+from dra_driver.core.vendors.ascend.offers import counter_set, offers
+from dra_driver.core.vendors.ascend.topology import Chip, Place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.order_model import MIXES, served, trace
 
 KINDS = sorted(CHIPS)
-#: §1.3 of the reference: every set of slices that leaves no core and no AICPU of a 310P idle.
+#: §1.3 of the reference: each set of vNPUs that uses all cores and AICPUs of a 310P.
 COMPLETE = [
     {"vir04": 1, "vir04_3c": 1},
     {"vir04": 1, "vir02": 1, "vir02_1c": 1},
@@ -64,12 +65,12 @@ def take(left: dict[str, int], offer: Offer, sign: int = 1) -> None:
 def first_fit(
     published: Sequence[Offer], left: Mapping[str, int], name: str, held: Collection[str] = ()
 ) -> Offer | None:
-    """What the scheduler does with a claim for one slice of a template."""
+    """Return the offer that the scheduler allocates to a claim for one vNPU of a template."""
     return next((o for o in published if o.profile == name and o.name not in held and fits(left, o)), None)
 
 
 def reached(kind: str) -> set[tuple[tuple[str, int], ...]]:
-    """Every multiset of templates that claims can get, one after the other, from an empty chip."""
+    """Return each multiset of templates that claims can get one after the other, starting with an empty chip."""
     published, start = possible(kind), dict(counter_set(device(kind)).counters)
     found: set[tuple[tuple[str, int], ...]] = set()
     seen: set[frozenset[str]] = set()
@@ -110,7 +111,7 @@ def test_the_complete_sets_of_a_310p_are_the_15_and_22_more_are_maximal() -> Non
 
 
 def test_chips_of_a_pair_are_not_cut_for_claims() -> None:
-    """The vendor does not support it on a 300I Duo (PCI subsystem 0110); what a layout has cut is published as it is."""
+    """Chips of a 300I Duo (PCI subsystem 0110) have no dynamic vNPUs, because the vendor does not support them. Static ones are published."""
     duo = {"pci_subsystem_id": 0x0110_19E5}
     (whole,) = offers(device("310P", **duo), True)
     assert whole.kind == "device" and whole.counter_set and whole.consumes == counter_set(device("310P")).counters
@@ -126,7 +127,7 @@ def test_chips_of_a_pair_are_not_cut_for_claims() -> None:
 def test_the_most_of_one_template(kind: str) -> None:
     for profile in profiles(kind):
         assert profile.maximum == max(n for n in range(17) if can_exist(kind, {profile.name: n}))
-    assert room.counted_profiles(device(kind)) == ()
+    assert partitioning_capacity.counted_profiles(device(kind)) == ()
     expected = {
         "310P": {
             "vir01": 7,
@@ -149,7 +150,7 @@ def test_the_most_of_one_template(kind: str) -> None:
 @given(data=st.data())
 @settings(max_examples=60)
 def test_the_silicon_never_refuses_what_the_counters_allow(kind: str, data: st.DataObject) -> None:
-    """Claims come and go in any order, each on any device whose counters are left; a slice is made where its offer says."""
+    """Claims start and end in any order, each on any device that the counters permit. A vNPU is created where its offer says."""
     published = possible(kind)
     left, silicon = dict(counter_set(device(kind)).counters), Silicon(kind)
     held: dict[str, tuple[Offer, int]] = {}
@@ -166,7 +167,7 @@ def test_the_silicon_never_refuses_what_the_counters_allow(kind: str, data: st.D
         assert offer.placement is not None and offer.profile is not None
         group = names.group_of(offer.placement)
         number = offer.placement.start
-        if group is None:  # the number is chosen when it is made
+        if group is None:  # the number is selected at creation
             number = min(set(range(16)) - {names.number_of(each) for each in silicon.slices})
         made = names.slice_id(0, number)
         assert silicon.create(offer.profile, made, group or 0)
@@ -176,7 +177,7 @@ def test_the_silicon_never_refuses_what_the_counters_allow(kind: str, data: st.D
 
 @given(st.lists(st.sampled_from(sorted(CHIPS["310P"].rows)), max_size=9))
 def test_no_place_is_lacking_on_an_empty_310p(wanted: list[str]) -> None:
-    """Whatever fits by its sums fits in places as well, in any order, as long as nothing is destroyed."""
+    """A set that fits by its sums also fits by its placements, in any order, if nothing is destroyed."""
     published, left = possible("310P"), dict(counter_set(device("310P")).counters)
     counts: Counter[str] = Counter()
     for name in wanted:
@@ -188,7 +189,7 @@ def test_no_place_is_lacking_on_an_empty_310p(wanted: list[str]) -> None:
 
 
 def test_no_order_of_places_serves_more_claims() -> None:
-    """Claims come and go on eight chips: beside ours the places all from the first, all from the last, and by name."""
+    """The order of the places serves more claims on eight chips than orders from the first, from the last, and by name."""
     ours, counters = possible("310P"), counter_set(device("310P")).counters
     others = {
         "first": sorted(ours, key=lambda offer: (offer.profile, offer.placement)),
@@ -271,7 +272,7 @@ def test_slices_made_for_claims_change_nothing(kind: str) -> None:
 
 
 def test_what_can_be_made_is_published_under_the_same_names_whatever_others_make() -> None:
-    """What a claim has is counted by the scheduler while it is published, and no longer."""
+    """The scheduler counts a claim's device only while it is published: offers keep their names, whatever else is created."""
     (small, large) = profiles("910B3")
     before = [offer for offer in possible("910B3") if offer.profile == small.name]
     assert [offer.name for offer in before] == [f"npu-0-vir05-1c-16g-new-{ordinal}" for ordinal in range(4)]
@@ -288,7 +289,7 @@ def test_unknown_slice_prevents_creation() -> None:
 
 
 def test_a_place_is_withheld_whose_number_a_slice_in_another_group_has() -> None:
-    """It was made by hand, with a number of somebody else's choosing."""
+    """A vNPU in another group was created manually with the number of this place: the place is withheld."""
     stray = partition("310P", "vir02", Placement(0, 2), instance_id=names.slice_id(0, 4))
     dynamic = [offer for offer in offers(device("310P", [stray]), True) if offer.dynamic]
     assert dynamic and all(offer.placement is not None and offer.placement.start not in (0, 1, 4) for offer in dynamic)
@@ -368,10 +369,10 @@ def test_layouts_are_planned_or_refused_rightly(kind: str, data: st.DataObject) 
     wanted = tuple(WantedPartition(name.replace("_", "-"), count) for name, count in counts.items())
     if not can_exist(kind, counts):
         with pytest.raises(DoesNotFit):
-            packing.arrange(device(kind), wanted)
+            partitioning_placement.arrange(device(kind), wanted)
         return
     silicon = Silicon(kind)
-    for profile, place in packing.arrange(device(kind), wanted):
+    for profile, place in partitioning_placement.arrange(device(kind), wanted):
         assert silicon.create(profile.name, names.slice_id(0, place.start), names.group_of(place) or 0)
     assert Counter(name for name, _group in silicon.slices.values()) == Counter(counts)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ascend chips: names and numbers, how they lie to each other, claims for near ones, their codes, and the file of saved slices."""
+"""Ascend chips: names and numbers, topology, claims for adjacent chips, error codes, and the file of saved vNPUs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import combinations
 
 import pytest
 from chip_model import CHIPS, partition
-from dra_driver.core import room
-from dra_driver.core.ascend import codes, faults, names, topology
-from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
-from dra_driver.core.ascend.families import FAMILIES, UNKNOWN, Family, family_of
-from dra_driver.core.ascend.templates import CORES, Template, Totals, profiles_of
+from dra_driver.core.discovery.device_workers import DeviceBusy
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse, NotPermitted
-from dra_driver.core.lanes import DeviceBusy
+from dra_driver.core.health.conditions import Severity
 from dra_driver.core.model import Placement, Version
-from dra_driver.core.signs import Severity
+from dra_driver.core.partitioning import capacity as partitioning_capacity
+from dra_driver.core.vendors.ascend import codes, faults, names, topology
+from dra_driver.core.vendors.ascend.attributes import ChipFacts, SuperPod, attributes
+from dra_driver.core.vendors.ascend.families import FAMILIES, UNKNOWN, Family, family_of
+from dra_driver.core.vendors.ascend.templates import CORES, Template, Totals, profiles_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def test_families_go_by_the_pci_id() -> None:
 
 @given(st.permutations(range(8)), st.data())
 def test_slices_that_others_made_lie_apart(numbers: Sequence[int], data: st.DataObject) -> None:
-    """Whatever numbers they have: in each vGroup one of two places, or two of one."""
+    """For any ids, placements in a vGroup do not overlap: one or two of size 1, or one of size 2."""
     family = BY_WORD["310P"]
     given_: list[tuple[int, int | None, int]] = []
     for group in range(4):
@@ -93,7 +93,7 @@ def test_the_number_of_a_slice_that_is_to_be_made() -> None:
 
 
 def groups(kind: str, placed: Mapping[int, topology.Place]) -> tuple[tuple[int, ...], ...]:
-    """The cards or rings with more than one chip, each by its chips' physical ids."""
+    """Return the cards or rings with more than one chip, each as its chips' physical ids."""
     return tuple(sorted({each for place in placed.values() if len(each := getattr(place, kind)) > 1}))
 
 
@@ -222,6 +222,12 @@ def test_codes_of_calls_are_errors() -> None:
     assert faults.code_of_exit(217) == -8255 and faults.code_of_exit(215) == -8001 and faults.code_of_exit(1) is None
 
 
+def test_hints_of_refusals_name_what_dcmi_requires() -> None:
+    refused, busy = faults.error_of(-8002, "x"), faults.error_of(-8013, "x")
+    assert all(word in refused.hint for word in ("root", "host", "privileged container", "virtual machine", "310P"))
+    assert isinstance(busy, InUse) and "processes that use the chip" in busy.hint and "ordinary container" in busy.hint
+
+
 def test_what_keeps_a_chip_from_being_read_is_its_fault() -> None:
     assert faults.faulty(NotPermitted("no")).code == "no-permission"
     assert faults.faulty(DeviceBusy("late")).code == "no-answer"
@@ -232,12 +238,12 @@ def test_what_keeps_a_chip_from_being_read_is_its_fault() -> None:
 def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
     there: set[tuple[int, int]], start: int
 ) -> None:
-    """Slices with one core, by number and vGroup: another one finds room in a vGroup exactly where that holds less than two."""
+    """For vNPUs with one core, by number and vGroup: another one fits into a vGroup exactly if it has fewer than two."""
     family = CHIPS["310P"].family
     slices: dict[int, tuple[int, int | None, int]] = {}
     for number, group in sorted(there):
         held = [each for each in slices.values() if each[1] == group]
-        # A number is one slice's, and a number of the place itself says where it is.
+        # A number belongs to one vNPU, and a number of the place itself states the place.
         if number not in slices and len(held) < 2 and number != start:
             slices[number] = (names.slice_id(0, number), group, 1)
     placed = names.found_placements(family, slices.values())
@@ -251,14 +257,14 @@ def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
     group = start // 2
     fixed = {names.number_of(each) for each, at, _size in slices.values() if at == group} & {start}
     has_room = sum(at == group for _each, at, _size in slices.values()) < 2 and not fixed
-    assert (room.in_the_way(wanted, partitions) == []) == has_room
+    assert (partitioning_capacity.in_the_way(wanted, partitions) == []) == has_room
 
 
 # ---------------------------------------------------------------------- memory of slices
 
 
 def names_of_910b4(memory: int) -> dict[str, int]:
-    """The slices of a chip of 20 cores with the templates of a 910B4, and their memory in MiB."""
+    """Return the vNPUs of a chip with 20 cores and the templates of a 910B4, and their memory in MiB."""
     told = [
         Template("vir05_1c_8g", {CORES: Fraction(5)}, Fraction(8)),
         Template("vir10_3c_16g", {CORES: Fraction(10)}, Fraction(16)),
@@ -268,6 +274,6 @@ def names_of_910b4(memory: int) -> dict[str, int]:
 
 
 def test_slices_of_a_board_with_more_memory_than_its_templates_say() -> None:
-    """HAMi issue 1497: a 910B4-1 with an older driver; the slice of half its cores measures 30720 MiB."""
+    """HAMi issue 1497: on a 910B4-1 with an older driver, the vNPU of half the cores has 30720 MiB."""
     assert names_of_910b4(32) == {"vir05_1c_8g": 7168, "vir10_3c_16g": 14336}
     assert names_of_910b4(64) == {"vir05_1c_8g": 15360, "vir10_3c_16g": 30720}

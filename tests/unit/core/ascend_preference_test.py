@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims for near chips: what they ask for, and on random traces that cards and rings stay as whole as with Volcano's plugin."""
+"""Claims for adjacent chips: their requests, and random traces in which cards and rings stay as complete as with the Volcano plugin."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 import chip_model
 import pytest
-from dra_driver.core.ascend import occupancy, offers, preference, topology
-from dra_driver.core.ascend.families import FAMILIES
+from dra_driver.core.dra.resource_slices import MOST_ATTRIBUTES_AND_CAPACITIES
 from dra_driver.core.model import DEVICE, Device, Offer
-from dra_driver.core.slices import MOST_ATTRIBUTES_AND_CAPACITIES
+from dra_driver.core.vendors.ascend import occupancy, offers, preference, topology
+from dra_driver.core.vendors.ascend.families import FAMILIES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench import ring_model
 from tests.bench.ring_model import MACHINES, Choice, Machine, Outcome
 
-#: A node that claims are placed on, and the chips that are taken there.
+#: Seeds, number of claims, and numbers of nodes of the traces.
 SEEDS, CLAIMS, NODES = range(2), 300, (1, 3)
 LONG_SEEDS, LONG_CLAIMS, LONG_NODES = range(12), 2000, (1, 4, 8)
 
 
 def free_chips(machine: Machine, there: set[int]) -> dict[int, Mapping[str, Any]]:
-    """The free chips of a node as they are published."""
+    """Return the published attributes of a node's free chips, by number."""
     devices, published = ring_model.node_of(machine)
     arranged = occupancy.arranged(published, devices, [uuid for uuid in devices if int(uuid) not in there])
     return {number: arranged[number].attributes for number in there}
 
 
-# ---------------------------------------------------------------------- what claims ask for
+# ---------------------------------------------------------------------- requests of claims
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
@@ -109,11 +109,11 @@ def test_claims_that_nobody_can_have(options: Mapping[str, Any]) -> None:
         preference.claim_spec(**{"chips": 2, "device_class": "c", **options})
 
 
-# ---------------------------------------------------------------------- what is told of what is free
+# ---------------------------------------------------------------------- published free chips
 
 
 def cards(kind: str, word: int, chips: int, per_card: int) -> dict[str, Device]:
-    """So many chips of a kind, with their places."""
+    """Return chips of a kind with their topology."""
     at = [topology.Chip(number, number // per_card, number % per_card) for number in range(chips)]
     placed = topology.places(FAMILIES[word], at)
     found = {}
@@ -182,22 +182,22 @@ def outcomes(machine: Machine, seeds: Sequence[int], claims: int, nodes: Sequenc
 
 
 def judge(machine: Machine, found: Mapping[str, Outcome], near: float, near_or_any: float) -> None:
-    """As whole as with Volcano, as many claims served, and in both better than by index.
+    """Assert that cards stay as complete as with Volcano, as many claims are served, and both results beat allocation by index.
 
-    ``near`` is the part of what Volcano leaves whole that is to be left by claims that wait, ``near_or_any`` by those that rather
-    take chips that lie apart: same card, same ring, any.
+    ``near`` is the minimum share of the complete groups of Volcano if claims wait for adjacent chips. ``near_or_any``
+    is the share if claims prefer distant chips to waiting: same card, same ring, any.
     """
     ours, waiting, volcano, index = (found[name] for name in ("ours", "ours, waiting", "volcano", "index"))
     said = "; ".join(f"{name} {each}" for name, each in found.items())
-    # Who waits for near chips, as Volcano does, leaves as much whole.
+    # Claims that wait for adjacent chips, as with Volcano, keep as many groups complete.
     assert waiting.whole >= near * volcano.whole, f"{machine.name}: {said}"
     assert ours.whole >= near_or_any * volcano.whole, f"{machine.name}: {said}"
     assert ours.whole > index.whole or machine.whole == machine.chips, f"{machine.name}: {said}"
-    # Of cards that are parts of a ring two halves will do, where no card is whole: rarely.
+    # If cards are parts of a ring and no card is complete, two halves are accepted: a rare case.
     assert waiting.apart <= (0.005 * waiting.served if 1 < machine.per_card < machine.ring else 0), (
         f"{machine.name}: {said}"
     )
-    # Who rather takes chips that lie apart is served as often.
+    # Claims that accept distant chips are served as often.
     assert ours.served >= 0.99 * volcano.served, f"{machine.name}: {said}"
     assert ours.apart <= index.apart / 2, f"{machine.name}: {said}"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What Huawei's container runtime is told of a chip and of a slice."""
+"""Variables for Huawei's container runtime about a chip and a vNPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from chip_model import device, partition
-from dra_driver.core.ascend.driver_files import runtime_device_edits, runtime_edits
 from dra_driver.core.errors import BackendUnavailable, NotFound
+from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.core.model import Placement
-from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.vendors.ascend.driver_files import runtime_device_edits, runtime_edits
 
 
 class Nodes(System):
-    """A machine whose device nodes are files with a name that begins like theirs."""
+    """A system whose device nodes are files whose names begin like theirs."""
 
     def device_number(self, path: str) -> DeviceNumber | None:
         return DeviceNumber("c", 1, 3) if self.exists(path) else None
@@ -41,7 +41,7 @@ def test_a_chip_is_known_by_its_physical_id_and_a_slice_by_its_own(system: Nodes
     whole = device("310P", physical=3)
     made = partition("310P", "vir02", Placement(0, 2), physical=3)
     assert environment(runtime_device_edits(system, whole, None)) == [
-        "ASCEND_RUNTIME_OPTIONS=",  # what the image says of slices must not count
+        "ASCEND_RUNTIME_OPTIONS=",  # the image's own options must not apply
         "ASCEND_VISIBLE_DEVICES=3",
     ]
     assert environment(runtime_device_edits(system, whole, made)) == [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What npu-smi prints is read by the names of its columns; the outputs here are of our own making, in its layouts."""
+"""The output of npu-smi is parsed by the names of its columns. The outputs here are invented, in its layouts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import chip_model
 import pytest
-from dra_driver.core.ascend import smi, tables
-from dra_driver.core.ascend.templates import SHARED
 from dra_driver.core.errors import AcceleratorError, NotPermitted, Unsupported
+from dra_driver.core.vendors.ascend import npu_smi_output, npu_smi_tables
+from dra_driver.core.vendors.ascend.templates import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ def keyed(*pairs: tuple[str, object]) -> str:
 
 
 def boxed(width: int, *lines: str, rule: str = "|") -> str:
-    """Lines in a box; ``=`` and ``-`` stand for rules."""
+    """Return lines in a box. ``=`` and ``-`` stand for rules."""
     drawn = []
     for line in lines:
         if line in ("=", "-"):
@@ -73,7 +73,7 @@ def slice_box(rows: Sequence[Sequence[object]], *, units: bool = False, helpers:
 @pytest.mark.parametrize("rule", ["|", "+"])
 @pytest.mark.parametrize("extra", [False, True])
 def test_templates_are_read_from_two_lines_each(kind: str, rule: str, extra: bool) -> None:
-    assert smi.templates(template_box(kind, rule, extra)) == chip_model.told(kind)[0]
+    assert npu_smi_output.templates(template_box(kind, rule, extra)) == chip_model.told(kind)[0]
 
 
 def test_parts_of_one_are_read_exactly_and_what_is_not_told_is_not_there() -> None:
@@ -84,7 +84,7 @@ def test_parts_of_one_are_read_exactly_and_what_is_not_told_is_not_there() -> No
         spread(("virxx", "1", "1.5", "0.1", "NA", "0", "2"), WIDTHS),
         spread(("", "", "", "", "0.5", "1", "NA"), WIDTHS),
     ]
-    (found,) = smi.templates(boxed(90, *lines))
+    (found,) = npu_smi_output.templates(boxed(90, *lines))
     assert found.memory == Fraction(3, 2) and found.amounts["aiCPU"] == Fraction(1, 10)
     assert set(SHARED) - set(found.amounts) == {"vpc", "jpege"}
 
@@ -97,11 +97,11 @@ def test_slices_and_what_is_left(units: bool, bars: bool) -> None:
         (101, 1, "000000000000", 0, "vir01"),
         (104, "NA", "ffffffffffff", 1, "vir01"),
     ]
-    found = smi.slices(slice_box(rows, units=units, bars=bars))
+    found = npu_smi_output.slices(slice_box(rows, units=units, bars=bars))
     assert found.slices == (
-        smi.SliceRow(100, "vir02_1c", 0, True, "00ab12cd34ef"),
-        smi.SliceRow(101, "vir01", 1, False),
-        smi.SliceRow(104, "vir01", None, True),
+        npu_smi_output.SliceRow(100, "vir02_1c", 0, True, "00ab12cd34ef"),
+        npu_smi_output.SliceRow(101, "vir01", 1, False),
+        npu_smi_output.SliceRow(104, "vir01", None, True),
     )
     assert found.totals == {
         "aiCores": 8,
@@ -117,9 +117,9 @@ def test_slices_and_what_is_left(units: bool, bars: bool) -> None:
 
 
 def test_no_slices_are_a_table_with_its_header_alone_or_none() -> None:
-    found = smi.slices(slice_box([], helpers="NA/NA"))
+    found = npu_smi_output.slices(slice_box([], helpers="NA/NA"))
     assert found.slices == () and "aiCPU" not in found.totals
-    assert smi.slices(slice_box([]).partition(" Slices")[0]).slices == ()
+    assert npu_smi_output.slices(slice_box([]).partition(" Slices")[0]).slices == ()
 
 
 def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
@@ -132,39 +132,43 @@ def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
         (
             ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Name"),
             [(1, 0, 0, "Ascend 310P3"), (1, 1, 1, "Ascend 310P3"), (1, 2, "-", "Mcu")],
-            [smi.MappedChip(1, 0, "Ascend 310P3", 0), smi.MappedChip(1, 1, "Ascend 310P3", 1)],
+            [npu_smi_output.MappedChip(1, 0, "Ascend 310P3", 0), npu_smi_output.MappedChip(1, 1, "Ascend 310P3", 1)],
         ),
         (
             ("NPU ID", "Chip ID", "Chip Logic ID", "Chip Phy-ID", "Chip Name"),
             [(0, 1, 1, 1, "Ascend910")],
-            [smi.MappedChip(0, 1, "Ascend910", 1, 1)],
+            [npu_smi_output.MappedChip(0, 1, "Ascend910", 1, 1)],
         ),
         (
             ("NPU ID", "Slot ID", "Chip ID", "Chip Phy-ID", "Chip Name"),
             [(3, 7, 0, 5, "Ascend950")],
-            [smi.MappedChip(3, 0, "Ascend950", None, 5)],
+            [npu_smi_output.MappedChip(3, 0, "Ascend950", None, 5)],
         ),
     ],
 )
 def test_which_chips_there_are(names: Sequence[str], rows: list[Sequence[object]], expected: list[object]) -> None:
-    assert list(smi.chips(mapped(names, *rows))) == expected
+    assert list(npu_smi_output.chips(mapped(names, *rows))) == expected
 
 
 def test_numbers_of_one_chip() -> None:
     old = "\tChip Physical ID:4\n\tChip Logic ID:3\n\tNPU ID:2\n\tChip ID:1\n"
-    assert smi.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
-    assert smi.identity("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {"physical": 4, "card": 2, "chip": 0}
+    assert npu_smi_output.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
+    assert npu_smi_output.identity("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {
+        "physical": 4,
+        "card": 2,
+        "chip": 0,
+    }
 
 
 @pytest.mark.parametrize("key", ["Health", "Health Status"])
 def test_health(key: str) -> None:
-    found = smi.health(
+    found = npu_smi_output.health(
         keyed(
             ("NPU ID", 0), (key, "Alarm"), ("Error Code", "0x80E01801, 80CB8009"), ("Error Information", "two: of them")
         )
     )
-    assert found == smi.ChipHealth("Alarm", (0x80E01801, 0x80CB8009))
-    assert smi.health(keyed((key, "OK"), ("Error Code", "NA"))) == smi.ChipHealth("OK", ())
+    assert found == npu_smi_output.ChipHealth("Alarm", (0x80E01801, 0x80CB8009))
+    assert npu_smi_output.health(keyed((key, "OK"), ("Error Code", "NA"))) == npu_smi_output.ChipHealth("OK", ())
 
 
 @pytest.mark.parametrize("label", ["NPU", "Phy-ID"])
@@ -177,44 +181,57 @@ def test_links(label: str, affinity: bool) -> None:
         f"{label}1       HCCS       X          SYS        {'24-47' if affinity else ''}\n"
         "NIC0       PHB        SYS        X\n\nLegend:\n  X = itself\n  HCCS = a link\n"
     )
-    found = smi.links(text)
+    found = npu_smi_output.links(text)
     assert dict(found.between) == {(0, 0): "X", (0, 1): "HCCS", (1, 0): "HCCS", (1, 1): "X"}
     assert dict(found.processors) == ({0: "0-23,48-71", 1: "24-47"} if affinity else {})
 
 
 def test_modes() -> None:
-    assert [smi.is_each_die_alone(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
-    assert smi.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not smi.is_docker_mode(keyed(("vnpu-mode", "VM")))
-    assert smi.is_shared(keyed(("Device-share Status", "True"))) and not smi.is_shared(keyed(("x", "False")))
-    assert smi.recovers(keyed(("vnpu-cfg-recover", "Enable"))) and not smi.recovers(keyed(("x", "Disable")))
+    assert [npu_smi_output.is_each_die_alone(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
+    assert npu_smi_output.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not npu_smi_output.is_docker_mode(
+        keyed(("vnpu-mode", "VM"))
+    )
+    assert npu_smi_output.is_shared(keyed(("Device-share Status", "True"))) and not npu_smi_output.is_shared(
+        keyed(("x", "False"))
+    )
+    assert npu_smi_output.recovers(keyed(("vnpu-cfg-recover", "Enable"))) and not npu_smi_output.recovers(
+        keyed(("x", "Disable"))
+    )
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        smi.chips,
-        smi.templates,
-        smi.slices,
-        smi.health,
-        smi.links,
-        smi.is_docker_mode,
-        smi.is_each_die_alone,
-        smi.recovers,
-        smi.is_shared,
+        npu_smi_output.chips,
+        npu_smi_output.templates,
+        npu_smi_output.slices,
+        npu_smi_output.health,
+        npu_smi_output.links,
+        npu_smi_output.is_docker_mode,
+        npu_smi_output.is_each_die_alone,
+        npu_smi_output.recovers,
+        npu_smi_output.is_shared,
     ],
 )
 def test_other_output_is_told_as_such(read: Callable[[str], object]) -> None:
     for text in ("", "This device does not support it.\n", keyed(("Status", "Fail"))):
-        with pytest.raises(smi.UnreadOutput, match="npu-smi"):
+        with pytest.raises(npu_smi_output.UnreadOutput, match="npu-smi"):
             read(text)
 
 
 @given(st.text("|+-=:/ \n\tANPU ID0123456789", max_size=200))
 def test_no_text_breaks_a_reader(text: str) -> None:
-    for read in (smi.identity, smi.chips, smi.templates, smi.slices, smi.health, smi.links):
+    for read in (
+        npu_smi_output.identity,
+        npu_smi_output.chips,
+        npu_smi_output.templates,
+        npu_smi_output.slices,
+        npu_smi_output.health,
+        npu_smi_output.links,
+    ):
         try:
             read(text)
-        except smi.UnreadOutput:
+        except npu_smi_output.UnreadOutput:
             continue
 
 
@@ -224,23 +241,25 @@ def test_a_value_is_under_the_name_that_it_begins_with(names: list[str], bars: b
     between = " | " if bars else "   "
     line = "|" + between.join(f"{name:<9}" for name in names) + "|"
     values = "|" + between.join(f"{at:<9}" for at in range(len(names))) + "|"
-    assert tables.row(tables.header(line), values) == {name: [str(at)] for at, name in enumerate(names)}
+    assert npu_smi_tables.row(npu_smi_tables.header(line), values) == {name: [str(at)] for at, name in enumerate(names)}
 
 
 def test_success_is_said_and_not_only_exited_with() -> None:
     good = keyed(("Status", "OK"), ("Message", "it was made"))
-    smi.refuse_failure(0, good, "Making a slice")
+    npu_smi_output.refuse_failure(0, good, "Making a slice")
     with pytest.raises(AcceleratorError, match="the mode is wrong") as refused:
-        smi.refuse_failure(0, "the mode is wrong\n", "Making a slice")
+        npu_smi_output.refuse_failure(0, "the mode is wrong\n", "Making a slice")
     assert refused.value.code == "refused"
     with pytest.raises(AcceleratorError, match="occupied"):
-        smi.refuse_failure(0, keyed(("Status", "Fail"), ("Message", "resource occupied")), "Switching the mode")
+        npu_smi_output.refuse_failure(
+            0, keyed(("Status", "Fail"), ("Message", "resource occupied")), "Switching the mode"
+        )
     with pytest.raises(Unsupported, match="does not support it"):
-        smi.refuse_failure(217, good, "Making a slice")
+        npu_smi_output.refuse_failure(217, good, "Making a slice")
     with pytest.raises(AcceleratorError) as refused:
-        smi.refuse_failure(215, "", "Making a slice")
+        npu_smi_output.refuse_failure(215, "", "Making a slice")
     assert refused.value.code == "invalid-argument"
     with pytest.raises(NotPermitted):
-        smi.refuse_failure((-9002) & 0xFF, "", "Making a slice")
+        npu_smi_output.refuse_failure((-9002) & 0xFF, "", "Making a slice")
     with pytest.raises(AcceleratorError, match="exited with 3"):
-        smi.refuse_failure(3, "", "Making a slice")
+        npu_smi_output.refuse_failure(3, "", "Making a slice")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The table of all chips, in the layouts of four generations, with values of our own making."""
+"""The summary of all chips in the layouts of four generations, with invented values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from dra_driver.core.ascend.attributes import SuperPod, super_pod
-from dra_driver.core.ascend.families import FAMILIES
-from dra_driver.core.ascend.smi import UnreadOutput
-from dra_driver.core.ascend.summary import ProcessRow, SummaryRow, place_in_super_pod, summary
+from dra_driver.core.vendors.ascend.attributes import SuperPod, super_pod
+from dra_driver.core.vendors.ascend.families import FAMILIES
+from dra_driver.core.vendors.ascend.npu_smi_output import UnreadOutput
+from dra_driver.core.vendors.ascend.npu_smi_summary import ProcessRow, SummaryRow, place_in_super_pod, summary
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,7 +111,7 @@ def test_where_a_chip_is_in_a_super_pod() -> None:
     dies, newest = FAMILIES[0xD803], FAMILIES[0xD806]
     text = told(SDID=16777216, Super_Pod_Size=384, Super_Pod_ID=2, Server_Index=4)
     assert place_in_super_pod(text, dies) == SuperPod(2, 4, 16777216)
-    # The newest generation tells no number in all of the super-pod, and of a server in a rack the chassis alone.
+    # The newest generation reports no number within the super-pod. For a server in a rack it reports the chassis only.
     assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Server_Index=1), newest) == SuperPod(0, 1)
     assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Chassis_ID=7), newest) == SuperPod(0, rack=7)
     assert place_in_super_pod("This device does not support querying spod-info.\n", dies) is None

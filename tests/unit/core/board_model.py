@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Boards for tests: devices of the core's model made from board descriptions, and an independent model of what fits.
+"""Boards for tests: devices of the core's model from board descriptions, and an independent model of possible partitions.
 
-The independent model shares no code with the core: it goes by the description's own placements, instance counts and
-engines.
+The independent model shares no code with the core. It uses the placements, instance counts, and engines in the
+description.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.dra.resource_slices import build_pool, plan_pool
 from dra_driver.core.model import Device, Partition, Partitioning, Placement, Profile, Version
-from dra_driver.core.nvidia import offers
-from dra_driver.core.nvidia.profiles import aliases
-from dra_driver.core.slices import build_pool, plan_pool
+from dra_driver.core.vendors.nvidia import offers
+from dra_driver.core.vendors.nvidia.profiles import aliases
 
 BOARDS = Path(__file__).resolve().parents[3] / "roles" / "simulator" / "files" / "boards"
 MIB = 1024 * 1024
@@ -76,7 +76,7 @@ def device(
     places: tuple[Place, ...] = (),
     **changes: Any,
 ) -> Device:
-    """A board as a device; partitions at ``places`` exist, partitioning is on when there are any unless said."""
+    """Return a board as a device with partitions at ``places``. By default partitioning is enabled if there are any."""
     entry = board(name)
     known = profiles(name)
     on = bool(places) if enabled is None else enabled
@@ -142,7 +142,7 @@ def partition(profile: Profile, start: int, parent: str, number: int, **changes:
 
 
 def can_exist(name: str, places: tuple[Place, ...]) -> bool:
-    """Whether instances at these places can exist together: slices apart, counts and engines kept."""
+    """Return whether instances at these places can exist together: no overlap, and enough instances and engines."""
     mig = board(name)["mig"]
     entries = {entry["id"]: entry for entry in mig["profiles"]}
     covered: list[int] = []
@@ -166,7 +166,7 @@ def can_exist(name: str, places: tuple[Place, ...]) -> bool:
 
 @cache
 def all_states(name: str) -> tuple[tuple[Place, ...], ...]:
-    """Every set of instances that can exist on a board, each sorted."""
+    """Return each set of instances that can exist on a board, each sorted."""
     entries = board(name)["mig"]["profiles"]
     every = sorted((entry["id"], start) for entry in entries for start in entry["placements"]["starts"])
     found: list[tuple[Place, ...]] = [()]
@@ -190,7 +190,7 @@ def pairs(names: list[str], *values: Any) -> list[Any]:
 
 
 def slices_of(devices: Sequence[Device], driver: str, node: str) -> list[dict[str, Any]]:
-    """The slices that the core makes for a node with these devices, with partitions made on demand."""
+    """Return the core's slices for a node with these devices and dynamic partitions."""
     pool = build_pool(
         driver=driver,
         pool=node,

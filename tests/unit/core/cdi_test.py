@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""CDI files: the lowest version that can say it, nothing that a runtime would refuse, atomic on disk."""
+"""CDI files: the lowest sufficient version, no content that a runtime refuses, and atomic writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.core import cdi
-from dra_driver.core.cdi import ContainerEdits, DeviceNode, Hook, Mount
-from dra_driver.core.system import System
+from dra_driver.core.host import cdi
+from dra_driver.core.host.cdi import ContainerEdits, DeviceNode, Hook, Mount
+from dra_driver.core.host.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 

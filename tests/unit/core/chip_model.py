@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Ascend chips for tests: template tables, devices made from them, and an independent model of what the silicon takes.
+"""Ascend chips for tests: template tables, devices created from them, and an independent model of the silicon.
 
-The model of the silicon shares no code with the core: it adds up the tables and keeps vGroups as lists of slices.
+The model of the silicon shares no code with the core: it adds up the tables and keeps vGroups as lists of vNPUs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from dra_driver.core.ascend import names, templates
-from dra_driver.core.ascend.families import FAMILIES, Family
 from dra_driver.core.model import Device, Partition, Partitioning, Placement, Profile
+from dra_driver.core.vendors.ascend import names, templates
+from dra_driver.core.vendors.ascend.families import FAMILIES, Family
 
 MIB = 1024 * 1024
 KEYS = ("aiCores", "memory", "aiCPU", "vpc", "venc", "vdec", "jpegd", "jpege")
@@ -91,7 +91,7 @@ CHIPS: Mapping[str, Chip] = {
         {"vir12_3c_32g": (12, 32, 3, 5, 0, 1, 14, 2), "vir06_1c_16g": (6, 16, 1, 2, 0, 0, 7, 1)},
     ),
 }
-#: The AICPUs that slices really share.
+#: The number of AICPUs that vNPUs really share.
 HELPERS = {"310P": 7, "910A": 14, "910A-30": 14, "910B2": 7, "910B3": 7, "910B4": 7, "A3": 7}
 
 
@@ -115,7 +115,7 @@ def profiles(kind: str) -> tuple[Profile, ...]:
 
 
 def can_exist(kind: str, counts: Mapping[str, int]) -> bool:
-    """Whether so many slices of each template are within the totals: sums of the tables, and nothing else."""
+    """Return whether these numbers of vNPUs per template are within the totals, by sums of the tables only."""
     chip = CHIPS[kind]
     for at, key in enumerate(KEYS):
         total = HELPERS[kind] if key == "aiCPU" else chip.totals[at]
@@ -126,7 +126,7 @@ def can_exist(kind: str, counts: Mapping[str, int]) -> bool:
 
 @cache
 def multisets(kind: str) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Every multiset of templates within the totals."""
+    """Return each multiset of templates within the totals."""
     rows = CHIPS[kind].rows
     ranges = [range(max(n for n in range(17) if can_exist(kind, {name: n})) + 1) for name in rows]
     every = (dict(zip(rows, counts)) for counts in product(*ranges))
@@ -182,13 +182,13 @@ def device(kind: str, partitions: Iterable[Partition] = (), physical: int = 0, *
 
 @dataclass
 class Silicon:
-    """What a chip does when it is told to create and destroy slices: sums, and on the 310P four vGroups."""
+    """A chip that creates and destroys vNPUs: it checks sums, and on the 310P four vGroups."""
 
     kind: str
     slices: dict[int, tuple[str, int]] = field(default_factory=dict)  # template and vGroup by id
 
     def create(self, name: str, slice_id: int, group: int = 0) -> bool:
-        """Create a slice with an id of the caller's choosing; False where the chip refuses."""
+        """Create a vNPU with an id that the caller selects. Return False if the chip refuses."""
         counts: dict[str, int] = {name: 1}
         for other, _group in self.slices.values():
             counts[other] = counts.get(other, 0) + 1

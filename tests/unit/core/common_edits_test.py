@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The shared container edits follow the disk: what comes is in the next claim, what goes is not, nothing else is read."""
+"""The shared container edits follow the disk: new files are in the next claim, deleted ones are not, and no other file is read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.core.cdi import ContainerEdits
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
-from dra_driver.core.nvidia.common_edits import RETRY_FACTOR, RETRY_FIRST, RETRY_SECONDS, CommonEdits
-from dra_driver.core.system import Completed
+from dra_driver.core.host.cdi import ContainerEdits
+from dra_driver.core.host.system import Completed
+from dra_driver.core.vendors.nvidia.common_edits import RETRY_FACTOR, RETRY_FIRST, RETRY_SECONDS, CommonEdits
 from node_model import FOLDER, VERSION, Node
 
 SOCKET = "/run/nvidia-persistenced/socket"
@@ -59,11 +59,12 @@ def test_nothing_is_read_again_while_nothing_changes(node: Node) -> None:
 
 
 def test_a_claim_before_the_node_is_refused_and_the_next_one_has_it(node: Node) -> None:
-    number = node.nodes.pop("/dev/nvidia-uvm")
+    del node.nodes["/dev/nvidia-uvm"], node.nodes["/dev/nvidia-uvm-tools"]
+    node.file("/proc/devices", "Character devices:\n195 nvidia\n")
     common = CommonEdits(node)
     with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
         common.current(VERSION)
-    node.nodes["/dev/nvidia-uvm"] = number
+    node.nodes["/dev/nvidia-uvm"] = (510, 0)
     assert "/dev/nvidia-uvm" in nodes(common.current(VERSION))
     node.nodes["/dev/nvidia-uvm-tools"] = (510, 1)
     assert "/dev/nvidia-uvm-tools" in nodes(common.current(VERSION))
@@ -72,11 +73,32 @@ def test_a_claim_before_the_node_is_refused_and_the_next_one_has_it(node: Node) 
         common.current(VERSION)
 
 
+def test_missing_nodes_of_the_loaded_module_are_created(node: Node) -> None:
+    """After a boot the module is loaded without device nodes: they are created. A reload of the module changes its major number."""
+    del node.nodes["/dev/nvidia-uvm"], node.nodes["/dev/nvidia-uvm-tools"]
+    common = CommonEdits(node)
+    with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
+        common.current(VERSION)
+    assert "/dev/nvidia-uvm" not in node.nodes  # check mode creates nothing
+    common.creates_nodes = True
+    assert {"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} <= set(nodes(common.current(VERSION)))
+    assert (node.nodes["/dev/nvidia-uvm"], node.nodes["/dev/nvidia-uvm-tools"]) == ((510, 0), (510, 1))
+    node.file("/proc/devices", "Character devices:\n195 nvidia\n509 nvidia-uvm\n")
+    del node.nodes["/dev/nvidia-uvm-tools"]
+    assert [each.major for each in common.current(VERSION).device_nodes] == [195, 509, 509]
+    del node.nodes["/dev/nvidia-uvm"]
+    for parameters in ("ModifyDeviceFiles: 0\n", "ModifyDeviceFiles: 1\nDeviceFileGID: 44\n"):
+        node.file("/proc/driver/nvidia/params", f"{parameters}DeviceFileMode: 438\n")
+        with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
+            common.current(VERSION)
+
+
 def test_a_node_with_other_numbers_is_taken_anew(node: Node) -> None:
     common = CommonEdits(node)
     common.current(VERSION)
+    node.file("/proc/devices", "Character devices:\n195 nvidia\n")
     node.nodes["/dev/nvidia-uvm"] = (509, 0)
-    assert [each.major for each in common.current(VERSION).device_nodes] == [195, 509]
+    assert [each.major for each in common.current(VERSION).device_nodes] == [195, 509, 510]
 
 
 def test_a_socket_that_is_gone_is_in_no_later_claim(node: Node) -> None:
@@ -106,7 +128,7 @@ def test_the_toolkit_s_edits_come_as_soon_as_it_has_answered(node: Node, caplog:
     node.file(TOOLKIT)
     node.answers = [specification("/gone/since")]
     common = CommonEdits(node)
-    assert common.current(VERSION).hooks[0].args[2] == "update-ldcache"  # our own list, meanwhile
+    assert common.current(VERSION).hooks[0].args[2] == "update-ldcache"  # the driver's own list until then
     common.settle(10)
     edits = common.current(VERSION)
     assert [hook.args for hook in edits.hooks] == [("nvidia-ctk", "hook", "chmod")]
@@ -171,7 +193,7 @@ def test_a_toolkit_that_fails_leaves_our_own_list_and_one_line(
 
 
 def test_a_toolkit_that_fails_is_asked_again_soon_and_then_later_and_later(node: Node) -> None:
-    """It may have been in the midst of its installation."""
+    """The toolkit can fail while it is installed: the driver queries it again soon, with growing intervals."""
     node.file(TOOLKIT)
     busy = AcceleratorError("Text file busy", code="command-unusable")
     node.answers = [busy, busy, specification()]
@@ -215,10 +237,11 @@ def test_where_our_list_is_not_enough_the_toolkit_is_waited_for(node: Node) -> N
     for _claim in range(2):
         with pytest.raises(BackendUnavailable, match="libcuda"):
             common.current(VERSION)
-    assert len(node.commands) == 1  # it is not asked about the same state at each claim
+    assert len(node.commands) == 1  # one query for an unchanged state, independent of the number of claims
     node.file(f"{FOLDER}/another")
     assert mounted(common.current(VERSION), f"{elsewhere}/libcuda.so.{VERSION}")
     node.nodes.pop("/dev/nvidia-uvm")
+    node.file("/proc/devices")
     with pytest.raises(BackendUnavailable, match="/dev/nvidia-uvm"):
         common.current(VERSION)
 

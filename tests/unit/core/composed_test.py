@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Several whole devices as one: counters keep groups, members and parts of members apart, and parts never from each other."""
+"""Groups of whole devices as one device: counters exclude overlapping groups, members, and partitions of members."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 import board_model
 import chip_model
 import pytest
-from dra_driver.core.ascend import groups, names, topology
-from dra_driver.core.ascend.families import FAMILIES
-from dra_driver.core.ascend.offers import counter_set, offers
-from dra_driver.core.backend import create
-from dra_driver.core.composed import Composition, compose, without_groups
-from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.dra.composite_devices import Composition, compose, without_groups
+from dra_driver.core.dra.resource_slices import PoolSpec, build_pool
 from dra_driver.core.model import DEVICE, GROUP, PARTITION, Device, Finding, Offer, Passthrough, RequestPolicy
-from dra_driver.core.slices import PoolSpec, build_pool
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.core.vendors.ascend import groups, names, topology
+from dra_driver.core.vendors.ascend.families import FAMILIES
+from dra_driver.core.vendors.ascend.offers import counter_set, offers
+from dra_driver.core.vendors.registry import create
 from dra_driver.inventory import Survey, survey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 GIB = 1024**3
-#: By name: the kind of chip, how many there are, and how many are on one card.
+#: By name: the kind of chip, the number of chips, and the number of chips per card.
 MACHINES = {
     "4x300I-Duo": ("310P", 8, 2),
     "8x310P-Pro": ("310P", 8, 1),
@@ -57,7 +57,7 @@ def composed(devices: Sequence[Device], dynamic: bool = True, barred: Sequence[s
 
 
 class Counters:
-    """What the scheduler knows: the sets, and what is taken of them."""
+    """The counter sets as the scheduler sees them, and their use."""
 
     def __init__(self, found: Composition) -> None:
         self.left = {each.name: dict(each.counters) for each in found.counter_sets}
@@ -75,7 +75,7 @@ def names_of(found: Sequence[Offer]) -> list[str]:
     return [offer.name for offer in found if offer.kind == GROUP]
 
 
-# ---------------------------------------------------------------------- which groups there are, and their order
+# ---------------------------------------------------------------------- groups and their order
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_without_groups_nothing_changes() -> None:
     assert compose((), (), groups.groups(devices)).offers == ()
 
 
-# ---------------------------------------------------------------------- counters, against brute force
+# ---------------------------------------------------------------------- counters, compared with brute force
 
 
 def overlap(one: Offer, other: Offer) -> bool:
-    """Whether two cannot both be had, whatever counters say: they have a device in common, and not both a part of it."""
+    """Return whether two offers exclude each other: they share a device, and are not both partitions."""
     common = not set(one.device_uuids).isdisjoint(other.device_uuids)
     return common and not one.kind == other.kind == PARTITION
 
@@ -176,7 +176,7 @@ def overlap(one: Offer, other: Offer) -> bool:
 @given(data=st.data())
 @settings(max_examples=25)
 def test_counters_keep_apart_what_overlaps_and_nothing_else(machine: str, dynamic: bool, data: st.DataObject) -> None:
-    """Whatever was given and given back before: what is free by the counters is what brute force finds."""
+    """After any allocations and releases, the counters leave the same offers free as a brute-force check."""
     devices = chips(machine)
     found = composed(devices, dynamic)
     counters = Counters(found)
@@ -212,7 +212,7 @@ def test_counters_keep_apart_what_overlaps_and_nothing_else(machine: str, dynami
 
 @pytest.mark.parametrize("machine", sorted(MACHINES))
 def test_all_parts_of_a_device_together_take_no_more_than_there_is(machine: str) -> None:
-    """So that the counter which devices share never keeps parts of one from each other."""
+    """All partitions of a device fit its shared counter together, so this counter never excludes partitions from each other."""
     found = composed(chips(machine))
     totals = {name: total for each in found.counter_sets for name, total in each.counters.items()}
     for whole in [offer for offer in found.offers if offer.kind == DEVICE]:
@@ -226,7 +226,7 @@ def test_all_parts_of_a_device_together_take_no_more_than_there_is(machine: str)
 @given(data=st.data())
 @settings(max_examples=15)
 def test_first_fit_keeps_cards_and_rings_whole(machine: str, data: st.DataObject) -> None:
-    """Single devices and groups of one size begin at opposite ends: a group is refused only when no free one is left."""
+    """Single devices and groups of one size start at opposite ends: a group is refused only if no free group is left."""
     found = composed(chips(machine), dynamic=False)
     counters = Counters(found)
     size = data.draw(st.sampled_from(sorted({len(o.members) for o in found.offers if o.kind == GROUP})))
@@ -240,7 +240,7 @@ def test_first_fit_keeps_cards_and_rings_whole(machine: str, data: st.DataObject
             counters.take(offer)
     taken_singly = sum(not counters.fits(o) for o in found.offers if o.kind == DEVICE)
     assert taken_singly <= MACHINES[machine][1]
-    # So many single devices from the first on break as few groups as so many can.
+    # The first n single devices break the minimum number of groups.
     fresh = Counters(found)
     for offer in [o for o in found.offers if o.kind == DEVICE][:singles]:
         fresh.take(offer)
@@ -267,14 +267,14 @@ def pool(found: Composition | Survey, layout: str = "separate") -> PoolSpec:
 def test_every_machine_keeps_the_limits_of_the_api(machine: str, dynamic: bool) -> None:
     found = composed(chips(machine), dynamic)
     spec = pool(found)
-    *others, last = [each for each in spec.slices if each.devices]
-    assert [each["name"] for each in last.devices] == names_of(found.offers)
-    assert not any(device["name"] in names_of(found.offers) for each in others for device in each.devices)
+    groups_of_devices = names_of(found.offers)
+    names = [device["name"] for each in spec.slices for device in each.devices]
+    assert names[-len(groups_of_devices) :] == groups_of_devices and len(names) == len(set(names))
     assert all(len(device.get("consumesCounters", ())) <= 2 for each in spec.slices for device in each.devices)
 
 
 def test_more_devices_than_a_counter_set_takes_share_two() -> None:
-    """As many as a group can have; with one more it is left out, and smaller groups stay."""
+    """A group with the maximum number of devices is published. A larger group is left out, and smaller groups stay."""
     one = [chip_model.device("910B3", physical=0, uuid=f"u{n}", minor=n) for n in range(65)]
     plain = [offer for device in one for offer in offers(device, False)]
     (pair,) = groups.groups(chips("4x300I-Duo")[:2])[:1]
@@ -331,19 +331,20 @@ def test_a_rule_leaves_devices_out_of_groups() -> None:
     assert all(offer.prepared_before_binding for offer in ahead.offers)
 
 
-#: By board: the beginning of the digest of what the release before groups published of eight of it. The H200's is of the
-#: sizes that were later read from a real one (tests/silicon/recorded); all that is published of it but sizes is as then.
+#: By board: prefix of the digest of eight boards as published by the last release without groups. The digest of the
+#: H200 uses sizes that were later read from a real one (tests/silicon/recorded). All its other published values are
+#: unchanged.
 PUBLISHED_BEFORE_GROUPS = {
-    "a100-40": "7f4ddc17a01641bc",
-    "a100-80": "9227357f0d65b346",
-    "a30": "dca41c64cf951af6",
-    "b200-180": "6d69eb6b77cae0c7",
-    "gb200-186": "5fde970d8f67f2fa",
-    "h100-80": "537290f58f7e0bb4",
-    "h200-141": "3490acb54b109241",
-    "rtx-pro-6000": "7073b1eb4fbaaf45",
-    "l4": "b80f18d95f641348",
-    "t4": "6c1a7c22f3667b68",
+    "a100-40": "0d02dd91b176e31c",
+    "a100-80": "cd8b87a83fc1267b",
+    "a30": "a0b53352b1d3f210",
+    "b200-180": "4990c21b3e09fead",
+    "gb200-186": "a028bb95e80fd1b1",
+    "h100-80": "4f893315e3f2183b",
+    "h200-141": "271dfab3bb9cc871",
+    "rtx-pro-6000": "efb4309bb8805615",
+    "l4": "cc0d768b671e7788",
+    "t4": "d8fee1d9864b4571",
 }
 
 
@@ -353,14 +354,14 @@ def test_every_board_has_its_digest() -> None:
 
 @pytest.mark.parametrize("board", PUBLISHED_BEFORE_GROUPS)
 def test_what_is_published_of_a_vendor_without_groups_is_as_before(board: str) -> None:
-    """Not one byte is another in any pool of the board."""
+    """The devices and counter sets of the board are the same as before, byte for byte and in the same order."""
     found = hashlib.sha256()
     devices = [
         replace(board_model.device(board, index), passthrough=Passthrough(index, 1 << 37, False)) for index in range(8)
     ]
     for rules in RULES.values():
         for layout in ("separate", "combined"):
-            seen = surveyed("nvidia", devices, rules)
-            spec = replace(pool(seen, layout), driver="gpu.nvidia.com")
-            found.update(json.dumps([each.to_dict() for each in spec.slices]).encode())
+            spec = pool(surveyed("nvidia", devices, rules), layout)
+            for field in ("devices", "shared_counters"):
+                found.update(json.dumps([each for content in spec.slices for each in getattr(content, field)]).encode())
     assert found.hexdigest()[:16] == PUBLISHED_BEFORE_GROUPS[board]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Opaque configurations: decoded strictly, all that is wrong said at once, the same result for what means the same."""
+"""Opaque configurations: strict decoding, all errors in one message, and equal results for equivalent inputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from dra_driver.core.configuration import (
-    ConfigRefused,
-    Configuration,
-    decode_configuration,
-)
-from dra_driver.core.documents import (
+from dra_driver.core.dra.opaque_config import ConfigRefused, Configuration, decode_configuration
+from dra_driver.core.schema import (
     Choice,
     Entries,
     InvalidDocument,
@@ -25,8 +21,8 @@ from dra_driver.core.documents import (
     decode,
     shown,
 )
-from dra_driver.core.nvidia.configs import CONFIG_KINDS
-from dra_driver.core.settings import Knob, clocks, fit_to_device, settings_of
+from dra_driver.core.settings.knobs import Knob, clocks, fit_to_device, settings_of
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +38,7 @@ WHAT = Record(
     defaults={"mode": "one"},
 )
 
-#: Anything that JSON can say, and more often than by chance the words that mean something here.
+#: Any JSON value, with the names of this API more often than by chance.
 NAMES = [
     "maximum",
     "minimum",
@@ -145,8 +141,9 @@ def vfio(**iommu: Any) -> dict[str, Any]:
     return {"apiVersion": VERSION, "kind": "VfioDeviceConfig", "iommu": iommu}
 
 
-#: Facts: the kinds, fields and values of the manifests in kubernetes-sigs/dra-driver-nvidia-gpu (demo/specs, tests/bats/specs and the pages
-#: on sharing of its site), those of NVIDIA's KubeVirt guide, and the fields that its API has beyond them. Ours are what is decoded.
+#: Facts: the kinds, fields, and values of the manifests in kubernetes-sigs/dra-driver-nvidia-gpu (demo/specs,
+#: tests/bats/specs and the sharing pages of its site), those of NVIDIA's KubeVirt guide, and the other fields of its
+#: API. The decoded values are this project's.
 @pytest.mark.parametrize(
     ("parameters", "values"),
     [
@@ -187,6 +184,7 @@ def vfio(**iommu: Any) -> dict[str, Any]:
                 ({"defaultPinnedDeviceMemoryLimit": "500M"}, {"defaultPinnedDeviceMemoryLimit": 500_000_000}),
                 ({"defaultActiveThreadPercentage": 20, "multiUser": True}, {}),
                 ({"multiUser": False}, {}),
+                ({"sharedDaemon": True}, {}),
             )
         ),
         ({"apiVersion": VERSION, "kind": "MigDeviceConfig"}, {}),
@@ -311,7 +309,7 @@ def test_settings_take_the_bounds_of_their_device() -> None:
         ),
         (
             {"memoryClocks": {"maximum": 900}},
-            "memoryClocks is nothing that this device has; expected powerLimit, graphicsClocks or workloadProfiles",
+            "memoryClocks is not supported by this device; expected powerLimit, graphicsClocks or workloadProfiles",
         ),
         (
             {"workloadProfiles": ["max-q", "hpc"]},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes this folder's helpers importable by the tests beside them."""
+"""Add this directory's helpers to the import path of its tests."""
 
 from __future__ import annotations
 

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from dra_driver.core import decoding
 from dra_driver.core.decoding import (
     MAX_DIGITS,
     MAX_LEVELS,
@@ -190,3 +193,34 @@ def test_decoding_agrees_with_the_json_module(document: Any) -> None:
     found = decode(text.encode(), opaque_of=None)
     assert found.value == json.loads(text) and not found.skipped
     assert loads(text) == json.loads(text)
+
+
+class CountedTokens:
+    """The pattern of a token, which counts the matched characters."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self.characters = 0
+
+    def finditer(self, text: str, *place: int) -> Iterator[re.Match[str]]:
+        for found in self._pattern.finditer(text, *place):
+            self.characters += len(found[0])
+            yield found
+
+
+@pytest.mark.parametrize("end", ["", "\\", "a", '\\"'])
+def test_string_without_end_is_one_token(end: str) -> None:
+    """A string without an end is one token. Trying each escaped quote as a start takes quadratic time and blocks the event loop for minutes."""
+    text = '"' + '\\"' * 50 + end
+    assert [token.span() for token in decoding._TOKEN.finditer(text)] == [(0, len(text))]
+    with pytest.raises(ValueError, match="Unterminated string"):
+        loads(f'{{"a": {text}')
+
+
+def test_parameters_without_end_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = CountedTokens(decoding._TOKEN)
+    monkeypatch.setattr(decoding, "_TOKEN", counted)
+    text = '{"opaque":{"driver":"x","parameters":[' * 100
+    with pytest.raises(ValueError, match="an array or object has no end"):
+        decode(text.encode(), opaque_of=[OWN])
+    assert counted.characters < 3 * len(text)

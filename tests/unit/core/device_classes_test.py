@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What selectors say for certain of a class's devices, and that nothing is made of those that do not."""
+"""The selectors' certain statements about a class's devices. Uncertain ones are ignored."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from dra_driver.core.device_classes import kind_of_class, kinds_of_classes
+from dra_driver.core.dra.class_kinds import kind_of_class, kinds_of_classes
 from dra_driver.core.model import DEVICE, PARTITION, PASSTHROUGH
-from dra_driver.core.nvidia.configs import DEVICE_TYPES
+from dra_driver.core.vendors.nvidia.configs import DEVICE_TYPES
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Locks between processes: one holder at a time, an end to every wait, and nothing left behind by the dead."""
+"""Locks between processes: one holder at a time, each wait ends, and dead holders leave no lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks, library_alone
+from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks, library_alone
 from dra_driver.core.errors import AcceleratorError, InUse
 
 
@@ -37,13 +37,13 @@ def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
     module.drop("GPU-2")
     assert module.is_taken("GPU-1")
     waiting = module.hold(["GPU-2", "GPU-1"], 5, sleep=clock.sleep, clock=clock)
-    # Not in one line: two of them with a name between read like a tuple.
+    # Two statements, because a name between two items on one line looks like a tuple.
     with pytest.raises(InUse, match=rf"GPU-1.*the driver \(pid {os.getpid()}\).*5 s") as refused:  # noqa: SIM117
         with waiting:
             raise AssertionError("it was not to be had")
     assert refused.value.code == "device-locked"
     assert clock.now >= 5
-    assert not driver.is_taken("GPU-2")  # nothing of the attempt stays
+    assert not driver.is_taken("GPU-2")  # the attempt leaves no lock
     driver.drop("GPU-1")
     with module.hold(["GPU-2", "GPU-1"], 5, sleep=clock.sleep, clock=clock):
         assert driver.is_taken("GPU-1") and driver.is_taken("GPU-2")
@@ -71,7 +71,7 @@ def test_two_who_want_the_same_never_wait_for_each_other(tmp_path: Path) -> None
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
-        "from dra_driver.core.device_locks import DeviceLocks\n"
+        "from dra_driver.core.discovery.device_locks import DeviceLocks\n"
         "assert DeviceLocks(sys.argv[1], 'the dead').take('GPU-1')\n"
         "print('taken', flush=True)\n"
         "time.sleep(60)\n"
@@ -106,7 +106,7 @@ def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
 def test_a_file_that_is_kept_open_locks_nobody_out_and_is_another_one_when_it_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver takes the lock of a device with each claim: the file is opened once, and what others do with it in between holds."""
+    """A driver locks a device with each claim: the file is opened once and stays correct after changes by other programs."""
     opened: list[str] = []
     real = os.open
 
@@ -123,7 +123,7 @@ def test_a_file_that_is_kept_open_locks_nobody_out_and_is_another_one_when_it_wa
         assert module.take("GPU-1") and not driver.take("GPU-1")
         assert driver.holder_of("GPU-1").startswith("a layout")
         module.drop("GPU-1")
-    assert opened.count("GPU-1.lock") == 2 + 2 * 3  # the first one made the folder in between
+    assert opened.count("GPU-1.lock") == 2 + 2 * 3  # the first one created the directory in between
     shutil.rmtree(tmp_path / "locks")
     assert module.take("GPU-1") and not driver.take("GPU-1")
     module.drop("GPU-1")

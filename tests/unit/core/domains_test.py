@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Jobs over nodes of one super-pod: who is in which, which nodes are chosen, and what their claims and pods ask for."""
+"""Jobs on nodes of one super-pod: the members, the selected nodes, and the requests of their claims and pods."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from dra_driver.core.ascend import preference, super_pod
-from dra_driver.core.ascend.attributes import ChipFacts, SuperPod, attributes
-from dra_driver.core.ascend.families import FAMILIES
-from dra_driver.core.ascend.topology import Chip, Place
-from dra_driver.core.ascend.vendor import FACTS
 from dra_driver.core.domains import Member, Span, choose, members
-from dra_driver.core.vendor import Fabric
+from dra_driver.core.vendors.ascend import preference, super_pod
+from dra_driver.core.vendors.ascend.attributes import ChipFacts, SuperPod, attributes
+from dra_driver.core.vendors.ascend.families import FAMILIES
+from dra_driver.core.vendors.ascend.topology import Chip, Place
+from dra_driver.core.vendors.ascend.vendor import FACTS
+from dra_driver.core.vendors.vendor_facts import Fabric
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def published(
 
 
 def chip(number: int, pod: SuperPod | None) -> dict[str, Any]:
-    """What the backend publishes of a die, but for versions and names, which have no part in this."""
+    """Return the published attributes of a die, without irrelevant versions and names."""
     facts = ChipFacts(FAMILIES[0xD803], Chip(number, number // 2, number % 2), "NPU-" + "1" * 40, super_pod=pod)
     return device(f"npu-{number}", dict(attributes(facts, "n", Place((number,), (number,)))))
 
@@ -62,7 +62,7 @@ def test_who_is_in_which_super_pod_and_what_is_free() -> None:
         published("alone", [chip(0, None)]),
         published("torn", [chip(0, SuperPod(1, 0)), chip(1, SuperPod(2, 0))]),
         published("other", here, driver="gpu.nvidia.com"),
-        # An older generation, and a slice of a chip, which is no chip.
+        # An older generation, and a vNPU, which does not count as a chip.
         published("b", [chip(0, SuperPod(9, 1))], generation=1),
         published(
             "b",
@@ -95,14 +95,14 @@ def test_nodes_are_chosen_where_there_are_enough(known: list[Member], nodes: int
     assert len(set(found.nodes)) == nodes and found.members in {
         tuple(sorted(each, key=lambda one: (one.server is None, one.server or 0, one.node))) for each in possible
     }
-    # In no domain could it have stood in fewer racks.
+    # No domain has a solution with fewer racks.
     assert found.racks == min(len({each.rack for each in chosen}) for chosen in possible)
     assert found == choose(list(reversed(known)), nodes, devices)
 
 
 @given(MEMBERS, st.integers(1, 3))
 def test_room_is_kept_together_for_who_needs_it(known: list[Member], devices: int) -> None:
-    """One node with one device: of the domains that have one, it is one with the fewest nodes that could have served it."""
+    """One node with one device: the domain has the fewest nodes among those that could serve it, so room stays for larger jobs."""
     flat = [Member(each.node, each.domain, each.free, each.server) for each in known]
     found = choose(flat, 1, devices)
     room = {domain: sum(each.free >= devices for each in flat if each.domain == domain) for domain in range(3)}
@@ -149,7 +149,7 @@ def test_what_the_pods_of_a_job_ask_for() -> None:
         == [("huawei.com/topotree.superpodid", ["7"]), ("huawei.com/topotree.serverid", ["3", "4"])]
         for term in terms
     )
-    # A server that is not told is not asked for.
+    # An unknown server is not requested.
     (term,) = super_pod.node_affinity(Span(7, (Member("a", 7, 16),), 16))[
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What every container with a GPU gets by our own list: what is on the disk, and a refusal that names what CUDA lacks."""
+"""Container edits from the driver's own list for each container with a GPU: the existing files, and an error that names missing CUDA files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from dra_driver.core.cdi import HOOK_ENVIRONMENT, ContainerEdits, Hook, build_spec
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.core.nvidia.driver_files import SOCKET_OPTIONS, driver_edits
+from dra_driver.core.host.cdi import HOOK_ENVIRONMENT, ContainerEdits, Hook, build_spec
+from dra_driver.core.vendors.nvidia.driver_files import SOCKET_OPTIONS, driver_edits
 from node_model import FOLDER, VERSION, Node
 
 
@@ -45,7 +45,7 @@ def test_libraries_keep_their_path_and_their_links(tmp_path: Path) -> None:
 
 
 def test_links_in_the_loader_s_folder_to_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
-    """As Debian lays the driver down: the files below nvidia/current, the names that programs open beside all others."""
+    """Debian keeps the driver's files below nvidia/current, with links in the loader's directory: the links are followed."""
     system = Node(tmp_path)
     system.driver(f"{FOLDER}/nvidia/current")
     system.link(f"{FOLDER}/libcuda.so.1", f"nvidia/current/libcuda.so.{VERSION}")
@@ -81,6 +81,7 @@ def test_programs_firmware_settings_control_nodes_and_the_loader_s_cache(tmp_pat
     assert [(node.path, node.major, node.minor) for node in edits.device_nodes] == [
         ("/dev/nvidiactl", 195, 255),
         ("/dev/nvidia-uvm", 510, 0),
+        ("/dev/nvidia-uvm-tools", 510, 1),
     ]
     command = ("nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib64")
     assert edits.hooks == (Hook("createContainer", "/usr/bin/nvidia-cdi-hook", command, env=HOOK_ENVIRONMENT),)

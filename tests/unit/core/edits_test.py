@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a container gets for one GPU or one MIG device: from nodes, numbers in /proc and the driver's own rule."""
+"""Container edits for one GPU or one MIG device: device nodes, numbers in /proc, and the driver's own rule."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 from board_model import device
+from dra_driver.core.discovery.device_workers import Lanes
 from dra_driver.core.errors import NotFound
-from dra_driver.core.lanes import Lanes
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Partitioning
-from dra_driver.core.nvidia.board_facts import DriverFacts
-from dra_driver.core.nvidia.boards import Boards
-from dra_driver.core.nvidia.edits import Capabilities, capability_minors, character_major, device_edits
-from dra_driver.core.nvidia.nvml import Nvml
-from dra_driver.core.nvidia.watch import Watch
-from dra_driver.core.system import System
+from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
+from dra_driver.core.vendors.nvidia.boards import Boards
+from dra_driver.core.vendors.nvidia.container_edits import (
+    Capabilities,
+    capability_minors,
+    character_major,
+    device_edits,
+)
+from dra_driver.core.vendors.nvidia.nvml import Nvml
+from dra_driver.core.vendors.nvidia.watch import Watch
 from hypothesis import given
 from hypothesis import strategies as st
 from node_model import Node
@@ -67,7 +72,7 @@ def test_the_numbers_of_capabilities_are_read_once_by_who_keeps_them(tmp_path: P
     system = Node(tmp_path, {"/dev/nvidia2": (195, 2)})
     numbers = Capabilities(system)
     rule = [node.minor for node in device_edits(system, gpu, partition, capabilities=numbers).device_nodes]
-    # What the kernel has not told is asked for again.
+    # A number that the kernel did not report is read again.
     folder = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
     for file, number in ((f"{folder}/access", 77), (f"{folder}/ci0/access", 78)):
         system.file(file, f"DeviceFileMinor: {number}\n")
@@ -91,7 +96,7 @@ def test_the_numbers_of_capabilities_are_kept_for_as_long_as_the_library_is_open
         boards.begin(DriverFacts("581.0.0", "13.0"))
     else:
         getattr(boards, how)()
-    # The kernel module may be another one now.
+    # The kernel module can have another major number now.
     (tmp_path / "proc/devices").write_text("Character devices:\n235 nvidia-caps\n")
     assert (boards.capabilities.major(), former.major()) == (235, 234)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Pods that ask for devices in their limits are explained and planned for like pods with claims."""
+"""Pods that request devices in their limits are explained and planned like pods with claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from allocation_model import ANY, NODE, Json, Judge, claim, device, published
 from dra_driver.core.allocation.explanation import Cluster, explain
-from dra_driver.core.extended_claims import class_of_resource, duplicates, requests_of
+from dra_driver.core.dra.extended_claims import class_of_resource, duplicates, requests_of
 from dra_driver.core.planner.claims import waiting_since, wishes_of
 
 SERVING = {**ANY, "spec": {**ANY["spec"], "extendedResourceName": "example.com/gpu"}}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What pods ask for in their limits is known again: every name that the node driver offers, and no name of anybody else's."""
+"""Names in the limits of pods are recognized: each name that the node driver offers, and no name of other plugins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 import board_model
 import pytest
 from chip_model import device as chip_device
-from dra_driver.core.ascend import vendor as ascend
-from dra_driver.core.extended_resources import DEVICE, PARTITION, SHARED
-from dra_driver.core.nvidia import vendor as nvidia
+from dra_driver.core.dra.extended_resources import DEVICE, PARTITION, SHARED
+from dra_driver.core.vendors.ascend import vendor as ascend
+from dra_driver.core.vendors.nvidia import vendor as nvidia
 
 GPU = board_model.device("h100-80")
 CHIP = replace(chip_device("310P"), pci_device_id=0xD50019E5)
@@ -72,7 +72,7 @@ def test_every_template_is_known_again(template: str) -> None:
     assert found is not None and found.kind == PARTITION and f"'{template}'" in found.selector
     assert ".type == 'vnpu'" in found.selector and ".deviceType == 'Ascend310P'" in found.selector
     assert CLASS.fullmatch(found.device_class)
-    # Whatever else the name may stand for has the same name.
+    # All other devices that the name can stand for have the same name.
     said = re.findall(r"'(vir[^']*)'", found.selector)
     assert {ascend.resource_name(CHIP, each) for each in said} == {found.resource}
 

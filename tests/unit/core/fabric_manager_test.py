@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from board_model import device
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device
-from dra_driver.core.nvidia import fabric_manager
-from dra_driver.core.nvidia.fabric_manager import (
+from dra_driver.core.vendors.nvidia import fabric_manager
+from dra_driver.core.vendors.nvidia.fabric_manager import (
     FabricManager,
     FabricPartition,
     Member,
@@ -27,7 +28,6 @@ from dra_driver.core.nvidia.fabric_manager import (
     reject_overlap,
     version_of,
 )
-from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ HGX = (
 
 
 def test_structure_sizes_equal_the_header() -> None:
-    """nv_fm_types.h, on x86-64 and arm64: fields of 4 bytes and arrays of characters, without padding."""
+    """The structures of nv_fm_types.h on x86-64 and arm64: fields of 4 bytes and arrays of characters, without padding."""
     assert ctypes.sizeof(fabric_manager.ConnectParameters) == 4 + 256 + 4 + 4
     gpu = 4 + 80 + 32 + 4 + 4 + 4
     assert ctypes.sizeof(fabric_manager.GpuInfo) == gpu
@@ -61,9 +61,9 @@ def test_structure_sizes_equal_the_header() -> None:
     ("text", "expected"),
     [
         ("", Options(False, "127.0.0.1:6666", False)),
-        ("FABRIC_MODE=0\n", Options(False, "127.0.0.1:6666", False)),
+        ("FABRIC_MODE=0\n", Options(False, "127.0.0.1:6666", False, is_bare_metal=True)),
         ("FABRIC_MODE=2\n", Options(False, "127.0.0.1:6666", False)),
-        ("# FABRIC_MODE=1\n", Options(False, "127.0.0.1:6666", False)),
+        ("# FABRIC_MODE=1\n", Options(False, "127.0.0.1:6666", False, is_bare_metal=True)),
         ("FABRIC_MODE = 1 # shared\nFM_CMD_PORT_NUMBER=16000\n", Options(True, "127.0.0.1:16000", False)),
         ("FABRIC_MODE=1\nFM_CMD_UNIX_SOCKET_PATH=/run/fm/socket\n", Options(True, "/run/fm/socket", True)),
         ("FABRIC_MODE=1\nFABRIC_MODE_RESTART = 1 # keep\n", Options(True, "127.0.0.1:6666", False, resumes=True)),
@@ -85,7 +85,7 @@ def test_module_identifies_gpu_if_no_other_identity_is_returned() -> None:
 
 
 def test_uuid_and_address_have_priority_over_module() -> None:
-    """On HGX A100 physical ids and module ids differ."""
+    """On HGX A100 physical ids and module ids differ: UUID and address have priority."""
     told = FabricPartition(1, False, (Member(2, GPUS[0].uuid, GPUS[0].pci_address), Member(1, "", GPUS[1].pci_address)))
     assert physical_ids(GPUS, [told]) == {GPUS[0].uuid: 2, GPUS[1].uuid: 1}
 
@@ -160,7 +160,7 @@ def test_mode_holds_while_the_configuration_cannot_be_read(tmp_path: Path) -> No
     configuration.write_text("FABRIC_MODE=1\n")
     manager = FabricManager(System(str(tmp_path)))
     configuration.unlink()
-    configuration.mkdir()  # reading it is an error, and no answer
+    configuration.mkdir()  # a read error, not an answer
     manager.refresh_mode()
     assert manager.is_used
     configuration.rmdir()

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from dra_driver.core import quantity
-from dra_driver.core.ascend import configs as ascend_configs
-from dra_driver.core.ascend import smi, summary
-from dra_driver.core.cdi import ContainerEdits, build_spec, validate_spec
-from dra_driver.core.configuration import ConfigRefused, decode_configuration
+from dra_driver.core.dra.opaque_config import ConfigRefused, decode_configuration
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.nvidia import configs as nvidia_configs
-from dra_driver.core.nvidia.mig_parted import rules_from_mig_parted
+from dra_driver.core.host.cdi import ContainerEdits, build_spec, validate_spec
+from dra_driver.core.vendors.ascend import configs as ascend_configs
+from dra_driver.core.vendors.ascend import npu_smi_output, npu_smi_summary
+from dra_driver.core.vendors.nvidia import configs as nvidia_configs
+from dra_driver.core.vendors.nvidia.mig_parted import rules_from_mig_parted
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -101,6 +101,7 @@ def test_container_edits_any_value_raises_value_error(edits: Any) -> None:
 @given(st.text(max_size=60) | st.integers() | JSON)
 @example("9" * 100_000)
 @example("1e999")
+@example({"": ["9" * 20_000]})
 @example("٣")
 def test_quantity_any_value_raises_value_error(value: Any) -> None:
     run_bounded(quantity.parse, value, errors=(ValueError,), size=length_of(value))
@@ -125,8 +126,9 @@ OUTPUTS = st.lists(LINES, max_size=12).map("\n".join) | st.text(max_size=300)
 @pytest.mark.parametrize(
     "parse",
     [
-        smi.chips, smi.identity, smi.templates, smi.slices, smi.health, smi.links, smi.is_docker_mode, smi.is_each_die_alone,
-        smi.recovers, smi.is_shared, summary.summary,
+        npu_smi_output.chips, npu_smi_output.identity, npu_smi_output.templates, npu_smi_output.slices,
+        npu_smi_output.health, npu_smi_output.links, npu_smi_output.is_docker_mode, npu_smi_output.is_each_die_alone,
+        npu_smi_output.recovers, npu_smi_output.is_shared, npu_smi_summary.summary,
     ],
     ids=lambda parse: parse.__name__,
 )  # fmt: skip
@@ -135,9 +137,11 @@ OUTPUTS = st.lists(LINES, max_size=12).map("\n".join) | st.text(max_size=300)
 @example(output="NPU ID : ³")
 @example(output="Name AICORE Memory(GB)\n" + "vir01 1 1\n" * 2000)
 def test_npu_smi_output_any_text_raises_unread_output(parse: Callable[[str], Any], output: str) -> None:
-    run_bounded(parse, output, errors=(smi.UnreadOutput,), size=len(output))
+    run_bounded(parse, output, errors=(npu_smi_output.UnreadOutput,), size=len(output))
 
 
 @given(status=st.integers(-255, 255), output=OUTPUTS)
 def test_npu_smi_failure_any_text_raises_accelerator_error(status: int, output: str) -> None:
-    run_bounded(smi.refuse_failure, status, output, "Creating a vNPU", errors=(AcceleratorError,), size=len(output))
+    run_bounded(
+        npu_smi_output.refuse_failure, status, output, "Creating a vNPU", errors=(AcceleratorError,), size=len(output)
+    )

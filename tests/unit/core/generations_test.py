@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Generations by PCI ids, and which kernel modules can be for them."""
+"""GPU generations by PCI ids, and the kernel modules that support them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from dra_driver.core.nvidia.generations import (
+from dra_driver.core.host.system import System
+from dra_driver.core.vendors.nvidia.generations import (
     LAST_FOR_OLD,
     OPEN,
     OPEN_ALONE,
@@ -20,7 +21,6 @@ from dra_driver.core.nvidia.generations import (
     generation_of,
     objections,
 )
-from dra_driver.core.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 

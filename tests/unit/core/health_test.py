@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The state machine of a device's health: what begins, what lasts, what ends and what is published of it."""
+"""The state machine of device health: start, confirmation, and end of faults, and the published state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from board_model import device
-from dra_driver.core import health
-from dra_driver.core.health import Ailment, Ailments, Moment
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Ends, Severity, Sign
+from dra_driver.core.health.tracker import Ailment, Ailments, Moment
 from dra_driver.core.model import Device, Fault, Finding, Health, Process, Taint
-from dra_driver.core.nvidia import offers
-from dra_driver.core.nvidia.condition import _of_fabric, _of_fields
-from dra_driver.core.signs import Ends, Severity, Sign
+from dra_driver.core.vendors.nvidia import offers
+from dra_driver.core.vendors.nvidia.condition import _of_fabric, _of_fields
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,19 +32,19 @@ SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, ASKED, replace(CRASH, instance=1),
 
 
 def at(now: float, boot: str = "boot", wall: float = 0.0) -> Moment:
-    """A time; ``wall`` is the system clock's deviation from the monotonic clock."""
+    """Return a time. ``wall`` is the system clock's deviation from the monotonic clock."""
     return Moment(now + wall, boot, now)
 
 
 def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), **told: Any) -> Finding:
-    """What a look finds of the GPU."""
+    """Return the finding of a scan of the GPU."""
     gpu = replace(GPU, health=Health(signs, **told), processes=tuple(Process(pid) for pid in pids))
     return Finding(0, "GPU 0", GPU.uuid, gpu, fault)
 
 
 def unfinished(ailments: Ailments) -> bool:
     """Return whether another scan would confirm a fault or its end."""
-    return health.verify_at(ailments, max(each.seen_at or 0.0 for each in ailments)) is not None
+    return health_tracker.verify_at(ailments, max(each.seen_at or 0.0 for each in ailments)) is not None
 
 
 def names(ailments: Ailments) -> set[str]:
@@ -52,91 +52,95 @@ def names(ailments: Ailments) -> set[str]:
 
 
 def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> None:
-    first = health.looked((), found(BROKEN), at(10))
+    first = health_tracker.looked((), found(BROKEN), at(10))
     assert [each.effect() for each in first] == ["NoSchedule"] and unfinished(first)
-    at_once = health.looked(first, found(BROKEN), at(10.5))
+    at_once = health_tracker.looked(first, found(BROKEN), at(10.5))
     assert [each.effect() for each in at_once] == ["NoSchedule"]
-    sure = health.looked(at_once, found(BROKEN), at(10 + health.VERIFY_SECONDS))
+    sure = health_tracker.looked(at_once, found(BROKEN), at(10 + health_tracker.VERIFY_SECONDS))
     assert [each.effect() for each in sure] == ["NoExecute"] and not unfinished(sure)
-    assert (sure[0].since, sure[0].seen) == (10, 10 + health.VERIFY_SECONDS)
+    assert (sure[0].since, sure[0].seen) == (10, 10 + health_tracker.VERIFY_SECONDS)
 
 
 @pytest.mark.parametrize("wall", [-7200.0, 7200.0, 1e9])
 def test_clock_step_changes_no_duration(wall: float) -> None:
-    first = health.looked((), found(BROKEN), at(10))
-    soon = health.looked(first, found(BROKEN), at(10.5, wall=wall))
+    first = health_tracker.looked((), found(BROKEN), at(10))
+    soon = health_tracker.looked(first, found(BROKEN), at(10.5, wall=wall))
     assert unfinished(soon), "confirmed although only 0.5 s have passed"
-    sure = health.looked(soon, found(BROKEN), at(10 + health.VERIFY_SECONDS, wall=wall))
+    sure = health_tracker.looked(soon, found(BROKEN), at(10 + health_tracker.VERIFY_SECONDS, wall=wall))
     assert not unfinished(sure), "not confirmed although VERIFY_SECONDS have passed"
-    missed = health.looked(sure, found(), at(20))
-    assert health.looked(missed, found(), at(20.5, wall=wall)), "ended although only 0.5 s have passed"
-    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS, wall=wall)) == ()
+    missed = health_tracker.looked(sure, found(), at(20))
+    assert health_tracker.looked(missed, found(), at(20.5, wall=wall)), "ended although only 0.5 s have passed"
+    assert health_tracker.looked(missed, found(), at(20 + health_tracker.VERIFY_SECONDS, wall=wall)) == ()
 
 
 @pytest.mark.parametrize("wall", [-1e9, 1e9])
 def test_clock_step_forgets_no_removed_device(wall: float) -> None:
-    ill = health.told((), STOP, (), at(10))
-    assert not health.is_forgotten(ill, at(20, wall=wall))
-    assert health.is_forgotten(ill, at(20 + health.FORGET_SECONDS, wall=wall))
-    earlier = health.from_data(health.to_data({"u": ill}))["u"]
-    assert not health.is_forgotten(earlier, at(5, "next", wall=10)), "by the system clock, across processes"
-    assert health.is_forgotten(earlier, at(5, "next", wall=health.FORGET_SECONDS + 10))
+    ill = health_tracker.told((), STOP, (), at(10))
+    assert not health_tracker.is_forgotten(ill, at(20, wall=wall))
+    assert health_tracker.is_forgotten(ill, at(20 + health_tracker.FORGET_SECONDS, wall=wall))
+    earlier = health_tracker.from_data(health_tracker.to_data({"u": ill}))["u"]
+    assert not health_tracker.is_forgotten(earlier, at(5, "next", wall=10)), "by the system clock, across processes"
+    assert health_tracker.is_forgotten(earlier, at(5, "next", wall=health_tracker.FORGET_SECONDS + 10))
 
 
 def test_fault_from_an_earlier_process_is_confirmed_by_the_monotonic_clock_of_this_one() -> None:
-    before = health.from_data(health.to_data({"u": health.looked((), found(BROKEN), at(1e6))}))["u"]
-    again = health.looked(before, found(BROKEN), at(5, "next"))
+    before = health_tracker.from_data(health_tracker.to_data({"u": health_tracker.looked((), found(BROKEN), at(1e6))}))[
+        "u"
+    ]
+    again = health_tracker.looked(before, found(BROKEN), at(5, "next"))
     assert unfinished(again)
-    assert not unfinished(health.looked(again, found(BROKEN), at(5 + health.VERIFY_SECONDS, "next")))
+    assert not unfinished(health_tracker.looked(again, found(BROKEN), at(5 + health_tracker.VERIFY_SECONDS, "next")))
 
 
 def test_an_end_is_verified() -> None:
-    ill = health.looked((), found(PENDING), at(10))
-    missed = health.looked(ill, found(), at(20))
+    ill = health_tracker.looked((), found(PENDING), at(10))
+    missed = health_tracker.looked(ill, found(), at(20))
     assert names(missed) == {"repair-pending"} and unfinished(missed)
-    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS - 0.1)) != ()
-    again = health.looked(missed, found(PENDING), at(21))
-    assert names(health.looked(again, found(), at(30))) == {"repair-pending"}, "it begins anew"
-    assert health.looked(missed, found(), at(20 + health.VERIFY_SECONDS)) == ()
+    assert health_tracker.looked(missed, found(), at(20 + health_tracker.VERIFY_SECONDS - 0.1)) != ()
+    again = health_tracker.looked(missed, found(PENDING), at(21))
+    assert names(health_tracker.looked(again, found(), at(30))) == {"repair-pending"}, "it begins anew"
+    assert health_tracker.looked(missed, found(), at(20 + health_tracker.VERIFY_SECONDS)) == ()
 
 
 def test_verify_at_severe_faults_are_verified_at_once_and_informative_ones_when_reports_have_ceased() -> None:
-    crashed = health.looked(health.told((), CRASH, (), at(10)), found(), at(10.5))
-    assert health.verify_at(crashed, 10.5) == 10 + health.QUIET_SECONDS
-    again = health.looked(health.told(crashed, CRASH, (), at(12)), found(), at(12.5))
-    assert health.verify_at(again, 12.5) == 12 + health.QUIET_SECONDS
-    worse = health.looked(
-        health.told(crashed, ERROR, (), at(12)), found(needs_recovery=True, needs_reset=True), at(12.2)
+    crashed = health_tracker.looked(health_tracker.told((), CRASH, (), at(10)), found(), at(10.5))
+    assert health_tracker.verify_at(crashed, 10.5) == 10 + health_tracker.QUIET_SECONDS
+    again = health_tracker.looked(health_tracker.told(crashed, CRASH, (), at(12)), found(), at(12.5))
+    assert health_tracker.verify_at(again, 12.5) == 12 + health_tracker.QUIET_SECONDS
+    worse = health_tracker.looked(
+        health_tracker.told(crashed, ERROR, (), at(12)), found(needs_recovery=True, needs_reset=True), at(12.2)
     )
-    failed = health.looked(worse, found(needs_recovery=False), at(12.5))
-    assert health.verify_at(failed, 12.5) == 12.5 + health.VERIFY_SECONDS
-    assert health.verify_at(health.told((), STOP, (), at(1)), 2) is None, "no scan can end it"
-    once = health.looked((), found(BROKEN), at(10))
-    assert health.verify_at(once, 10) == 10 + health.VERIFY_SECONDS
-    faulty = health.looked(once, found(fault=Fault("x", "x")), at(20))
-    assert health.verify_at(faulty, 20) is None, "scans do not find it while the device has another fault"
+    failed = health_tracker.looked(worse, found(needs_recovery=False), at(12.5))
+    assert health_tracker.verify_at(failed, 12.5) == 12.5 + health_tracker.VERIFY_SECONDS
+    assert health_tracker.verify_at(health_tracker.told((), STOP, (), at(1)), 2) is None, "no scan can end it"
+    once = health_tracker.looked((), found(BROKEN), at(10))
+    assert health_tracker.verify_at(once, 10) == 10 + health_tracker.VERIFY_SECONDS
+    faulty = health_tracker.looked(once, found(fault=Fault("x", "x")), at(20))
+    assert health_tracker.verify_at(faulty, 20) is None, "scans do not find it while the device has another fault"
 
 
 def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> None:
     lost = found(BROKEN, fault=Fault("broken", "It does not answer"))
-    ill = health.looked((), found(PENDING), at(10))
-    both = health.looked(health.looked(ill, lost, at(20)), lost, at(30))
+    ill = health_tracker.looked((), found(PENDING), at(10))
+    both = health_tracker.looked(health_tracker.looked(ill, lost, at(20)), lost, at(30))
     assert names(both) == {"broken", "repair-pending"}
     cannot = found(untold=frozenset({"repair-pending"}))
-    assert names(health.looked(health.looked(ill, cannot, at(20)), cannot, at(30))) == {"repair-pending"}
+    assert names(health_tracker.looked(health_tracker.looked(ill, cannot, at(20)), cannot, at(30))) == {
+        "repair-pending"
+    }
     awaited = Finding(0, "GPU 0", GPU.uuid, None, Fault("awaited", "It is being read"))
-    assert health.looked(ill, awaited, at(20)) == ill
+    assert health_tracker.looked(ill, awaited, at(20)) == ill
 
 
 def test_what_was_told_ends_by_what_ends_it() -> None:
     before: Ailments = ()
     for sign in (ERROR, CRASH, STOP, WORN):
-        before = health.told(before, sign, (41, 42), at(10))
+        before = health_tracker.told(before, sign, (41, 42), at(10))
     assert [each.effect() for each in before if each.sign == ERROR] == ["NoExecute"]
 
     def later(ailments: Ailments, boot: str = "boot", **look: Any) -> set[str]:
         for now in (20, 30):
-            ailments = health.looked(ailments, found(**look), at(now, boot))
+            ailments = health_tracker.looked(ailments, found(**look), at(now, boot))
         return names(ailments)
 
     assert later(before, pids=(42,)) == {"error 9", "error 5", "error 7", "error 3"}, (
@@ -146,45 +150,47 @@ def test_what_was_told_ends_by_what_ends_it() -> None:
     assert later(before, pids=(42,), needs_recovery=False) == {"error 9", "error 5", "error 7", "error 3"}, (
         "it asked for no reset"
     )
-    asked = health.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=True), at(11))
+    asked = health_tracker.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=True), at(11))
     assert later(asked, pids=(42,), needs_recovery=False) == {"error 5", "error 7", "error 3"}
-    drained = health.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=False), at(11))
+    drained = health_tracker.looked(before, found(pids=(42,), needs_recovery=True, needs_reset=False), at(11))
     assert later(drained, pids=(42,), needs_recovery=False) == {"error 9", "error 5", "error 7", "error 3"}
     assert later(before, pids=(43,)) == {"error 9", "error 7", "error 3"}
     assert later(before, boot="next", pids=(42,)) == {"error 3"}
-    assert names(health.was_reset(before)) == {"error 7", "error 3"}
-    assert health.was_repaired(before) == ()
+    assert names(health_tracker.was_reset(before)) == {"error 7", "error 3"}
+    assert health_tracker.was_repaired(before) == ()
 
 
 def test_what_is_told_again_is_one_thing() -> None:
-    before = health.told((), CRASH, (1,), at(10))
+    before = health_tracker.told((), CRASH, (1,), at(10))
     for second in range(1000):
-        before = health.told(before, CRASH, (2 + second, 5000), at(11 + second))
+        before = health_tracker.told(before, CRASH, (2 + second, 5000), at(11 + second))
     (one,) = before
     assert (one.since, one.seen, one.times) == (10, 1010, 1001)
     assert one.processes == frozenset({1001, 5000}), "the processes of earlier reports do not use the device any more"
-    assert health.told(before, CRASH, (), at(1011))[0].processes == one.processes, "no process is known for this report"
-    assert health.told(before, CRASH, (), at(1011, "next"))[0].processes == frozenset()
+    assert health_tracker.told(before, CRASH, (), at(1011))[0].processes == one.processes, (
+        "no process is known for this report"
+    )
+    assert health_tracker.told(before, CRASH, (), at(1011, "next"))[0].processes == frozenset()
     many = before
     for number in range(1000):
-        many = health.told(many, replace(CRASH, value=str(number)), (), at(2000 + number))
-    many = health.told(many, STOP, (), at(1))
-    assert len(many) == health.MOST_AILMENTS and STOP in {each.sign for each in many}
+        many = health_tracker.told(many, replace(CRASH, value=str(number)), (), at(2000 + number))
+    many = health_tracker.told(many, STOP, (), at(1))
+    assert len(many) == health_tracker.MOST_AILMENTS and STOP in {each.sign for each in many}
 
 
 def test_taints_are_the_gravest_and_as_many_as_every_server_takes() -> None:
     ailments: Ailments = ()
     for number in range(9):
-        ailments = health.told(ailments, replace(PENDING, cause=f"cause-{number}"), (), at(number))
-    ailments = health.told(ailments, STOP, (), at(20))
-    ailments = health.told(ailments, ERROR, (), at(21))
-    ailments = health.told(ailments, CRASH, (), at(22))
-    published = health.taints("gpu.example.com", ailments)
+        ailments = health_tracker.told(ailments, replace(PENDING, cause=f"cause-{number}"), (), at(number))
+    ailments = health_tracker.told(ailments, STOP, (), at(20))
+    ailments = health_tracker.told(ailments, ERROR, (), at(21))
+    ailments = health_tracker.told(ailments, CRASH, (), at(22))
+    published = health_tracker.taints("gpu.example.com", ailments)
     assert published[0] == Taint("gpu.example.com/error", "NoExecute", "7"), "the one that was told first"
     assert len(published) == 4 and {each.effect for each in published[1:]} == {"NoSchedule"}
-    lenient = {**health.DEFAULT_EFFECTS, Severity.FAILED: "NoSchedule", Severity.INFORMATIVE: "None"}
-    assert "NoExecute" not in {each.effect for each in health.taints("gpu.example.com", ailments, lenient)}
-    (crash,) = health.taints("d", [each for each in ailments if each.sign == CRASH], lenient)
+    lenient = {**health_tracker.DEFAULT_EFFECTS, Severity.FAILED: "NoSchedule", Severity.INFORMATIVE: "None"}
+    assert "NoExecute" not in {each.effect for each in health_tracker.taints("gpu.example.com", ailments, lenient)}
+    (crash,) = health_tracker.taints("d", [each for each in ailments if each.sign == CRASH], lenient)
     assert crash == Taint("d/error", "None", "5")
 
 
@@ -194,8 +200,8 @@ def test_an_error_of_a_partition_is_the_partitions_unless_the_device_has_to_be_r
     devices = {GPU.uuid: GPU}
 
     def concerned(sign: Sign) -> set[str | None]:
-        ailments = {GPU.uuid: health.told((), replace(sign, severity=Severity.DEGRADED), (), at(1))}
-        return {each.partition_uuid for each in health.tainted("d", offered, devices, ailments) if each.taints}
+        ailments = {GPU.uuid: health_tracker.told((), replace(sign, severity=Severity.DEGRADED), (), at(1))}
+        return {each.partition_uuid for each in health_tracker.tainted("d", offered, devices, ailments) if each.taints}
 
     assert concerned(replace(CRASH, instance=one.instance_id)) == {one.uuid}
     assert concerned(replace(CRASH, instance=99)) == set()
@@ -205,8 +211,11 @@ def test_an_error_of_a_partition_is_the_partitions_unless_the_device_has_to_be_r
 
 def test_an_offer_of_a_device_that_is_well_is_as_it_was() -> None:
     offered = offers.offers(GPU, dynamic=True)
-    assert health.tainted("d", offered, {GPU.uuid: GPU}, {GPU.uuid: ()}) == offered
-    assert health.tainted("d", offered, {GPU.uuid: GPU}, {"other": health.told((), STOP, (), at(1))}) == offered
+    assert health_tracker.tainted("d", offered, {GPU.uuid: GPU}, {GPU.uuid: ()}) == offered
+    assert (
+        health_tracker.tainted("d", offered, {GPU.uuid: GPU}, {"other": health_tracker.told((), STOP, (), at(1))})
+        == offered
+    )
 
 
 STEPS = st.lists(
@@ -222,19 +231,19 @@ STEPS = st.lists(
 
 
 def walk(steps: Any) -> tuple[Ailments, float]:
-    """Live through a history."""
+    """Run a history of scans. Return the final faults and the time."""
     ailments, now = (), 0.0
     for kind, signs, seconds, boot, needs in steps:
         now += seconds
         if kind == "told":
             for sign in signs:
-                ailments = health.told(ailments, sign, (7,), at(now, boot))
+                ailments = health_tracker.told(ailments, sign, (7,), at(now, boot))
         elif kind == "reset":
-            ailments = health.was_reset(ailments)
+            ailments = health_tracker.was_reset(ailments)
         else:
             states = [sign for sign in signs if sign.ends is Ends.LOOK]
             fault = Fault("x", "x") if kind == "fault" else None
-            ailments = health.looked(
+            ailments = health_tracker.looked(
                 ailments, found(*states, fault=fault, pids=(7,), needs_recovery=needs), at(now, boot)
             )
     return ailments, now
@@ -244,19 +253,19 @@ def walk(steps: Any) -> tuple[Ailments, float]:
 def test_whatever_happened_a_machine_that_starts_anew_and_is_well_ends_well(steps: Any) -> None:
     ailments, now = walk(steps)
     for _look in range(2):
-        now += health.VERIFY_SECONDS + 0.1
-        ailments = health.looked(ailments, found(needs_recovery=False), at(now, "anew"))
+        now += health_tracker.VERIFY_SECONDS + 0.1
+        ailments = health_tracker.looked(ailments, found(needs_recovery=False), at(now, "anew"))
     assert ailments == ()
 
 
 @given(STEPS)
 def test_a_history_outlives_its_file_and_no_sign_stands_twice(steps: Any) -> None:
     ailments, now = walk(steps)
-    again = health.from_data(json.loads(json.dumps(health.to_data({"u": ailments})))).get("u", ())
+    again = health_tracker.from_data(json.loads(json.dumps(health_tracker.to_data({"u": ailments})))).get("u", ())
     assert [replace(each, well_since=None, found_at=None, seen_at=None) for each in ailments] == list(again)
     keys = [each.sign.key for each in ailments]
     assert len(keys) == len(set(keys)) and all(each.since <= each.seen <= now for each in ailments)
-    assert len(health.taints("d", ailments)) <= health.MOST_TAINTS
+    assert len(health_tracker.taints("d", ailments)) <= health_tracker.MOST_TAINTS
 
 
 @given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.LOOK]))
@@ -269,7 +278,7 @@ def test_nothing_but_what_ends_an_error_ends_it(steps: Any, sign: Sign) -> None:
 @pytest.mark.parametrize("text", ["[]", '{"u": [{}]}', '{"u": 3}', '{"u": [{"cause": "x"}]}', "null"])
 def test_data_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no ailments"):
-        health.from_data(json.loads(text))
+        health_tracker.from_data(json.loads(text))
 
 
 def test_what_fields_and_the_fabric_say() -> None:
@@ -290,6 +299,8 @@ def test_what_fields_and_the_fabric_say() -> None:
 
 def test_who_looks_once_sees_states() -> None:
     gpu: Device = replace(GPU, health=Health((BROKEN,)))
-    once = health.at_first_sight([Finding(0, "GPU 0", GPU.uuid, gpu), Finding(1, "GPU 1", "", None, Fault("x", "x"))])
+    once = health_tracker.at_first_sight(
+        [Finding(0, "GPU 0", GPU.uuid, gpu), Finding(1, "GPU 1", "", None, Fault("x", "x"))]
+    )
     assert [each.sign for each in once[GPU.uuid]] == [BROKEN]
     assert isinstance(once[GPU.uuid][0], Ailment)

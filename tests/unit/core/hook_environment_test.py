@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.core.cdi import (
+from dra_driver.core.host.cdi import (
     HOOK_ENVIRONMENT,
     ContainerEdits,
     Hook,
@@ -20,9 +20,9 @@ from dra_driver.core.cdi import (
     validate_spec,
     write_spec,
 )
-from dra_driver.core.nvidia import container_toolkit
-from dra_driver.core.nvidia.driver_files import HOOK_PROGRAMS, driver_edits
-from dra_driver.core.system import Completed, System
+from dra_driver.core.host.system import Completed, System
+from dra_driver.core.vendors.nvidia import container_toolkit
+from dra_driver.core.vendors.nvidia.driver_files import HOOK_PROGRAMS, driver_edits
 from hypothesis import given
 from hypothesis import strategies as st
 from node_model import FOLDER, VERSION, Node
@@ -49,7 +49,7 @@ def hooks_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def nvidia_ctk(system: Node, hooks: list[dict[str, Any]]) -> ContainerEdits:
-    """Return the edits that nvidia-ctk gives with these hooks."""
+    """Return the edits that nvidia-ctk reports with these hooks."""
     mounts = [
         {"hostPath": path, "containerPath": path, "options": ["ro"]}
         for path in (f"{FOLDER}/libcuda.so.{VERSION}", f"{FOLDER}/libnvidia-ml.so.{VERSION}")
@@ -124,7 +124,7 @@ def test_validate_spec_hook_environment_without_name_is_rejected() -> None:
     ],
 )
 def test_container_edits_path_or_variable_that_misleads_is_rejected(edits: dict[str, Any]) -> None:
-    """A hostile tool output: CDI paths are absolute and lead nowhere else."""
+    """Output of a hostile tool: paths in CDI edits have to be absolute and without ".."."""
     with pytest.raises(ValueError, match=r"without '\.\.'|absolute path|NUL"):
         ContainerEdits.from_dict(edits)
 
@@ -150,7 +150,7 @@ def test_file_that_cannot_be_repaired_leaves_no_other_hook_without_environment(t
     for uid in ("a", "b"):
         broken = system.path(spec_path("/cdi", KIND, uid))
         broken.unlink()
-        broken.mkdir()  # reading it fails, as with an error of the disk
+        broken.mkdir()  # reading it fails, as with a disk error
     with pytest.raises(OSError, match="Is a directory"):
         repair_hooks(system, "/cdi", KIND)
     (repaired,) = hooks_of(json.loads(system.read_text(spec_path("/cdi", KIND, "c"))))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Lanes: a call that hangs costs its own device and nobody else, and no thread is left behind."""
+"""Lanes: a call that hangs blocks only its own device, and no thread remains afterwards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from dra_driver.core.discovery.device_workers import DeviceBusy, Lanes
 from dra_driver.core.errors import DeviceFaulty
-from dra_driver.core.lanes import DeviceBusy, Lanes
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-LONG = 60.0  # never over in a test that goes well
-SHORT = 0.01  # always over for a call that hangs
+LONG = 60.0  # never reached in a passing test
+SHORT = 0.01  # always exceeded by a call that hangs
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def lanes() -> Iterator[Lanes]:
 
 
 class Gate:
-    """A call that hangs until it is let through."""
+    """A call that hangs until the gate opens."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -103,7 +103,7 @@ def test_what_is_left_of_a_call_goes_on_off_the_lane(lanes: Lanes) -> None:
     assert call.result() == "late", "nor is it late, however long it takes"
     assert lanes.run("a", lambda: "again", LONG) == "again"
     while threads("test-a") > 1:
-        time.sleep(0)  # one of the two serves on
+        time.sleep(0)  # one of the two threads continues to serve
 
 
 def test_whose_call_has_left_is_not_refused_for_one_that_hangs_after_it(lanes: Lanes) -> None:
@@ -185,7 +185,7 @@ def test_a_call_that_begins_after_others_wait_behind_it_is_missed_at_its_own_dea
         with lanes.alone("other", LONG):
             lanes.submit("a", gate, 10 * SHORT)
             behind = pool.submit(lanes.submit("a", lambda: "too late", LONG).result)
-            time.sleep(5 * SHORT)  # it waits by now, before the other begins; if not, that is no harm
+            time.sleep(5 * SHORT)  # it probably waits before the other begins; the test is valid in either case
         try:
             with pytest.raises(DeviceFaulty):
                 behind.result(LONG / 2)
@@ -201,7 +201,7 @@ def test_who_does_not_wait_is_told_once(lanes: Lanes) -> None:
     gate.open.set()
     assert told.acquire(timeout=LONG)
     assert call.result() == "late"
-    call.when_back(told.release)  # it is back already
+    call.when_back(told.release)  # the call has already returned
     assert told.acquire(blocking=False) and not told.acquire(blocking=False)
     failing = lanes.submit("a", lambda: 1 // 0, LONG)
     failing.when_back(told.release)
@@ -325,7 +325,7 @@ def test_closing_ends_the_threads_and_the_lanes_serve_again(lanes: Lanes) -> Non
 
 
 class LaneMachine(RuleBasedStateMachine):
-    """Three devices, of which any may hang at any time, for any number of callers."""
+    """Three devices, each of which can hang at any time, for any number of callers."""
 
     KEYS = st.sampled_from(["a", "b", "c"])
 
@@ -391,7 +391,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert len(self.late) == self.expected_late - len(self.hanging)
         for key in ("a", "b", "c"):
             name = f"machine{id(self)}-{key}"
-            # One that was told to end may be on its way out beside the one that serves now.
+            # A stopped thread can still be ending next to the serving thread.
             assert threads(name) <= 2
             assert key not in self.hanging or threads(name) >= 1
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""One answer within a moment, and never an older one."""
+"""A cached answer is returned within a given time, and never after it."""
 
 from __future__ import annotations
 
 import pytest
-from dra_driver.core.lately import Lately
+from dra_driver.core.ttl_cache import TtlCache
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ def test_an_answer_is_not_older_than_the_seconds(seconds: float, pauses: list[fl
         asked.append(now[0])
         return now[0]
 
-    lately = Lately(look, seconds, clock=lambda: now[0])
+    lately = TtlCache(look, seconds, clock=lambda: now[0])
     for pause in pauses:
         now[0] += pause
         before = len(asked)
@@ -37,7 +37,7 @@ def test_an_answer_is_as_old_as_the_beginning_of_its_call() -> None:
         now[0] += 1.0
         return now[0]
 
-    lately = Lately(slow, 1.5, clock=lambda: now[0])
+    lately = TtlCache(slow, 1.5, clock=lambda: now[0])
     assert lately() == 1.0
     now[0] += 0.4
     assert lately() == 1.0
@@ -54,7 +54,7 @@ def test_an_error_is_not_kept() -> None:
             raise answer
         return int(answer)
 
-    lately = Lately(look, 60.0)
+    lately = TtlCache(look, 60.0)
     with pytest.raises(ValueError, match="not there"):
         lately()
     assert lately.is_due and lately() == 5 and not lately.is_due

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""How devices differ from a layout, short enough for a slice's annotation, and read again from there."""
+"""Differences of devices from a layout, as text that fits into a slice's annotation and can be parsed again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 import board_model
-from dra_driver.core import layout_differences
-from dra_driver.core.layout_differences import (
+from dra_driver.core.partitioning import layout_differences
+from dra_driver.core.partitioning.layout_differences import (
     ANNOTATION,
     LONGEST_TEXT,
     MOST_DEVICES,
@@ -20,7 +20,7 @@ from dra_driver.core.layout_differences import (
     shortly,
     told_by_slices,
 )
-from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.partitioning.rules import parse_rules
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +71,7 @@ def test_a_note_is_bounded_and_names_nobody(found: list[Any]) -> None:
         assert len(each["steps"]) <= MOST_STEPS + 1
         assert all(len(one) <= LONGEST_TEXT for one in (*each["steps"], each["wanted"], each["error"]))
     assert "team-a/secret" not in json.dumps(told)
-    # Four bytes a character at most, and all annotations of an object have 256 KiB.
+    # At most four bytes per character, and 256 KiB for all annotations of an object.
     assert len(text) * 4 < 128 * MOST_DEVICES + 4 * MOST_DEVICES * (MOST_STEPS + 4) * 2 * LONGEST_TEXT
     assert note_of(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
 

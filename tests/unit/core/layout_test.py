@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The layout planner: the minimum is proved against every arrangement there is; the executor goes back on failure."""
+"""The layout planner finds the minimum among all possible arrangements, and the executor rolls back after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import board_model
 import pytest
 from board_model import Place, all_states, board_names, can_exist, device, multiset
 from dra_driver.core.errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, LayoutFailed, Unsupported
-from dra_driver.core.layout import (
+from dra_driver.core.model import Device, Process
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import (
     CreatePartition,
     DestroyPartition,
     LayoutPlan,
@@ -21,11 +23,10 @@ from dra_driver.core.layout import (
     SetPartitioning,
     plan_layout,
     plan_layouts,
+    reset_groups,
 )
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition
-from dra_driver.core.layout_run import execute
-from dra_driver.core.model import Device, Process
-from dra_driver.core.prepared import PreparedPartition
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
+from dra_driver.core.store.prepared_claims import PreparedPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_backend import MemoryBackend
@@ -312,7 +313,8 @@ def test_a_failure_at_any_call_leads_back_to_the_former_layout(name: str, data: 
     assert seen == [step.describe() for step in plan.steps[:fail_at]]
 
 
-def test_what_could_not_be_undone_is_said() -> None:
+@pytest.mark.parametrize("error", [DoesNotFit("still taken"), OSError("still taken")])
+def test_what_could_not_be_undone_is_said(error: Exception) -> None:
     gpu = device("h100-80", places=((9, 4),))
     plan = plan_layout(gpu, static(**{"4g.40gb": 1, "2g.20gb": 1}))
     backend = MemoryBackend("h100-80", gpu, fail_at=2)
@@ -320,7 +322,7 @@ def test_what_could_not_be_undone_is_said() -> None:
 
     def create(uuid: str, profile_id: int, placement: Any) -> Any:
         if profile_id == 9:
-            raise DoesNotFit("still taken")
+            raise error
         return original(uuid, profile_id, placement)
 
     backend.create_partition = create  # type: ignore[method-assign]
@@ -339,7 +341,7 @@ def test_a_mode_that_did_not_change_is_a_failure() -> None:
 
 
 def linked(board: str, links: dict[int, tuple[int, ...]], **changes: Any) -> list[Device]:
-    """GPUs of one board; ``links`` says which are linked directly, by index."""
+    """Return GPUs of one board. ``links`` has the directly linked ones, by index."""
     gpus = [device(board, index, **changes) for index in range(4)]
     return [replace(gpu, linked=tuple(gpus[other].pci_address for other in links.get(gpu.index, ()))) for gpu in gpus]
 
@@ -356,6 +358,19 @@ def test_a_reset_is_planned_for_all_that_are_linked_over_others() -> None:
     ]
     assert second.steps == ()
     assert ResetDevice((gpus[3].uuid,)) in alone.steps
+
+
+def test_linked_devices_that_are_reset_alone_are_planned_apart() -> None:
+    gpus = linked("a30", {0: (1,), 1: (0,)}, resets_alone=True)
+    plans = plan_layouts([(gpu, static(**{"1g.6gb": 1}) if gpu.index == 1 else None) for gpu in gpus])
+    assert [isinstance(plan, LayoutPlan) and bool(plan.steps) for plan in plans] == [False, True, False, False]
+    assert isinstance(plans[1], LayoutPlan) and ResetDevice((gpus[1].uuid,)) in plans[1].steps
+
+
+def test_devices_that_switches_connect_are_reset_together() -> None:
+    gpus = linked("a30", {}, switched=True)
+    assert reset_groups([*gpus[:3], replace(gpus[3], switched=False)]) == ((0, 1, 2), (3,))
+    assert reset_groups([replace(gpu, resets_alone=True) for gpu in gpus]) == ((0,), (1,), (2,), (3,))
 
 
 def test_without_a_reset_linked_devices_are_planned_apart() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Beside the steps of nvidia-mig-parted a plan never disturbs more, and the table in docs/repartition.md is what comes out."""
+"""Compare plans with the steps of nvidia-mig-parted: a plan never disturbs more, and docs/repartition.md has the resulting table."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_never_more_is_disturbed(kind: tuple[str, bool], prefer: str, data: st.D
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        # One GPU alone differs: it is cleared, and made anew.
+        # Only one GPU differs: it is cleared, and its partitions are created again.
         ([{"1g.10gb": 7}, OF_MIXED], Outcome(5, 1, 5)),
-        # The mode of one differs: both are cleared.
+        # The mode of one GPU differs: both are cleared.
         ([None, OF_MIXED], Outcome(10, 2, 10)),
         ([OF_MIXED, OF_MIXED], Outcome()),
     ],

@@ -9,19 +9,19 @@ from typing import Callable
 
 import board_model
 import pytest
+from dra_driver.core.discovery.device_workers import Lanes
+from dra_driver.core.discovery.scan import DeviceScan, Name, findings, gather
 from dra_driver.core.errors import BackendUnavailable, InUse
-from dra_driver.core.lanes import Lanes
-from dra_driver.core.looking import Looked, Name, findings, gather
 from dra_driver.core.model import Device, Finding
-from dra_driver.core.nvidia import faults
-from dra_driver.core.nvidia.board_facts import DriverFacts
-from dra_driver.core.nvidia.discover import read_driver
+from dra_driver.core.vendors.nvidia import faults
+from dra_driver.core.vendors.nvidia.board_facts import DriverFacts
+from dra_driver.core.vendors.nvidia.discover import read_driver
 
 FIRST, SECOND = (board_model.device("h100-80", index) for index in range(2))
 
 
-def scan(*reads: Callable[[], Device]) -> Looked:
-    """Gather these reads, each on the lane of its device."""
+def scan(*reads: Callable[[], Device]) -> DeviceScan:
+    """Run these reads, each in the lane of its device."""
     lanes = Lanes("test")
     try:
         looks = {
@@ -33,8 +33,8 @@ def scan(*reads: Callable[[], Device]) -> Looked:
         lanes.close()
 
 
-def found(looked: Looked, known: tuple[Device, ...] = (), missing: object = None) -> tuple[Finding, ...]:
-    """Return the findings of a scan; ``missing`` is raised where a known device is missing, or None for a removed one."""
+def found(looked: DeviceScan, known: tuple[Device, ...] = (), missing: object = None) -> tuple[Finding, ...]:
+    """Return the findings of a scan. ``missing`` is raised for a missing known device. None means a removed one."""
 
     def why_missing(_device: Device) -> None:
         if isinstance(missing, Exception):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Manifests of any form are checked without an accident, and never for more than they hold."""
+"""Manifests of any form are checked without unexpected errors, and refused only for their own content."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from dra_driver.core.manifests import VERSIONS, check_manifest
-from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
+from dra_driver.core.dra.manifest_check import VERSIONS, check_manifest
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,7 +101,7 @@ def mps(**fields: Any) -> dict[str, Any]:
 LIMITS = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "10Gi"}
 BY_TURNS = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 IOMMU = {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}
-#: Claims of the forms that the manifests of kubernetes-sigs/dra-driver-nvidia-gpu have for sharing and for virtual machines: the class of
+#: Claims like the manifests of kubernetes-sigs/dra-driver-nvidia-gpu for sharing and for virtual machines: the class of
 #: each request, and the configurations.
 SHAPES: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "MPS": (
@@ -131,12 +131,12 @@ SHAPES: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "a virtual machine": ({"vm": "vfio.gpu.nvidia.com"}, [opaque(["vm"], "VfioDeviceConfig", iommu=IOMMU)]),
     "a virtual machine as it comes": ({"vm": "vfio.gpu.nvidia.com"}, [opaque(["vm"], "VfioDeviceConfig")]),
 }
-#: What is wrong when a configuration of such a claim is for another class of devices.
+#: By class, a kind of configuration that is wrong because it is for another class of devices.
 OTHERS = {DRIVER: "MigDeviceConfig", "mig.nvidia.com": "VfioDeviceConfig", "vfio.gpu.nvidia.com": "GpuConfig"}
 
 
 def asked(version: str, name: str, device_class: str) -> dict[str, Any]:
-    """A request for one device; the first version of the API had no `exactly`."""
+    """Return a request for one device. The first version of the API had no `exactly`."""
     inside = {"deviceClassName": device_class}
     return {"name": name, **(inside if version == "v1beta1" else {"exactly": inside})}
 

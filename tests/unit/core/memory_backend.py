@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A backend in memory for tests of the executor: it obeys the independent model and can fail at a chosen call."""
+"""A backend in memory for tests of the executor. It follows the independent model and can fail at a selected call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryBackend:
         self._next_id = 100
 
     def state(self) -> tuple[object, ...]:
-        """What an administrator would call the layout."""
+        """Return the current layout."""
         partitions = tuple((each.profile_id, each.placement) for each in self.present.partitions)
         return (self.present.partitioning, partitions)
 

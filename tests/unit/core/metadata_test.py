@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a container may read of its devices, in the form of KEP-5304."""
+"""Device metadata for containers in the format of KEP-5304."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import json
 
 import pytest
 from board_model import device
-from dra_driver.core import metadata
-from dra_driver.core.metadata import ClaimName, DeviceMetadata
+from dra_driver.core.dra import device_metadata
+from dra_driver.core.dra.device_metadata import ClaimName, DeviceMetadata
 from dra_driver.core.model import Version
-from dra_driver.core.nvidia.offers import attributes_of, offers
+from dra_driver.core.vendors.nvidia.offers import attributes_of, offers
 
 CLAIM = ClaimName("team", "claim-x7", "0uid", "gpu")
 GPU = device("h100-80", enabled=True, places=((19, 0),))
@@ -20,8 +20,8 @@ GPU = device("h100-80", enabled=True, places=((19, 0),))
 def test_the_same_is_said_once_for_each_version_newest_first() -> None:
     attributes = {"uuid": "GPU-1", "driverVersion": Version("580.95.5"), "numaNode": 1, "ok": True}
     devices = [DeviceMetadata("r/small", "gpu.example.com", "node", "gpu-0", attributes)]
-    first, second = (json.loads(line) for line in metadata.content(CLAIM, devices).splitlines())
-    assert (first.pop("apiVersion"), second.pop("apiVersion")) == metadata.VERSIONS
+    first, second = (json.loads(line) for line in device_metadata.content(CLAIM, devices).splitlines())
+    assert (first.pop("apiVersion"), second.pop("apiVersion")) == device_metadata.VERSIONS
     assert (
         first
         == second
@@ -52,29 +52,31 @@ def test_the_same_is_said_once_for_each_version_newest_first() -> None:
 
 
 def test_a_claim_of_a_template_is_found_by_the_pod_s_name_for_it() -> None:
-    made = metadata.mount("gpu.example.com", CLAIM, "r", "/host/r.json")
+    made = device_metadata.mount("gpu.example.com", CLAIM, "r", "/host/r.json")
     folder = "/var/run/kubernetes.io/dra-device-attributes"
     assert made.container_path == f"{folder}/resourceclaimtemplates/gpu/r/gpu.example.com-metadata.json"
     assert (made.host_path, made.options) == ("/host/r.json", ("ro", "bind"))
-    own = metadata.mount("gpu.example.com", ClaimName("team", "mine", "0uid"), "r", "/host/r.json")
+    own = device_metadata.mount("gpu.example.com", ClaimName("team", "mine", "0uid"), "r", "/host/r.json")
     assert own.container_path == f"{folder}/resourceclaims/mine/r/gpu.example.com-metadata.json"
 
 
 def test_what_was_written_tells_the_pod_s_name_again() -> None:
-    assert metadata.pod_claim_in(metadata.content(CLAIM, [])) == "gpu"
-    assert metadata.pod_claim_in(metadata.content(ClaimName("team", "mine", "0uid"), [])) == ""
-    assert [metadata.pod_claim_in(data) for data in (b"", b"{", b"[]", b'{"kind": "Other"}')] == [None] * 4
+    assert device_metadata.pod_claim_in(device_metadata.content(CLAIM, [])) == "gpu"
+    assert device_metadata.pod_claim_in(device_metadata.content(ClaimName("team", "mine", "0uid"), [])) == ""
+    assert [device_metadata.pod_claim_in(data) for data in (b"", b"{", b"[]", b'{"kind": "Other"}')] == [None] * 4
 
 
 @pytest.mark.parametrize("name", ["../../../etc", "a/b", "..", ".", "/etc", "A", "a\n", "a" * 64, "-a", "a.b"])
 def test_pod_claim_name_that_is_no_label_is_rejected(name: str) -> None:
-    """Users can set the annotation on their claims; its value becomes a part of a path."""
+    """Users can set the annotation on their claims, and its value becomes a part of a path: a value that is no label is rejected."""
     claim = ClaimName("team", "mine", "0uid", name)
     with pytest.raises(ValueError, match="pod-claim-name"):
-        metadata.check_pod_claim(name)
+        device_metadata.check_pod_claim(name)
     with pytest.raises(ValueError, match="pod-claim-name"):
-        metadata.mount("gpu.example.com", claim, "r", "/host/r.json")
-    assert metadata.pod_claim_in(metadata.content(claim, [])) is None, "also as an earlier release has written it"
+        device_metadata.mount("gpu.example.com", claim, "r", "/host/r.json")
+    assert device_metadata.pod_claim_in(device_metadata.content(claim, [])) is None, (
+        "also as an earlier release has written it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_pod_claim_name_that_is_no_label_is_rejected(name: str) -> None:
 )
 def test_mount_name_that_leads_out_is_rejected(driver: str, claim: str, request_name: str) -> None:
     with pytest.raises(ValueError, match="cannot be a part of a path"):
-        metadata.mount(driver, ClaimName("team", claim, "0uid"), request_name, "/host/r.json")
+        device_metadata.mount(driver, ClaimName("team", claim, "0uid"), request_name, "/host/r.json")
 
 
 def test_attributes_are_what_is_published_and_a_partition_has_its_uuid() -> None:

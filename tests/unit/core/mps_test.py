@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The MPS daemons of a claim and their settings. tests/unit/roles/mps_settings_test.py checks that daemons hold them."""
+"""The MPS daemons of a claim and their settings. tests/unit/roles/mps_settings_test.py checks that daemons apply them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import itertools
 from typing import Any
 
 import pytest
-from dra_driver.core.companions import SharedDevice, claim_of
-from dra_driver.core.configuration import ConfigRefused
+from dra_driver.core.dra.opaque_config import ConfigRefused
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.nvidia import mps
-from dra_driver.core.system import System
+from dra_driver.core.host.companions import SharedDevice, claim_of
+from dra_driver.core.host.system import System
+from dra_driver.core.vendors.nvidia import mps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +44,7 @@ def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() 
 
 
 def test_one_configuration_names_devices_of_several_daemons_by_their_uuid() -> None:
-    """Each daemon is told of its own; what is no device of the claim is refused still."""
+    """A configuration with UUIDs of several daemons: each daemon gets its own settings. A UUID outside of the claim is refused."""
     limits = {"GPU-a": GIBIBYTE, "GPU-b": 2 * GIBIBYTE}
     shared = [
         device("a", request="a", defaultPerDevicePinnedMemoryLimit=limits),

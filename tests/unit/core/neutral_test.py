@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is one vendor's lies in that vendor's folder: neither the core's own files nor the daemons name a vendor or its words."""
+"""Vendor code is in the vendor's directory: neither the core's own files nor the daemons contain a vendor's name or terms."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from pathlib import Path
 
 import pytest
 from dra_driver import core
-from dra_driver.core.backend import BACKENDS, create
+from dra_driver.core.vendors.registry import BACKENDS, create
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE = Path(core.__file__).parent
 DAEMONS = ROOT / "roles/dra_driver/files/dra_driver"
 FILES = sorted(
-    path for path in (*CORE.glob("*.py"), *DAEMONS.rglob("*.py")) if not re.search("_pb2(_grpc)?$", path.stem)
+    path
+    for path in (*CORE.rglob("*.py"), *DAEMONS.rglob("*.py"))
+    if not re.search("_pb2(_grpc)?$", path.stem)
+    and not {CORE / "vendors" / vendor for vendor in BACKENDS} & {*path.parents}
 )
-# "npu" is among them before there is one.
+# Includes "npu" in advance.
 VENDOR_WORDS = re.compile(
     r"nvidia|nvml|cuda|gpu|\bxid\b|\bmig(?!rat)|ascend|huawei|\bnpu|\bamd\b|multiprocessor|(copy|jpeg|ofa)Engine",
     re.IGNORECASE,
 )
-# The list of vendors is the one place that knows them all.
-REGISTRY = re.compile(r"from \.(\w+)\.backend import \w+Backend\n|\n(BACKENDS|BY_RUNTIME): .*\n")
+# The list of vendors is the only place that names all of them.
+REGISTRY = re.compile(r"from \.(\w+)\.backend import \w+Backend\n|\n(BACKENDS|BY_RUNTIME|WITH_NETWORK_TOOLS): .*\n")
 
 
 def vendor_words(text: str) -> list[str]:
@@ -33,7 +36,7 @@ def vendor_words(text: str) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_no_vendor_is_named(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    if path.name == "backend.py" and path.parent == CORE:
+    if path == CORE / "vendors/registry.py":
         text = REGISTRY.sub("", text)
     assert vendor_words(text) == []
 
@@ -42,7 +45,7 @@ def test_the_words_are_found_where_they_are_at_home() -> None:
     assert len(FILES) > 40
     assert vendor_words("a GPU, MIG and nvml_call; migration and input are no vendor's") == ["GPU", "MIG", "nvml"]
     for vendor in BACKENDS:
-        assert any(vendor_words(path.read_text(encoding="utf-8")) for path in (CORE / vendor).glob("*.py"))
+        assert any(vendor_words(path.read_text(encoding="utf-8")) for path in (CORE / "vendors" / vendor).glob("*.py"))
 
 
 @pytest.mark.parametrize("vendor", BACKENDS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The labels of a Node with GPUs against docs/labels.md, row by row, and those of devices on the bus.
+"""Compare the labels of a Node with GPUs, and those of devices on the bus, with the rows of docs/labels.md.
 
-The page has one table for each machine below: what gpu-feature-discovery documents and what this collection writes. The first column is a
-label, the last one what it is on that machine, or in the table of what is not written why.
+The page has one table for each machine below: the labels of gpu-feature-discovery and of this collection. The first
+column is a label. The last column is its value on that machine, or, in the table of unwritten labels, the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import board_model
 import pytest
 from chip_model import device as chip_device
-from dra_driver.core.backend import create
-from dra_driver.core.labels import (
+from dra_driver.core.dra.node_labels import (
     AUTO,
     MIXED,
     NO_PARTITIONS,
@@ -29,10 +28,11 @@ from dra_driver.core.labels import (
     bus_labels,
     read_machine,
 )
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Clique, Device, Partitioning, Version
-from dra_driver.core.nvidia.fabric import clique_of, has_joined
-from dra_driver.core.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
-from dra_driver.core.system import System
+from dra_driver.core.vendors.nvidia.fabric import clique_of, has_joined
+from dra_driver.core.vendors.nvidia.node_labels import GPU, NAMES, OF_PARTITIONS, labels, partition_resource, spelled
+from dra_driver.core.vendors.registry import create
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "labels.md"
 CLIQUE = Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1)
@@ -59,7 +59,7 @@ MACHINES = {
 
 
 def table(title: str) -> list[list[str]]:
-    """The rows of the table below a title of the page, without the marks of code."""
+    """Return the rows of the table below a title of the page, without code marks."""
     below = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
     rows = [line for line in below.splitlines() if line.startswith("|")][2:]
     return [[cell.strip().replace("`", "") for cell in row.strip("|").split("|")] for row in rows]
@@ -77,7 +77,7 @@ def test_each_row_of_the_page_is_what_is_written(title: str) -> None:
     assert len(documented) == len(rows)
     found = said(title)
     whole = said("Whole GPUs")
-    # Tables of partitions have what is other than for whole GPUs.
+    # Tables of partitions list only differences from whole GPUs.
     expected = found if title == "Whole GPUs" else {key: text for key, text in found.items() if whole.get(key) != text}
     assert {key: "" if text == "(empty)" else text for key, text in documented.items()} == expected
 
@@ -193,7 +193,7 @@ def test_names_of_profiles_with_more_or_less() -> None:
     assert part.profile == "1g.10gb+me"
     found = labels([device], strategy=MIXED)
     assert found["nvidia.com/mig-1g.10gb.me.product"] == "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me"
-    # What has no handle, for want of a compute instance or with several, is nothing that a container can have.
+    # A partition without a handle, because it has no compute instance or several, cannot be in a container.
     bare = replace(device, partitions=(replace(part, uuid=""),))
     assert not [name for name in labels([bare], strategy=MIXED) if "/mig-" in name]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A node with an NVIDIA driver below a folder, for tests of container edits."""
+"""A node with an NVIDIA driver in a directory, for tests of container edits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import socket
 from pathlib import Path
 
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.system import Completed, DeviceNumber, Stamp, System
+from dra_driver.core.host.system import Completed, DeviceNumber, Stamp, System
 
 VERSION = "580.95.05"
 FOLDER = "/usr/lib/x86_64-linux-gnu"
-CONTROL = {"/dev/nvidiactl": (195, 255), "/dev/nvidia-uvm": (510, 0)}
+CONTROL = {"/dev/nvidiactl": (195, 255), "/dev/nvidia-uvm": (510, 0), "/dev/nvidia-uvm-tools": (510, 1)}
 DEVICES = """Character devices:
   1 mem
 195 nvidia
@@ -26,7 +26,7 @@ Block devices:
 
 
 class Node(System):
-    """A machine below a folder whose device nodes are a table; the folder itself holds no device nodes."""
+    """A system in a directory with a table of device nodes. The directory itself has no device nodes."""
 
     def __init__(self, root: Path, nodes: dict[str, tuple[int, int]] | None = None) -> None:
         super().__init__(str(root))
@@ -34,11 +34,16 @@ class Node(System):
         self.answers: list[Completed | AcceleratorError] = []
         self.commands: list[tuple[str, ...]] = []
         self.looks = 0
-        (root / "proc").mkdir(exist_ok=True)
-        (root / "proc/devices").write_text(DEVICES)
+        self.file("/proc/devices", DEVICES)
 
     def device_number(self, path: str) -> DeviceNumber | None:
         return DeviceNumber("c", *self.nodes[path]) if path in self.nodes else None
+
+    def make_character_device(self, path: str, major: int, minor: int, mode: int) -> bool:
+        return self.nodes.setdefault(path, (major, minor)) == (major, minor)
+
+    def remove(self, path: str) -> bool:
+        return self.nodes.pop(path, None) is not None or super().remove(path)
 
     def fingerprint(self, paths) -> tuple[Stamp, ...]:  # type: ignore[no-untyped-def]
         paths = tuple(paths)
@@ -65,7 +70,7 @@ class Node(System):
         self.path(path).symlink_to(target)
 
     def listen(self, path: str) -> None:
-        """Make a socket; its path may be longer than an address can be."""
+        """Create a socket. Its path can be longer than a socket address."""
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         here = Path.cwd()
@@ -76,7 +81,7 @@ class Node(System):
             os.chdir(here)
 
     def driver(self, folder: str = FOLDER, version: str = VERSION) -> None:
-        """Lay down what CUDA cannot do without."""
+        """Create the files and nodes that CUDA requires."""
         self.nodes.update(CONTROL)
         for name in ("libcuda", "libnvidia-ml"):
             self.file(f"{folder}/{name}.so.{version}")

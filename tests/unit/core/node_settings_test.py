@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Settings of a node: plans, the record, and the way back, on devices in memory whose knobs partly cannot be read."""
+"""Persistent settings of a node: plans, the record, and the restore, on devices in memory. Some settings cannot be read."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import board_model
 import pytest
-from dra_driver.core.backend_protocol import Backend
-from dra_driver.core.documents import Choice, Truth, Whole
 from dra_driver.core.errors import AcceleratorError, InUse, InvalidSettings, SettingsFailed, Unsupported
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Finding, Process
-from dra_driver.core.node_settings import Seen, SettingsPlan, Turned, parse_settings, plan_settings
-from dra_driver.core.node_settings_run import Asked, Decision, decide, execute, keep_notes
-from dra_driver.core.settings import COMPUTE_MODE, COMPUTE_MODES, ECC, GRAPHICS_CLOCKS, POWER_LIMIT, Knob, clocks
-from dra_driver.core.settings_record import (
-    Noted,
+from dra_driver.core.schema import Choice, Truth, Whole
+from dra_driver.core.settings.knobs import (
+    COMPUTE_MODE,
+    COMPUTE_MODES,
+    ECC,
+    GRAPHICS_CLOCKS,
+    POWER_LIMIT,
+    Knob,
+    clocks,
+)
+from dra_driver.core.settings.settings_execute import Asked, Decision, decide, execute, keep_notes
+from dra_driver.core.settings.settings_plan import ClaimedKnob, Seen, SettingsPlan, parse_settings, plan_settings
+from dra_driver.core.settings.settings_record import (
+    RecordedValues,
     SettingsRecord,
     noted_values,
     parse_record,
     read_record,
     write_record,
 )
-from dra_driver.core.system import System
+from dra_driver.core.vendors.protocol import Backend
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,11 +45,11 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulated end of the process."""
 
 
 class Silicon:
-    """Devices whose knobs outlive whoever turns them; ``left`` changing calls are answered, the next one is not."""
+    """Devices whose settings survive the process. ``left`` changing calls succeed, and the next one fails."""
 
     cdi_kind = "k8s.example.com/claim"
 
@@ -94,7 +102,7 @@ class Silicon:
 
 
 class Scene:
-    """A node with two devices, and somewhere to keep what was set."""
+    """A node with two devices, and a directory for the record."""
 
     def __init__(self, root: Path, *devices: Device) -> None:
         self.system = System(str(root))
@@ -120,7 +128,7 @@ class Scene:
         return decision
 
     def now(self, index: int = 0) -> dict[str, Any]:
-        """What a device has that it does not have by default."""
+        """Return the settings of a device that differ from its defaults."""
         uuid = tuple(self.silicon.devices)[index]
         return {name: value for name, value in self.silicon.knobs_now[uuid].items() if value != BY_DEFAULT[name]}
 
@@ -171,7 +179,7 @@ def test_another_start_of_the_machine_voids_what_it_takes_along(scene: Scene) ->
     assert [change.name for each in decision.plan.devices for change in each.changes] == [POWER_LIMIT, GRAPHICS_CLOCKS]
     scene.run({**FIRST, "ecc": False})
     scene.run({"match": {}}, absent=True, reset="never")
-    # What somebody had set before this boot's first run, and what ECC was before any.
+    # The power limit that an administrator set before the first run of this boot, and the original ECC mode.
     assert scene.now() == {POWER_LIMIT: 650.0, ECC: False} and scene.silicon.pending[uuid] is True
     assert not scene.noted()
 
@@ -193,7 +201,7 @@ def test_a_reset_needs_consent_and_never_leaves_it_pending(scene: Scene) -> None
     decision = scene.run({"match": {}, "ecc": False}, reset="never")
     assert decision.plan.waiting == tuple(scene.silicon.devices) and decision.plan.resets == ()
     assert set(scene.silicon.pending.values()) == {False} and scene.now() == {}
-    # Already pending: now a reset is all that is to be done.
+    # The change is already pending: only a reset is left.
     decision = scene.run({"match": {"index": 0}, "ecc": False}, reset="when_needed", restore=False)
     assert [step["step"] for step in decision.plan.steps()] == ["reset"]
     assert (scene.now(), scene.now(1)) == ({ECC: False}, {})
@@ -211,7 +219,7 @@ def looked(**changes: Any) -> Seen:
     return replace(seen, **changes)
 
 
-def refusal(seen: Seen, *others: Seen, noted: Noted | None = None, **wanted: Any) -> AcceleratorError:
+def refusal(seen: Seen, *others: Seen, noted: RecordedValues | None = None, **wanted: Any) -> AcceleratorError:
     record = SettingsRecord("this", {seen.device.uuid: noted} if noted else {})
     rules = parse_settings([{"match": {"index": 0}, **wanted}])
     plan, errors = plan_settings([seen, *others], rules, record, restore=True, reset="when_needed")
@@ -231,7 +239,7 @@ BUSY = replace(board_model.device("h100-80"), processes=(Process(4711, "train"),
         (looked(device=BUSY), {"ecc": False}, "would end what uses it: process 4711 (train)"),
         (looked(claims=("a/one",)), {"ecc": False}, "would end what uses it: claim a/one"),
         (
-            looked(turned={POWER_LIMIT: Turned(700.0, ("a/one", "a/two"))}),
+            looked(turned={POWER_LIMIT: ClaimedKnob(700.0, ("a/one", "a/two"))}),
             {"power_limit": 500},
             "claims a/one, a/two have set it for the time of the claim",
         ),
@@ -250,10 +258,16 @@ def test_what_is_reset_along_is_left_alone_as_well() -> None:
     assert cast("InUse", refusal(first, busy, ecc=False)).pids == (4711,)
 
 
+def test_reset_that_is_blocked_is_refused() -> None:
+    blocked = looked(device=replace(board_model.device("h100-80"), reset_blocked="nothing connects it. Connect it"))
+    error = refusal(blocked, ecc=False)
+    assert error.code == "reset-blocked" and blocked.device.uuid in str(error) and "Connect it" in str(error)
+
+
 def test_what_a_claim_found_counts_and_where_that_is_forgotten_what_was_noted() -> None:
     rules = parse_settings([{"match": {}, "power_limit": 500}])
-    for before, noted in ((500.0, Noted()), (None, Noted({POWER_LIMIT: 500}, {POWER_LIMIT: 700.0}))):
-        seen = looked(turned={POWER_LIMIT: Turned(before, ("a/one",))})
+    for before, noted in ((500.0, RecordedValues()), (None, RecordedValues({POWER_LIMIT: 500}, {POWER_LIMIT: 700.0}))):
+        seen = looked(turned={POWER_LIMIT: ClaimedKnob(before, ("a/one",))})
         record = SettingsRecord("this", {seen.device.uuid: noted})
         plan, errors = plan_settings([seen], rules, record, restore=True, reset=None)
         assert (plan.concerned, errors) == (frozenset(), ())
@@ -280,10 +294,11 @@ def test_what_is_blocked_waits_and_is_no_change(tmp_path: Path) -> None:
     assert scene.now() == {POWER_LIMIT: 300}
 
 
-def test_a_change_that_fails_takes_back_the_others(scene: Scene) -> None:
+@pytest.mark.parametrize("error", [AcceleratorError("the board said no", code="no"), OSError("the board said no")])
+def test_a_change_that_fails_takes_back_the_others(scene: Scene, error: Any) -> None:
     scene.run(FIRST)
     kept = scene.system.read_text(RECORD)
-    scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
+    scene.silicon.left, scene.silicon.error = 1, error
     decision = scene.decide({"match": {}, "power_limit": 500})
     scene.silicon.calls.clear()
     with pytest.raises(SettingsFailed, match="the board said no"):
@@ -299,7 +314,7 @@ def test_failed_change_restores_values_when_the_record_cannot_be_written(scene: 
     folder = scene.system.path(RECORD).parent
 
     class Blocking(Failing):
-        """Silicon whose failed call comes with the loss of the record's directory."""
+        """Silicon whose failing call also removes the record's directory."""
 
         def failed(self) -> None:
             folder.rename(folder.with_name("moved"))
@@ -326,22 +341,99 @@ def test_failed_change_keeps_the_record_of_a_device_that_cannot_be_restored(scen
     assert (scene.now(), scene.now(1), scene.noted()) == ({}, {}, False)
 
 
+def linked_scene(root: Path) -> tuple[Scene, list[str]]:
+    """Return a node with two GPUs that are reset together, and their UUIDs. An administrator has set a power limit on each manually."""
+    both = [board_model.device("h100-80", index) for index in range(2)]
+    scene = Scene(root, *(replace(each, linked=(other.pci_address,)) for each, other in zip(both, reversed(both))))
+    for each in both:
+        scene.silicon.knobs_now[each.uuid][POWER_LIMIT] = 600.0
+    return scene, [each.uuid for each in both]
+
+
+WITH_RESET = {"match": {"index": 0}, "ecc": False, "compute_mode": "Prohibited"}
+
+
+# 0 calls succeed: ECC fails. 1: the reset fails. 2: the settings of the first GPU fail. 3: those of the linked GPU.
+@pytest.mark.parametrize("calls", range(4))
+def test_failed_change_restores_values_that_a_reset_has_deleted(tmp_path: Path, calls: int) -> None:
+    """A failed change restores the power limits of both GPUs, although no rule names them or matches the linked GPU."""
+    scene, _uuids = linked_scene(tmp_path)
+    decision = scene.decide(WITH_RESET, reset="when_needed")
+    scene.silicon.left, scene.silicon.error = calls, AcceleratorError("the board said no", code="no")
+    with pytest.raises(SettingsFailed, match="the board said no"):
+        execute(cast("Any", Failing(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
+    for uuid, now in scene.silicon.knobs_now.items():
+        assert (now[POWER_LIMIT], now[COMPUTE_MODE], scene.silicon.pending[uuid]) == (600.0, "Default", True), uuid
+    assert not scene.noted()
+
+
+def test_failed_reset_that_has_deleted_values_restores_them(tmp_path: Path) -> None:
+    scene, _uuids = linked_scene(tmp_path)
+    decision = scene.decide(WITH_RESET, reset="when_needed")
+
+    class ResetFails(Failing):
+        """Silicon that reports an error after the reset of the GPUs."""
+
+        def reset(self, uuids: Sequence[str]) -> None:
+            self.silicon.reset(uuids)
+            raise AcceleratorError("the board said no", code="no")
+
+    with pytest.raises(SettingsFailed, match=r"ecc of .* only after another reset"):
+        execute(cast("Any", ResetFails(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
+    assert [now[POWER_LIMIT] for now in scene.silicon.knobs_now.values()] == [600.0, 600.0]
+    assert set(scene.silicon.pending.values()) == {True} and not scene.noted()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_record_of_values_that_a_reset_has_deleted_stays_until_they_are_restored(tmp_path: Path, raises: bool) -> None:
+    """The linked GPU rejects its previous power limit, or accepts it without an effect. The next run restores it."""
+    scene, uuids = linked_scene(tmp_path)
+    decision = scene.decide(WITH_RESET, reset="when_needed")
+
+    class Stubborn(Failing):
+        """Silicon that rejects changes of the second GPU."""
+
+        def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+            if uuid != uuids[1]:
+                super().set_knobs(uuid, values)
+            elif raises:
+                raise AcceleratorError("the board said no", code="no")
+
+    scene.silicon.left, scene.silicon.error = 2, AcceleratorError("the board said no", code="no")
+    with pytest.raises(SettingsFailed) as caught:
+        execute(cast("Any", Stubborn(scene.silicon)), scene.system, RECORD, decision.record, decision.plan)
+    assert any(f"power_limit of {uuids[1]}" in each for each in caught.value.not_undone), caught.value.not_undone
+    record = read_record(scene.system, RECORD, "this")
+    assert set(record.devices) == {uuids[1]} and record.of(uuids[1]).before[POWER_LIMIT] == 600.0
+    scene.run()
+    assert scene.silicon.knobs_now[uuids[1]][POWER_LIMIT] == 600.0 and not scene.noted()
+
+
 class Failing:
-    """The silicon, one of whose calls fails once."""
+    """Silicon with one call that fails once."""
 
     def __init__(self, silicon: Silicon) -> None:
         self.silicon = silicon
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.silicon, name)
+
+    def reset(self, uuids: Sequence[str]) -> None:
+        self._once(lambda: self.silicon.reset(uuids))
+
     def set_knobs(self, uuid: str, values: Mapping[str, Any]) -> None:
+        self._once(lambda: self.silicon.set_knobs(uuid, values))
+
+    def _once(self, call: Callable[[], None]) -> None:
         try:
-            self.silicon.set_knobs(uuid, values)
-        except AcceleratorError:
+            call()
+        except (AcceleratorError, OSError):
             self.silicon.left = None
             self.failed()
             raise
 
     def failed(self) -> None:
-        """Do something at the failed call."""
+        """Run an action at the failing call."""
 
 
 RULES = st.lists(
@@ -382,7 +474,7 @@ def test_whatever_was_wanted_and_wherever_it_was_killed_the_way_back_leads_to_wh
 
 
 def test_a_record_is_read_as_it_was_written_and_refused_when_it_is_none(scene: Scene) -> None:
-    record = SettingsRecord("this", {"one": Noted({POWER_LIMIT: 300}, {POWER_LIMIT: 700.0})})
+    record = SettingsRecord("this", {"one": RecordedValues({POWER_LIMIT: 300}, {POWER_LIMIT: 700.0})})
     write_record(scene.system, RECORD, record)
     assert read_record(scene.system, RECORD, "this") == record == parse_record(record.to_text(), RECORD)
     assert read_record(scene.system, RECORD, "another") == SettingsRecord("another")
@@ -395,8 +487,16 @@ def test_a_record_is_read_as_it_was_written_and_refused_when_it_is_none(scene: S
         with pytest.raises(AcceleratorError, match="cannot be read") as caught:
             read_record(scene.system, RECORD, "this")
         assert caught.value.code == "damaged-record"
-        # Claims go on without it.
+        # Claims continue without it.
         assert noted_values(scene.system, RECORD, "one") == {}
+
+
+def test_values_of_a_record_that_cannot_be_read_now_are_unknown(scene: Scene) -> None:
+    assert noted_values(scene.system, RECORD, "one") == {}  # no record
+    scene.system.path(RECORD).mkdir(parents=True)  # reading it is an OSError
+    with pytest.raises(AcceleratorError, match="cannot be read for device one") as caught:
+        noted_values(scene.system, RECORD, "one")
+    assert caught.value.code == "unreadable-record"
 
 
 def test_all_that_is_wrong_with_a_rule_is_said_and_where_partitions_belong() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A device of no vendor's whose partitions have numbers instead of places, for tests of the shared core."""
+"""A vendor-neutral device whose partitions have numbers instead of places, for tests of the shared core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dra_driver.core.model import Device, Partition, Partitioning, Placement, Pr
 
 NUMBERS = 16
 UUID = "DEV-0"
-#: What each profile takes: cores, helpers, and memory in bytes.
+#: The consumption of each profile: cores, helpers, and memory in bytes.
 TAKES: Mapping[str, tuple[int, int, int]] = {"half": (10, 3, 32), "quarter": (5, 1, 16), "media": (10, 4, 32)}
 TOTALS = {"cores": 20, "helpers": 7, "memory": 64}
 IDS = {name: number for number, name in enumerate(sorted(TAKES))}
@@ -24,7 +24,7 @@ def capacities(name: str) -> Mapping[str, int]:
 
 
 def can_exist(counts: Mapping[str, int]) -> bool:
-    """Whether so many of each profile can be there together: an independent sum."""
+    """Return whether these numbers of each profile can exist together, from an independent sum."""
     return all(
         sum(count * TAKES[name][at] for name, count in counts.items()) <= total
         for at, total in enumerate(TOTALS.values())
@@ -60,7 +60,7 @@ def partition(name: str, number: int, **changes: Any) -> Partition:
 
 
 def partitioning(has_partitions: bool) -> Partitioning:
-    """Of a device that has no mode to be switched."""
+    """Return the state of a device without a partitioning mode."""
     return Partitioning(supported=True, enabled=has_partitions, pending=has_partitions, has_mode=False)
 
 
@@ -87,7 +87,7 @@ def device(slots: Sequence[Slot] = (), **changes: Any) -> Device:
 
 
 def multisets() -> tuple[Mapping[str, int], ...]:
-    """Every multiset of profiles that can exist."""
+    """Return each multiset of profiles that can exist."""
     names = sorted(TAKES)
     found: list[dict[str, int]] = [{}]
     for name in names:

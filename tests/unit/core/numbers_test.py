@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Partitions that have a number and no place: what fits is counted, numbers are the device's, and what exists keeps its own."""
+"""Partitions with a number instead of a place: fits are counted, numbers belong to the device, and existing partitions keep theirs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numbered_model as model
 import pytest
-from dra_driver.core import packing, room
 from dra_driver.core.errors import DoesNotFit, InvalidLayout
-from dra_driver.core.facts import device_of, document_of
-from dra_driver.core.layout import CreatePartition, DestroyPartition, plan_layout
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition
 from dra_driver.core.model import Device, Partitioning, Placement, Process
-from dra_driver.core.prepared import PreparedPartition
+from dra_driver.core.partitioning import capacity as partitioning_capacity
+from dra_driver.core.partitioning import placement as partitioning_placement
+from dra_driver.core.partitioning.layout_plan import CreatePartition, DestroyPartition, plan_layout
+from dra_driver.core.partitioning.rules import Match, Rule, WantedPartition
+from dra_driver.core.store.device_facts import device_of, document_of
+from dra_driver.core.store.prepared_claims import PreparedPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,32 +46,32 @@ def test_a_number_is_no_place(one: Placement, other: Placement) -> None:
     numbers = one.is_number and other.is_number
     assert one.clashes(other) == (one.start == other.start if numbers else one.overlaps(other))
     assert one.clashes(other) == other.clashes(one)
-    assert room.mask(one) == sum(1 << number for number in one.slices)
+    assert partitioning_capacity.mask(one) == sum(1 << number for number in one.slices)
 
 
 def test_numbers_are_all_free_at_once_and_no_profile_is_counted_that_its_counters_limit() -> None:
     device = model.device()
-    assert room.disjoint(device.profiles[0].placements) == model.NUMBERS
-    assert room.counted_profiles(device) == ()
+    assert partitioning_capacity.disjoint(device.profiles[0].placements) == model.NUMBERS
+    assert partitioning_capacity.counted_profiles(device) == ()
     scarce = tuple(replace(each, maximum=1) for each in device.profiles if each.name == "quarter")
-    assert room.counted_profiles(replace(device, profiles=scarce)) == scarce
+    assert partitioning_capacity.counted_profiles(replace(device, profiles=scarce)) == scarce
 
 
 def test_what_a_device_says_that_it_has_counts_as_well() -> None:
-    """No profile alone takes all helpers."""
+    """No single profile consumes all helpers, so the device's own totals are used."""
     device = model.device()
     assert max(each.capacities["helpers"] * each.maximum for each in device.profiles) < model.TOTALS["helpers"]
-    assert dict(room.totals(device)) == model.TOTALS
+    assert dict(partitioning_capacity.totals(device)) == model.TOTALS
 
 
 @given(st.dictionaries(st.sampled_from(sorted(model.TAKES)), st.integers(1, 5)), st.data())
 def test_what_fits_is_counted(counts: Mapping[str, int], data: st.DataObject) -> None:
     device = model.device()
     places = [(model.profile(name), Placement(number, 0)) for name, number in slots_of(data, counts)]
-    assert room.fits(device, places) == model.can_exist(counts)
+    assert partitioning_capacity.fits(device, places) == model.can_exist(counts)
     if places:
         twice = [*places[:1], (places[-1][0], places[0][1])]
-        assert not room.fits(device, twice), "a number is one partition's"
+        assert not partitioning_capacity.fits(device, twice), "a number is one partition's"
 
 
 @given(MULTISETS, MULTISETS, st.data())
@@ -125,23 +126,23 @@ def test_what_is_held_is_kept_first(present: Mapping[str, int], target: Mapping[
 @given(st.dictionaries(st.sampled_from(sorted(model.TAKES)), st.integers(1, 6), min_size=1))
 def test_what_does_not_fit_is_refused_with_what_is_lacking(counts: Mapping[str, int]) -> None:
     if model.can_exist(counts):
-        assert len(packing.arrange(model.device(), wanted(counts))) == sum(counts.values())
+        assert len(partitioning_placement.arrange(model.device(), wanted(counts))) == sum(counts.values())
         return
     with pytest.raises(DoesNotFit) as refused:
-        packing.arrange(model.device(), wanted(counts))
+        partitioning_placement.arrange(model.device(), wanted(counts))
     assert "memory slices" not in str(refused.value) and refused.value.blockers
 
 
 def test_a_number_that_is_given_is_taken_from_who_else_has_it() -> None:
-    """So come partitions that claims hold back after a reboot."""
+    """A given number is taken from another partition, as for partitions that claims hold after a reboot."""
     device = model.device([("quarter", 3), ("half", 5)])
     given_ = (WantedPartition("half", 1, 3), WantedPartition("quarter", 2))
-    places = {(profile.name, placement.start) for profile, placement in packing.arrange(device, given_)}
+    places = {(profile.name, placement.start) for profile, placement in partitioning_placement.arrange(device, given_)}
     assert places == {("half", 3), ("quarter", 0), ("quarter", 1)}
     with pytest.raises(InvalidLayout, match="number 16"):
-        packing.arrange(device, (WantedPartition("half", 1, 16),))
+        partitioning_placement.arrange(device, (WantedPartition("half", 1, 16),))
     with pytest.raises(DoesNotFit, match="number 3"):
-        packing.arrange(device, (WantedPartition("half", 1, 3), WantedPartition("quarter", 1, 3)))
+        partitioning_placement.arrange(device, (WantedPartition("half", 1, 3), WantedPartition("quarter", 1, 3)))
 
 
 def test_one_without_a_handle_is_replaced() -> None:
@@ -154,7 +155,7 @@ def test_one_without_a_handle_is_replaced() -> None:
 def test_numbers_can_run_out() -> None:
     few = tuple(replace(each, placements=each.placements[:3]) for each in model.device().profiles)
     with pytest.raises(DoesNotFit, match="3 numbers"):
-        packing.arrange(model.device(profiles=few), (WantedPartition("quarter", 4),))
+        partitioning_placement.arrange(model.device(profiles=few), (WantedPartition("quarter", 4),))
 
 
 def test_many_numbers_are_no_long_search() -> None:
@@ -162,7 +163,7 @@ def test_many_numbers_are_no_long_search() -> None:
     many = tuple(replace(tiny, name=f"tiny{number}", profile_id=number) for number in range(4))
     device = model.device(profiles=many)
     began = time.monotonic()
-    assert len(packing.arrange(device, tuple(WantedPartition(each.name, 4) for each in many))) == 16
+    assert len(partitioning_placement.arrange(device, tuple(WantedPartition(each.name, 4) for each in many))) == 16
     assert time.monotonic() - began < 5
 
 

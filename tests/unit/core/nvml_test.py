@@ -14,9 +14,9 @@ from typing import Any
 
 import pynvml
 import pytest
-from dra_driver.core import nvidia
-from dra_driver.core.nvidia.fabric import COMPLETED, has_joined, state_of
-from dra_driver.core.nvidia.nvml import DEPRECATED, Nvml
+from dra_driver.core.vendors import nvidia
+from dra_driver.core.vendors.nvidia.fabric import COMPLETED, has_joined, state_of
+from dra_driver.core.vendors.nvidia.nvml import DEPRECATED, Nvml
 
 
 def test_threads_read_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is published of a GPU, and that its counters admit exactly what the hardware can hold."""
+"""The published devices of a GPU, whose counters admit exactly the partitions that the hardware supports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 import board_model
 import pytest
 from board_model import board_names, can_exist, device
+from dra_driver.core.dra.resource_slices import build_pool
+from dra_driver.core.health.conditions import Severity, Sign
 from dra_driver.core.model import Health, Offer, Partitioning, Passthrough
-from dra_driver.core.nvidia.offers import counter_set, offers
-from dra_driver.core.signs import Severity, Sign
-from dra_driver.core.slices import build_pool
+from dra_driver.core.vendors.nvidia.offers import counter_set, offers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,13 +21,13 @@ from tests.bench.order_model import MIXES, served, trace
 MIG_BOARDS = board_names()
 
 
-#: Claims come and go on eight GPUs, from these seeds, in each mix of profiles.
+#: Seeds, and the number of claims on eight GPUs in each mix of profiles.
 SEEDS, CLAIMS = range(4), 400
 
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 def test_the_order_turns_no_more_claims_away_than_the_order_of_names(name: str) -> None:
-    """In which NVIDIA's driver publishes them (GKP/driver.go: sorted). Where boards have few places both are the same."""
+    """Compare with the order of names, in which NVIDIA's driver publishes them (GKP/driver.go: sorted). With few places both are equal."""
     gpu = replace(device(name), partitioning=Partitioning(True, True, True))
     ours, counters = offers(gpu, True), counter_set(gpu).counters
     by_name = sorted(ours, key=lambda offer: offer.name)
@@ -244,7 +244,7 @@ def test_static_partitions_of_every_state_keep_the_limits_of_the_api(name: str, 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("board", board_names())
 def test_passthrough_device_is_offered_with_the_whole_one(board: str, dynamic: bool) -> None:
-    """Both take all of the same counters; nothing else of what is published changes."""
+    """Both consume all of the same counters. No other published value changes."""
     gpu = replace(device(board, 3), passthrough=Passthrough(5, 1 << 37, True))
     without, found = offers(gpu, dynamic), offers(gpu, dynamic, (), True)
     *others, sibling = found

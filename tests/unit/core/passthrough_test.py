@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A PCI device on its way to a virtual machine and back: what refuses it, what the kernel does, and what is undone."""
+"""Switch a PCI device to a virtual machine and back: refusals, kernel behavior, and rollback."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from board_model import device
-from dra_driver.core import passthrough, pci
 from dra_driver.core.errors import AcceleratorError, InUse, NotFound, NotPermitted, Unsupported
-from dra_driver.core.facts import device_of, document_of
+from dra_driver.core.host import passthrough, pci
+from dra_driver.core.host.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
+from dra_driver.core.host.system import DeviceNumber, System
+from dra_driver.core.host.vfio_drivers import best_driver
 from dra_driver.core.model import Clique, Passthrough
-from dra_driver.core.passthrough import DRIVER, IOMMUFD, LEGACY, Handover, handover_of
-from dra_driver.core.system import DeviceNumber, System
-from dra_driver.core.vfio_drivers import best_driver
+from dra_driver.core.store.device_facts import device_of, document_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pci_model import PciSystem
@@ -109,7 +110,7 @@ def test_list_of_variant_drivers_with_an_io_error_rejects_the_device(system: Pci
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     path = system.path("/lib/modules/6.17.0/modules.alias")
     path.unlink()
-    path.mkdir()  # reading it fails, as with an error of the disk
+    path.mkdir()  # reading it fails, as with a disk error
     with pytest.raises(AcceleratorError, match="list of VFIO drivers cannot be read"):
         passthrough.refuse(system, ADDRESS)
 
@@ -166,7 +167,7 @@ def test_a_driver_that_does_not_take_it_leaves_it_where_it_was(system: PciSystem
 def test_a_driver_that_does_not_let_go_is_not_waited_for_without_end(
     system: PciSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 1.0)  # the writes come back; the change does not come
+    monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 1.0)  # the writes return, but the driver does not change
     system.stuck = {ADDRESS}
     with pytest.raises(AcceleratorError, match="to leave own: it is still bound to own"):
         passthrough.give(system, HANDOVER)
@@ -190,7 +191,7 @@ def test_a_write_that_never_comes_back_is_not_waited_for_either(
 
 @pytest.mark.parametrize("driver", ["", DRIVER])
 def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> None:
-    """Killed between two writes: the device has no driver, or the new one, and the override stands."""
+    """The process was killed between two writes: the device has no driver or the new one, and the override is set. It returns to its driver."""
     passthrough.give(system, HANDOVER)
     if not driver:
         system.put(f"{pci.DRIVERS}/{DRIVER}/unbind", ADDRESS)
@@ -200,7 +201,7 @@ def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> No
 
 
 def test_given_again_after_a_return_that_was_ended_at_its_first_write(system: PciSystem) -> None:
-    """Killed after the override is gone and before the driver is: what the kernel does at the next change is ours again."""
+    """The process was killed after it cleared the override and before it changed the driver: a new switch sets the override again."""
     passthrough.give(system, HANDOVER)
     system.put(f"{pci.DEVICES}/{ADDRESS}/driver_override", "")
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, "")
@@ -257,7 +258,7 @@ def test_a_device_that_was_taken_away_cannot_come_back(system: PciSystem) -> Non
 
 
 def test_processes_that_have_a_device_open_are_named() -> None:
-    """On the real /proc, with a device that every machine has."""
+    """Processes with an open device are found in the real /proc, with a device that exists on each host."""
     machine, number = System(), DeviceNumber("c", 1, 5)  # /dev/zero
     reader, writer = os.pipe()
     child = os.fork()
@@ -273,6 +274,10 @@ def test_processes_that_have_a_device_open_are_named() -> None:
         with pytest.raises(InUse, match=rf"the zeros is in use: /dev/zero is open in .*{child} \(") as raised:
             passthrough.refuse_users(machine, ["/dev/zero"], "the zeros")
         assert child in raised.value.pids
+        begun = time.monotonic()
+        with pytest.raises(InUse, match="the zeros is in use"):
+            passthrough.refuse_users(machine, ["/dev/zero"], "the zeros", seconds=0.6)
+        assert time.monotonic() - begun >= 0.6
         own = os.open("/dev/zero", os.O_RDONLY)
         assert os.getpid() not in {process.pid for process in passthrough.users(machine, [number])}
         os.close(own)
@@ -285,7 +290,7 @@ def test_processes_that_have_a_device_open_are_named() -> None:
 
 
 def test_who_looks_is_no_user_whatever_its_number_is_here(tmp_path: Path) -> None:
-    """In a pod with processes of its own a process has another number for itself than in the node's /proc."""
+    """In a pod with its own PID namespace, a process has a different PID than in the node's /proc: the own process is excluded."""
     for name, target in (("4711", "/dev/zero"), ("4712", "/dev/zero")):
         folder = tmp_path / "proc" / name / "fd"
         folder.mkdir(parents=True)
@@ -296,7 +301,7 @@ def test_who_looks_is_no_user_whatever_its_number_is_here(tmp_path: Path) -> Non
 
 
 def process_of(root: Path, capabilities: int) -> System:
-    """A machine on which this process has capabilities, and another one has a file open."""
+    """Return a system on which this process has these capabilities, and another process has a file open."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/status").write_text(f"Name:\tdriver\nCapInh:\t{0:016x}\nCapEff:\t{capabilities:016x}\n")
     folder = root / "proc/4712/fd"
@@ -310,7 +315,7 @@ def process_of(root: Path, capabilities: int) -> System:
     ("capabilities", "allowed"), [(1 << 19, True), (0, False), (~(1 << 19) & (1 << 41) - 1, False)]
 )
 def test_who_may_not_look_into_processes_gives_nothing_away(tmp_path: Path, capabilities: int, allowed: bool) -> None:
-    """Nothing was found, and nothing could have been: also where /proc does not name other users' processes at all."""
+    """Without the capability an empty result proves nothing, also where /proc hides other users' processes: the switch is refused."""
     system = process_of(tmp_path, capabilities)
     if allowed:
         passthrough.refuse_blind(system, "GPU 0")
@@ -327,7 +332,7 @@ def test_who_may_not_look_into_processes_gives_nothing_away(tmp_path: Path, capa
 def test_a_process_that_is_closed_to_us_may_have_the_device_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: OSError | None, allowed: bool
 ) -> None:
-    """The kernel, or a security module, denies it in spite of the capability; one that has ended is nobody's secret."""
+    """The kernel or a security module denies access to a process despite the capability: refused. A process that has ended is ignored."""
     system = process_of(tmp_path, 1 << 19)
     real = getattr(os, call)
 
@@ -370,11 +375,11 @@ def test_facts_outlive_the_process(board: str, index: int, passable: bool, iommu
 
 def test_facts_of_former_releases_say_less() -> None:
     clique = Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1)
-    facts = device("h100-80", driver_version="580.95.05", clique=clique, switched=True)
+    facts = device("h100-80", driver_version="580.95.05", clique=clique, switched=True, resets_alone=True)
     document = json.loads(json.dumps(document_of(facts)))
     assert device_of(document) == facts
-    del document["driver_version"], document["clique"], document["switched"]
-    assert device_of(document) == replace(facts, driver_version="", clique=None, switched=False)
+    del document["driver_version"], document["clique"], document["switched"], document["resets_alone"]
+    assert device_of(document) == replace(facts, driver_version="", clique=None, switched=False, resets_alone=False)
 
 
 @pytest.mark.parametrize("document", [{}, {"vendor": 1}, {**document_of(device("l4", 0)), "profiles": [{}]}])
@@ -393,7 +398,7 @@ def test_a_handover_that_cannot_be_read_is_refused(values: dict[str, object]) ->
 
 
 def test_a_driver_that_lets_go_at_this_moment_is_none(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes the link away between any two looks at it."""
+    """The kernel removes the driver link between any two reads: the device has no driver."""
     read = os.readlink
 
     def gone(path: os.PathLike[str]) -> str:

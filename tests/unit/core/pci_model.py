@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A PCI bus for tests: sysfs as files and links under a folder, and a kernel that binds and unbinds when it is written to.
+"""A PCI bus for tests: sysfs as files and links in a directory, and a kernel that binds and unbinds on writes.
 
-The state is in the files, so that it outlives a process that is killed, as a bus does.
+The state is in the files, so that it survives a killed process, as on a real bus.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from dra_driver.core.passthrough import CONTROL_NODE, DRIVER, IOMMU_NODE
-from dra_driver.core.pci import DEVICES, DRIVERS
-from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.host.passthrough import CONTROL_NODE, DRIVER, IOMMU_NODE
+from dra_driver.core.host.pci import DEVICES, DRIVERS
+from dra_driver.core.host.system import DeviceNumber, System
 
 GPU_CLASS = "0x030200"
 
 
 class PciSystem(System):
-    """A machine with such a bus. ``stuck`` are addresses of which the kernel does not let go; ``refuses`` are drivers that do not bind."""
+    """A system with such a bus. The kernel does not unbind the addresses in ``stuck``. Drivers in ``refuses`` do not bind."""
 
     def __init__(self, root: str, own_driver: str = "nvidia") -> None:
         super().__init__(root)
@@ -32,7 +32,7 @@ class PciSystem(System):
         self.vfio_drivers = {DRIVER}
 
     def add(self, address: str, group: str | None, driver: str, kind: str = GPU_CLASS, vendor: str = "0x10de") -> None:
-        """Put a device on the bus; one that is there already stays as it is."""
+        """Add a device to the bus. An existing device does not change."""
         here = self.path(f"{DEVICES}/{address}")
         if here.is_dir():
             return
@@ -51,7 +51,7 @@ class PciSystem(System):
             (here / "iommu_group").symlink_to(os.path.relpath(members.parent, here))
 
     def add_variant(self, address: str, driver: str, *aliases: str, loaded: bool = True) -> None:
-        """Give the kernel a variant driver of VFIO, with the aliases of its devices, and a device its modalias."""
+        """Add a VFIO variant driver with the aliases of its devices to the kernel, and a modalias to a device."""
         release = self.path("/proc/sys/kernel/osrelease")
         release.parent.mkdir(parents=True, exist_ok=True)
         release.write_text("6.17.0\n")
@@ -73,7 +73,7 @@ class PciSystem(System):
         self.vfio_drivers.add(driver)
 
     def boot(self, addresses: Iterable[str]) -> None:
-        """Every device has its own driver again, and nobody's override."""
+        """Reboot: each device has its own driver and no override."""
         for address in addresses:
             here = self.path(f"{DEVICES}/{address}")
             (here / "driver_override").write_text("(null)\n")
@@ -81,7 +81,7 @@ class PciSystem(System):
             self._bind(here, self.own_driver)
 
     def put(self, path: str, text: str) -> None:
-        """What the kernel does with what is written."""
+        """Write a file and act as the kernel does."""
         self.written.append((path, text))
         folder, _slash, name = path.rpartition("/")
         if name == "driver_override":
@@ -103,7 +103,7 @@ class PciSystem(System):
         self._bind(here, driver)
 
     def device_number(self, path: str) -> DeviceNumber | None:
-        """The nodes of VFIO that there are while devices are bound to it."""
+        """Return the number of a VFIO device node, which exists while devices are bound to VFIO."""
         if path in (CONTROL_NODE, IOMMU_NODE):
             return DeviceNumber("c", 10, 196) if path == CONTROL_NODE or self.iommufd else None
         if path.startswith("/dev/vfio/"):
@@ -116,7 +116,7 @@ class PciSystem(System):
         return super().device_number(path)
 
     def driver(self, address: str) -> str:
-        """Which driver a device is bound to."""
+        """Return the driver that a device is bound to."""
         return self._driver(self.path(f"{DEVICES}/{address}"))
 
     def _bind(self, here: Path, driver: str) -> None:

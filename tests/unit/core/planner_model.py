@@ -1,8 +1,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # SPDX-License-Identifier: Apache-2.0
-"""Small fleets for tests of the planner, as nodes tell of them, and the best plan there is for one, found by trying everything.
+"""Small fleets for tests of the planner, as nodes report them, and the best plan for a fleet from a full search.
 
-What is tried shares no code with the planner: it goes by the boards' descriptions, device by device and claim by claim.
+The search shares no code with the planner. It uses the board descriptions, device by device and claim by claim.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Small:
-    """One device: its board, its partitions, which of them claims hold, whether a claim has it whole, whether it is partitioned, and its node."""
+    """One device: board, partitions, held partitions, whether a claim holds the whole device, whether it is partitioned, and its node."""
 
     board: str
     places: tuple[Place, ...] = ()
@@ -37,7 +37,7 @@ class Small:
 
 @dataclass(frozen=True)
 class Wish:
-    """Claims that are wanted: so many, each for so many devices of one node, of a profile, or of so much memory, or whole."""
+    """Requested claims: how many, and for each the number of devices on one node, the profile, or the memory in bytes. Default: whole."""
 
     count: int
     priority: int = 0
@@ -59,7 +59,7 @@ class Wish:
         return found
 
     def takes(self, name: str, profile_id: int) -> bool:
-        """Whether a partition, or the whole board (-1), will do."""
+        """Return whether a partition or the whole board (-1) satisfies the request."""
         entry = board(name)
         if profile_id == WHOLE[0]:
             return not self.profile and entry["memory"]["total_mib"] * board_model.MIB >= self.memory
@@ -70,8 +70,8 @@ class Wish:
 
 
 def answers(fleet: Sequence[Small], *, rule: Json | None = None) -> dict[str, Json]:
-    """The fleet as the module accelerator_report tells of its nodes."""
-    from ansible_collections.dra.accelerators.plugins.module_utils._facts import device_facts
+    """Return the fleet in the form that the module accelerator_report returns."""
+    from ansible_collections.dra.accelerators.plugins.module_utils._report.device_facts import device_facts
 
     nodes: dict[str, Json] = {}
     for number, small in enumerate(fleet):
@@ -91,9 +91,10 @@ def answers(fleet: Sequence[Small], *, rule: Json | None = None) -> dict[str, Js
 
 
 def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0, *, as_it_is: bool = False) -> Vector:
-    """What the best plan is worth: claims served from the highest priority on, then moves, partitions that go and devices touched, negative.
+    """Return the value of the best plan: served claims by priority (highest first), then the negative counts of moves,
+    deleted partitions, and touched devices.
 
-    With ``as_it_is`` the best of those that change nothing.
+    With ``as_it_is`` return the best plan that changes nothing.
     """
     priorities = sorted({each.priority for each in wishes}, reverse=True)
     found: Vector | None = None
@@ -124,8 +125,8 @@ def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0, *,
 def _options(
     small: Small, fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int
 ) -> Iterator[tuple[Vector, Vector, int, int]]:
-    """What a board could be: the profiles that it offers, those of claims that would have to move, how many others go, whether it is touched."""
-    # What others have may come here.
+    """Yield the options of a board: offered profiles, profiles of claims that have to move, deleted partitions, and whether it is touched."""
+    # Held partitions of other boards can move here.
     there_are = {profile for each in fleet if each.board == small.board for profile, _start in each.places}
     relevant = there_are | {
         each["id"]
@@ -153,7 +154,7 @@ def _options(
         )
         cost = (gone, int(bool(gone or new or lacking)))
         best[key] = min(best.get(key, cost), cost)
-    # A device that stays as it is does not change hands: no layout would bring that about.
+    # A device without a layout change keeps its claim: no layout could move it.
     if len(small.held) <= most_moves and not small.occupied:
         key = ((WHOLE[0],), tuple(sorted(profile for profile, _start in small.held)))
         cost = (len(free), int(small.enabled or bool(small.places)))
@@ -168,7 +169,7 @@ def _serve(
     wishes: Sequence[Wish],
     priorities: Sequence[int],
 ) -> Vector | None:
-    """The most that can be served of what is offered, once each claim that moves has got the same somewhere; None where one gets nothing."""
+    """Return the maximum served claims after each moving claim gets the same profile again. Return None if one of them cannot."""
     kinds = sorted(offered)
     claims = [each for each in sorted(wishes, key=lambda one: -one.priority) for _one in range(each.count)]
     nodes = sorted({node for node, _board, _profile in kinds})
@@ -189,7 +190,7 @@ def _serve(
         if number == len(claims):
             return (0,) * len(priorities)
         wish = claims[number]
-        # Of claims that are alike a later one is not served where an earlier one is not.
+        # If a claim is not served, later equal claims are not served either.
         after = number + 1
         while after < len(claims) and claims[after] == wish:
             after += 1
@@ -214,15 +215,23 @@ def _serve(
     return moved(tuple(sorted(homeless.elements())), tuple(offered[each] for each in kinds))
 
 
+def worth_of(problem: Any, solution: Any, plan: Any) -> Vector:
+    """Return the value of a plan of the product in the form of ``best``."""
+    by_priority = dict.fromkeys(problem.priorities, 0)
+    for count, demand in zip(solution.served, problem.demands):
+        by_priority[demand.priority] += count
+    return (*by_priority.values(), -len(plan.moves), -plan.destroyed, -plan.touched)
+
+
 def _less(left: tuple[int, ...], at: int) -> tuple[int, ...]:
     return (*left[:at], left[at] - 1, *left[at + 1 :])
 
 
-# ---- at random
+# ---- random fleets
 
 
 def smalls(boards: Sequence[str], nodes: int = 2) -> st.SearchStrategy[Small]:
-    """Devices of some boards, as they could be."""
+    """Draw devices of some boards in reachable states."""
 
     @st.composite
     def one(draw: st.DrawFn) -> Small:
@@ -238,7 +247,7 @@ def smalls(boards: Sequence[str], nodes: int = 2) -> st.SearchStrategy[Small]:
 
 
 def wishes_for(names: Sequence[str], *, most_devices: int = 1) -> st.SearchStrategy[list[Wish]]:
-    """Up to three wishes for profiles of these names, for memory, or for whole devices."""
+    """Draw up to three requests for profiles with these names, for memory, or for whole devices."""
     kinds = st.one_of(
         st.sampled_from(list(names)).map(lambda name: {"profile": name}),
         st.sampled_from([5, 11, 20]).map(lambda gigabytes: {"memory": gigabytes * 1024**3}),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a node offers through the kubelet's device-plugin API, and which of its devices are taken together."""
+"""Resources that a node offers through the kubelet's device-plugin API, and the preferred sets of devices."""
 
 from __future__ import annotations
 
@@ -13,16 +13,9 @@ from typing import Any
 import board_model
 import chip_model
 import pytest
-from dra_driver.core.ascend.groups import groups
-from dra_driver.core.backend import create
-from dra_driver.core.cdi import ContainerEdits, DeviceNode
-from dra_driver.core.errors import NotFound
-from dra_driver.core.health import Ailment
-from dra_driver.core.model import AttributeValue, Device, Offer, Placement
-from dra_driver.core.nearness import Level, levels, nearest, of_parts
-from dra_driver.core.plugin_devices import (
+from dra_driver.core.dra.device_plugin_model import (
     LONGEST_ID,
-    NotGiven,
+    NotAllocatable,
     PluginDevice,
     by_resource,
     cdi_kind,
@@ -34,12 +27,19 @@ from dra_driver.core.plugin_devices import (
     socket_name,
     specification,
 )
-from dra_driver.core.signs import Severity, Sign
+from dra_driver.core.dra.nearest_devices import Level, levels, nearest, of_parts
+from dra_driver.core.errors import NotFound
+from dra_driver.core.health.conditions import Severity, Sign
+from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.host.cdi import ContainerEdits, DeviceNode
+from dra_driver.core.model import AttributeValue, Device, Offer, Placement
+from dra_driver.core.vendors.ascend.groups import groups
+from dra_driver.core.vendors.registry import create
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 DRIVER = "gpu.nvidia.com"
-# As kubelets check the name of an extended resource.
+# The kubelet's check of the name of an extended resource.
 EXTENDED = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 KIND = "k8s.gpu.nvidia.com/device"
 
@@ -58,7 +58,7 @@ def offered(*devices: Device, **more: Any) -> tuple[PluginDevice, ...]:
 
 
 def cut(index: int = 0) -> Device:
-    """A GPU with a 3g.40gb and two 1g.10gb."""
+    """Return a GPU with one 3g.40gb and two 1g.10gb."""
     return board_model.device("h100-80", index, places=((9, 4), (19, 0), (19, 1)))
 
 
@@ -188,7 +188,7 @@ def test_the_cdi_file_and_what_containers_are_told_go_together() -> None:
     told = given(KIND, ["GPU-1"], edits, common)
     assert set(told.cdi_devices) == {f"{KIND}=GPU-1"} < names and told.variables is None
     assert specification(KIND, {}, common) is None, "a file without devices is none"
-    with pytest.raises(NotGiven, match="GPU-3"):
+    with pytest.raises(NotAllocatable, match="GPU-3"):
         given(KIND, ["GPU-1", "GPU-3"], edits, common)
 
 
@@ -200,11 +200,11 @@ def test_variables_name_all_devices_of_a_container() -> None:
     assert told.cdi_devices == () and told.variables == {"OPTIONS": "x=y", "VISIBLE": "0,2"}
 
 
-# ------------------------------------------------------------------ nearness
+# ------------------------------------------------------------------ topology
 
 
 class Cards:
-    """Pairs of devices are cards."""
+    """A vendor topology in which each pair of devices is a card."""
 
     def groups(self, devices: Sequence[Device], /) -> tuple[Offer, ...]:
         chips = [replace(each, attributes={**each.attributes, "cardID": each.index // 2}) for each in devices]
@@ -215,7 +215,7 @@ class Cards:
 
 
 def eight() -> dict[str, Device]:
-    """Eight devices: pairs behind one root, four at a NUMA node."""
+    """Return eight devices: two per PCI root, four per NUMA node."""
     return by_uuid(
         *(
             replace(board_model.device("h100-80", index), pcie_root=f"pci{index // 2}", numa_node=index // 4)
@@ -240,9 +240,9 @@ def test_levels_go_from_the_device_itself_to_the_numa_node() -> None:
     ("free", "size", "expected"),
     [
         ({0, 1, 2, 3, 4, 5, 6, 7}, 2, {0, 1}),
-        ({0, 2, 3, 4, 5}, 1, {0}),  # its neighbour is taken: no pair is broken for it
+        ({0, 2, 3, 4, 5}, 1, {0}),  # its neighbor is taken, so no free pair is broken
         ({1, 2, 3, 4, 5, 6, 7}, 2, {2, 3}),
-        ({0, 1, 2, 4, 5, 6, 7}, 3, {0, 1, 2}),  # the NUMA node that has no more to give
+        ({0, 1, 2, 4, 5, 6, 7}, 3, {0, 1, 2}),  # the NUMA node with the fewest free devices
         ({0, 1, 2, 4, 5, 6, 7}, 4, {4, 5, 6, 7}),
         ({0, 1, 2, 4, 5, 6}, 5, {0, 1, 2, 4, 5}),
     ],
@@ -271,14 +271,14 @@ def test_partitions_are_taken_from_as_few_devices_as_possible_and_from_those_wit
     assert {of[each] for each in preferred(found, names, (), 2, near)} in ({0}, {1})
     must = next(each for each in names if of[each] == 1)
     assert {of[each] for each in preferred(found, names, [must], 2, near)} == {1}
-    # What the kubelet still names and nobody knows any more comes last.
+    # A device that the kubelet names but the driver does not know comes last.
     assert preferred(found, [*names, "gone"], (), 1, near) != ("gone",)
     assert set(preferred(found, [names[0], "gone"], (), 2, near)) == {names[0], "gone"}
 
 
 @st.composite
 def scenes(draw: Any) -> tuple[list[str], frozenset[str], int, tuple[Level, ...]]:
-    """Things on devices, the devices behind roots, the roots at nodes; some must be taken."""
+    """Draw partitions on devices, devices behind roots, and roots at nodes. Some partitions are mandatory."""
     count = draw(st.integers(1, 14))
     things = [f"t{number}" for number in range(count)]
     device_of = {thing: f"d{draw(st.integers(0, 7))}" for thing in things}
@@ -292,7 +292,7 @@ def scenes(draw: Any) -> tuple[list[str], frozenset[str], int, tuple[Level, ...]
 
 
 def nearest_level(things: Sequence[str], must: Collection[str], size: int, near: Sequence[Level]) -> int | None:
-    """The nearest level at which one place has what is wanted; None where none has."""
+    """Return the nearest level with enough partitions in one place, or None."""
     for number, level in enumerate(near):
         for place in set(level.values()):
             here = {thing for thing in things if level[thing] == place}
@@ -320,7 +320,7 @@ def test_as_many_as_are_wanted_with_those_that_must_be_and_as_near_as_can_be(
         here = [each for each in things if near[best][each] == near[best][found[0]]]
         assert len(here) == min(len(each) for each in fitting), "what is larger stays whole"
     if size and best != 0 and not must:
-        # Inside of that place, or of all, as few places of the next nearer level as can be.
+        # Within that place, or within all, use as few places of the next nearer level as possible.
         inner = near[-1 if best is None else best - 1]
         counts = sorted(Counter(inner[each] for each in here).values(), reverse=True)
         fewest = next(number for number in range(1, len(counts) + 1) if sum(counts[:number]) >= size)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The pods of processes and claims, by what kernel and kubelet keep on a node."""
+"""The pods of processes and claims, from the files of kernel and kubelet on a node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from dra_driver.core import pods
-from dra_driver.core.system import System
+from dra_driver.core.host import kubelet_pods
+from dra_driver.core.host.system import System
 
 UID = "0a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55"
 UNDERSCORES = UID.replace("-", "_")
@@ -37,26 +37,29 @@ def put(root: Path, path: str, text: str) -> None:
 )
 def test_the_pod_of_a_process(tmp_path: Path, cgroup: str, uid: str) -> None:
     put(tmp_path, "proc/4711/cgroup", cgroup)
-    assert pods.pod_of_process(System(str(tmp_path)), 4711) == uid
-    assert pods.pod_of_process(System(str(tmp_path)), 1) == "", "it has gone"
+    assert kubelet_pods.pod_of_process(System(str(tmp_path)), 4711) == uid
+    assert kubelet_pods.pod_of_process(System(str(tmp_path)), 1) == "", "it has gone"
 
 
 def test_the_pods_that_run(tmp_path: Path) -> None:
     other = UID.replace("0a7f", "1a7f")
-    assert pods.running_pods(System(str(tmp_path))) == ()
+    assert kubelet_pods.running_pods(System(str(tmp_path))) == ()
     for pid, uid in ((1, ""), (20, UID), (21, UID), (30, other)):
         put(tmp_path, f"proc/{pid}/cgroup", f"0::/kubepods/besteffort/pod{uid}/1f\n" if uid else "0::/init.scope\n")
     put(tmp_path, "proc/meminfo", "")
     for name in (f"team-a_training-0_{UID}", "team-a_has-ended_2a7f6a1e-52ae-41de-9a3b-3f2f6c1f0e55"):
         (tmp_path / "var/log/pods" / name).mkdir(parents=True)
-    assert pods.running_pods(System(str(tmp_path))) == (other, "team-a/training-0")
+    assert kubelet_pods.running_pods(System(str(tmp_path))) == (other, "team-a/training-0")
 
 
 def test_the_names_of_pods(tmp_path: Path) -> None:
     for name in (f"team-a_training-0_{UID}", "kube-system_kube-proxy-x_uid-2", "stray"):
         (tmp_path / "var/log/pods" / name).mkdir(parents=True)
-    assert pods.pod_names(System(str(tmp_path))) == {UID: "team-a/training-0", "uid-2": "kube-system/kube-proxy-x"}
-    assert pods.pod_names(System(str(tmp_path / "none"))) == {}
+    assert kubelet_pods.pod_names(System(str(tmp_path))) == {
+        UID: "team-a/training-0",
+        "uid-2": "kube-system/kube-proxy-x",
+    }
+    assert kubelet_pods.pod_names(System(str(tmp_path / "none"))) == {}
 
 
 def test_the_pods_of_claims(tmp_path: Path) -> None:
@@ -64,8 +67,8 @@ def test_the_pods_of_claims(tmp_path: Path) -> None:
     data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [state, {**state, "ClaimUID": "claim-2", "PodUIDs": None}]}
     put(tmp_path, "kubelet/dra_manager_state", json.dumps({"Data": json.dumps(data), "Checksum": 1}))
     system = System(str(tmp_path))
-    assert pods.pods_of_claims(system, "/kubelet") == {"claim-1": (UID,), "claim-2": ()}
-    assert pods.pods_of_claims(system, "/elsewhere") == {}
+    assert kubelet_pods.pods_of_claims(system, "/kubelet") == {"claim-1": (UID,), "claim-2": ()}
+    assert kubelet_pods.pods_of_claims(system, "/elsewhere") == {}
     for text in ("", "{}", "[]", '{"Data": "none"}', '{"Data": "{\\"ClaimInfoStateList\\": [1]}"}'):
         put(tmp_path, "kubelet/dra_manager_state", text)
-        assert pods.pods_of_claims(system, "/kubelet") == {}, text
+        assert kubelet_pods.pods_of_claims(system, "/kubelet") == {}, text

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dra_driver.core import prepared
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Placement
-from dra_driver.core.prepared import (
+from dra_driver.core.store import prepared_claims as store_prepared_claims
+from dra_driver.core.store.prepared_claims import (
     ClaimFiles,
     PreparedPartition,
     knobs_before_claims,
@@ -22,10 +26,10 @@ from dra_driver.core.prepared import (
 )
 
 
-def store(path: Path, version: int = prepared.SCHEMA_VERSION) -> sqlite3.Connection:
+def store(path: Path, version: int = store_prepared_claims.SCHEMA_VERSION) -> sqlite3.Connection:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL")
-    for statement in prepared.SCHEMA:
+    for statement in store_prepared_claims.SCHEMA:
         connection.execute(statement)
     connection.execute("INSERT INTO meta (key, value) VALUES ('schema_version', ?)", (str(version),))
     connection.commit()
@@ -37,13 +41,15 @@ def fill(connection: sqlite3.Connection) -> None:
         ("uid-2", "team", "b", "preparing", "boot", 2.0, "{}"),
         ("uid-1", "team", "a", "prepared", "boot", 1.0, "{}"),
     ]
-    columns = ", ".join(prepared.CLAIM_COLUMNS[1:])
+    columns = ", ".join(store_prepared_claims.CLAIM_COLUMNS[1:])
     connection.executemany(f"INSERT INTO claims ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", claims)
     devices = [
         ("uid-1", "r", "node", "gpu-0-mig", "GPU-0", "partition", "1g.10gb", 19, 6, 1, "MIG-1", 13, 1, "", 0, "k=a"),
         ("uid-1", "s", "node", "gpu-1", "GPU-1", "device", None, None, None, None, None, None, 0, "", 1, "k=b"),
     ]
-    connection.executemany(f"INSERT INTO devices VALUES ({','.join('?' * len(prepared.DEVICE_COLUMNS))})", devices)
+    connection.executemany(
+        f"INSERT INTO devices VALUES ({','.join('?' * len(store_prepared_claims.DEVICE_COLUMNS))})", devices
+    )
     connection.commit()
 
 
@@ -80,9 +86,77 @@ def test_missing_store_with_cdi_files_of_claims_is_refused(tmp_path: Path, drive
     (folder / "k8s.gpu.nvidia.com-device_plugin.json").write_text(ours)
     files = ClaimFiles(str(folder), kind)
     assert prepared_claims(str(path), files) == ()
+    unread = folder / "k8s.gpu.nvidia.com-claim_5.json"
+    unread.symlink_to(unread.name)
+    with pytest.raises(AcceleratorError, match=r"found \S*claim_5\.json\. Start"):
+        prepared_claims(str(path), files)
+    unread.unlink()
     (folder / "k8s.gpu.nvidia.com-claim_4.json").write_text(ours)
     with pytest.raises(AcceleratorError, match=r"found \S*claim_4\.json\. Start"):
         prepared_claims(str(path), files)
+
+
+def test_read_error_is_not_a_missing_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read error must not make the devices of its claims count as free. Path.exists raises it only in some releases of Python."""
+    path = tmp_path / "state.db"
+    store(path).close()
+    look = os.stat
+
+    def stat(file: Any, **more: Any) -> os.stat_result:
+        if str(file) == str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return look(file, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(AcceleratorError, match="Input/output error") as caught:
+        prepared_claims(str(path))
+    assert caught.value.code == "store-unreadable"
+
+
+def test_missing_store_with_cdi_files_in_the_configured_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules read the driver's directories from a file of systemd-tmpfiles that the role writes: a missing store with CDI files is refused."""
+    listed, folder, path = tmp_path / "dra.conf", tmp_path / "cdi", tmp_path / "gpu.nvidia.com/state.db"
+    monkeypatch.setattr(store_prepared_claims, "DIRECTORIES_FILE", str(listed))
+    folder.mkdir()
+    (folder / "k8s.gpu.nvidia.com-claim_4.json").write_text(
+        json.dumps({"annotations": {"dra.accelerators/prepared-claim": "{}"}})
+    )
+    assert prepared_claims(str(path)) == ()
+    listed.write_text(f"# d\n\nd {folder} 0755 root root -\nd {tmp_path}/none 0700 root root -\n")
+    for read in (prepared_claims, lambda each: prepared_claims(each, ClaimFiles(kind="k8s.gpu.nvidia.com/claim"))):
+        with pytest.raises(AcceleratorError, match=r"found \S*claim_4\.json\. Start"):
+            read(str(path))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EUCLEAN])
+@pytest.mark.parametrize("unread", ["gpu.nvidia.com", "cdi"])
+def test_missing_store_with_a_directory_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str, number: int
+) -> None:
+    """A store that is missing during a rebuild must not count as one that has never existed: an unreadable directory is refused."""
+    path = tmp_path / "gpu.nvidia.com/state.db"
+    path.parent.mkdir()
+
+    def listdir(directory: str | Path) -> list[str]:
+        if Path(directory).name == unread:
+            raise OSError(number, os.strerror(number), str(directory))
+        return []
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(AcceleratorError, match=re.escape(os.strerror(number))) as caught:
+        prepared_claims(str(path), ClaimFiles(directory=str(tmp_path / "cdi")))
+    assert caught.value.code == "store-unreadable"
+
+
+def test_role_lists_the_directory_of_cdi_files_where_modules_read_it() -> None:
+    role = Path(__file__).resolve().parents[3] / "roles/dra_driver"
+    assert (
+        f"- path: {store_prepared_claims.DIRECTORIES_FILE}\n    content: \"{{{{ lookup('ansible.builtin.template', 'tmpfiles.conf.j2')"
+        in (role / "vars/main.yml").read_text("utf-8")
+    )
+    assert "\nd {{ dra_driver_cdi_folder | " in (role / "templates/tmpfiles.conf.j2").read_text("utf-8")
 
 
 def test_claims_and_their_devices_are_read_while_the_driver_writes(tmp_path: Path) -> None:
@@ -122,9 +196,9 @@ def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None
 def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:
     connection = store(tmp_path / "state.db")
     for table, columns in (
-        (prepared.META_TABLE, prepared.META_COLUMNS),
-        (prepared.CLAIMS_TABLE, prepared.CLAIM_COLUMNS),
-        (prepared.DEVICES_TABLE, prepared.DEVICE_COLUMNS),
+        (store_prepared_claims.META_TABLE, store_prepared_claims.META_COLUMNS),
+        (store_prepared_claims.CLAIMS_TABLE, store_prepared_claims.CLAIM_COLUMNS),
+        (store_prepared_claims.DEVICES_TABLE, store_prepared_claims.DEVICE_COLUMNS),
     ):
         assert tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})")) == columns
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Attributes by their names, and which devices a taint rule is about."""
+"""Attributes by name, and the devices that a taint rule selects."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from dra_driver.core.published import attribute_of, selects
+from dra_driver.core.dra.device_lookup import attribute_of, selects
 
 DRIVER = "gpu.nvidia.com"
 

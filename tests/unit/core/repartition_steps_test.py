@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The list of what operations have done on a node: what is a step, what is kept of them, and that none of it can hurt."""
+"""The recorded steps of operations on a node: which steps count, how many are kept, and that invalid content is harmless."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from dra_driver.core import repartition_record as records
-from dra_driver.core import repartition_steps as steps
-from dra_driver.core.repartition_record import Record
-from dra_driver.core.repartition_steps import Follow, Taken, add, begun, over, parse
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.repartition import progress as steps
+from dra_driver.core.repartition import record as records
+from dra_driver.core.repartition.progress import StartedStep, StepReader, add, begun, over, parse
+from dra_driver.core.repartition.record import Record
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ def record(step: str, operation: str = "one") -> Record:
 
 def test_a_step_is_what_the_record_did_not_say_before() -> None:
     first = begun(None, record(records.DRAINING), "", 1.0)
-    assert first == Taken(1.0, "one", ("GPU-0",), records.DRAINING)
+    assert first == StartedStep(1.0, "one", ("GPU-0",), records.DRAINING)
     assert begun(record(records.DRAINING), record(records.DRAINING), "", 2.0) is None, "its time was renewed"
     assert begun(record(records.DRAINING), record(records.APPLYING), "", 2.0) is not None
     assert begun(record(records.DRAINING, "two"), record(records.DRAINING), "", 2.0) is not None
@@ -42,20 +42,22 @@ def test_a_step_is_what_the_record_did_not_say_before() -> None:
     ],
 )
 def test_how_an_operation_ends_follows_from_how_far_it_was(step: str, reason: str, end: str) -> None:
-    assert over(record(step), reason, 5.0) == Taken(5.0, "one", ("GPU-0",), end, reason)
+    assert over(record(step), reason, 5.0) == StartedStep(5.0, "one", ("GPU-0",), end, reason)
 
 
 def test_the_last_steps_are_kept_in_order(tmp_path: Path) -> None:
-    follow = Follow(str(tmp_path))
+    follow = StepReader(str(tmp_path))
     assert follow.steps() == ()
     for number in range(steps.MOST + 3):
-        add(System(), str(tmp_path), Taken(float(number), "one", ("GPU-0",), records.DRAINING, "x" * number * 100))
+        add(
+            System(), str(tmp_path), StartedStep(float(number), "one", ("GPU-0",), records.DRAINING, "x" * number * 100)
+        )
         assert follow.steps()[-1].at == number
     assert [each.at for each in follow.steps()] == [float(number) for number in range(3, steps.MOST + 3)]
     assert all(len(each.reason) <= steps.LONGEST_REASON for each in follow.steps())
     (tmp_path / steps.FILE).write_text("{")
     assert follow.steps() == (), "what cannot be read tells nothing"
-    add(System(), str(tmp_path), Taken(1.0, "two", (), records.DRAINING))
+    add(System(), str(tmp_path), StartedStep(1.0, "two", (), records.DRAINING))
     assert [each.operation for each in follow.steps()] == ["two"], "and is no reason to write nothing"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Operations of a repartitioning: nobody is disturbed who need not be, which is proved against every arrangement there is."""
+"""Operations of a repartitioning disturb only the users that they have to. Compared with every possible arrangement."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from typing import Any
 
 import pytest
 from board_model import Place, all_states, device, multiset
-from dra_driver.core import repartition_record as records
-from dra_driver.core.documents import Truth
 from dra_driver.core.errors import AcceleratorError, InUse
-from dra_driver.core.layout import CreatePartition, DestroyPartition, plan_layout
-from dra_driver.core.layout_rules import Rule, parse_rules
-from dra_driver.core.layout_run import execute
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Placement, Process
-from dra_driver.core.node_settings import parse_settings
-from dra_driver.core.nvidia import offers
-from dra_driver.core.prepared import PreparedPartition
-from dra_driver.core.repartition import Operation, driver_rules, plan_operations, same_for_driver, still_held
-from dra_driver.core.repartition_record import Moment, Record, Watch
-from dra_driver.core.repartition_settings import Unrest, unrest
-from dra_driver.core.settings import Knob
-from dra_driver.core.system import System
+from dra_driver.core.partitioning.layout_execute import execute
+from dra_driver.core.partitioning.layout_plan import CreatePartition, DestroyPartition, plan_layout
+from dra_driver.core.partitioning.rules import Rule, parse_rules
+from dra_driver.core.repartition import record as records
+from dra_driver.core.repartition.operations import (
+    Operation,
+    driver_rules,
+    plan_operations,
+    same_for_driver,
+    still_held,
+)
+from dra_driver.core.repartition.record import Moment, Record, Watch
+from dra_driver.core.repartition.settings_changes import Unrest, unrest
+from dra_driver.core.schema import Truth
+from dra_driver.core.settings.knobs import Knob
+from dra_driver.core.settings.settings_plan import parse_settings
+from dra_driver.core.store.prepared_claims import PreparedPartition
+from dra_driver.core.vendors.nvidia import offers
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_test import linked, rule_of, states_by_multiset
@@ -36,7 +42,7 @@ STATIC = {"mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}}
 
 
 class Offers:
-    """What a plan asks of a backend: its pure functions."""
+    """The pure functions of a backend that a plan calls."""
 
     vendor, driver_name, grouping = "nvidia", "gpu.nvidia.com", None
     offers = staticmethod(offers.offers)
@@ -76,7 +82,7 @@ def holding(gpu: Device, number: int, claim: str, *, created: bool = False) -> P
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]]:
-    """A present state, how many pods have each partition of it, and the multiset that is wanted."""
+    """Draw a current state, the number of pods per partition, and the desired multiset."""
     states = all_states(BOARD)
     present = draw(st.sampled_from(states))
     users = {number: draw(st.integers(0, 3)) for number in range(len(present))}
@@ -115,14 +121,14 @@ def test_the_fewest_pods_or_partitions_are_disturbed_and_then_of_the_other(
     going = {(each.partition.profile_id, each.partition.placement.start) for each in found[0].going}
     assert cost(going) == least
     assert sorted(found[0].claims) == sorted({claim for each in found[0].going for claim in each.claims})
-    # What is written down with its places leads to the same, whoever has gone meanwhile.
+    # The recorded layout with its places gives the same plan, even when claims have ended in between.
     left = [each for each in prepared if each.claim not in found[0].claims]
     wanted = parse_rules([dict(each) for each in found[0].wanted])
     again = plan_layout(gpu, wanted[0], prepared=left)
     assert again.steps == found[0].steps
     backend = MemoryBackend(BOARD, gpu)
     execute(backend, again)  # type: ignore[arg-type]
-    # And the way back brings back what was there.
+    # The plan for the previous layout restores the previous partitions.
     former = parse_rules([dict(each) for each in found[0].former])
     execute(backend, plan_layout(backend.present, former[0]))  # type: ignore[arg-type]
     assert {(each.profile_id, each.placement.start) for each in backend.present.partitions} == set(present)
@@ -155,7 +161,7 @@ def test_what_the_driver_has_made_for_a_claim_goes_with_it_where_the_device_beco
     found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
     assert found.claims == ("team/a",) and not any(isinstance(each, DestroyPartition) for each in found.steps)
     assert len([each for each in found.steps if isinstance(each, CreatePartition)]) == 5
-    # Its way back is to leave it to the driver.
+    # The rollback returns the GPU to dynamic mode.
     assert found.former[0]["mode"] == "dynamic"
 
 
@@ -184,7 +190,7 @@ def test_devices_that_are_reset_together_are_one_operation() -> None:
     (found,), errors = plan(gpus, rules, [held])
     assert not errors and found.resets and found.restarts
     assert found.uuids == (gpus[0].uuid, gpus[1].uuid) and found.claims == ("team/train",)
-    # The neighbour has no rule of its own, and comes back as it was.
+    # The neighbor has no rule, and the rollback restores its previous mode.
     assert [each["match"]["uuid"] for each in found.wanted] == [[gpus[1].uuid]]
     assert [each["mode"] for each in found.former] == ["static", "whole"]
     assert {"gpu-0-mig-4g24gb-0-0", "gpu-1"} & set(found.names) == {"gpu-1"}
@@ -218,7 +224,7 @@ def test_the_driver_is_told_new_rules_device_by_device() -> None:
     assert not same_for_driver(gpus[0], new, old) and same_for_driver(gpus[0], new, new)
 
 
-# ---- what is written down
+# ---- the record of an operation
 
 
 def record(**changes: Any) -> Record:
@@ -266,7 +272,7 @@ BOOT = Moment("boot-1", 10_000.0, 1_700_000_000.0)
 
 
 def at(seconds: float, *, boot: str = "boot-1", wall: float = 0.0) -> Moment:
-    """Return the moment so many seconds later; ``wall`` is how far the clock was set meanwhile."""
+    """Return the moment ``seconds`` later. ``wall`` is the clock adjustment in seconds."""
     return Moment(boot, BOOT.boottime + seconds, BOOT.wall + seconds + wall)
 
 
@@ -346,7 +352,7 @@ def test_rule_is_written_as_it_was_read() -> None:
         assert replace(again, match=parse_rules([rule])[0].match) == parse_rules([rule])[0]
 
 
-# ---- what the driver still has prepared
+# ---- claims that the driver still has prepared
 
 
 def held_of(operation: Operation, prepared: list[PreparedPartition]) -> tuple[str, ...]:
@@ -361,7 +367,7 @@ def test_what_is_prepared_on_what_goes_is_waited_for_and_nothing_else() -> None:
     found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
     assert sorted(held_of(found, prepared)) == sorted(found.claims)
     assert held_of(found, [each for each in prepared if each.claim not in found.claims]) == ()
-    # Of another device with the same places nothing is waited for.
+    # A partition of another device with the same places does not delay the operation.
     assert held_of(found, [replace(each, device_uuid="GPU-other") for each in prepared]) == ()
 
 
@@ -378,7 +384,7 @@ def test_what_the_driver_has_made_after_the_plan_is_waited_for_where_the_device_
     assert held_of(found, [late]) == ("team/late",)
 
 
-# ---- settings that need that nobody uses the device
+# ---- settings that need an idle device
 
 
 ECC_OFF = Unrest({"ecc": False}, {"ecc": True})
@@ -399,7 +405,7 @@ def test_a_device_whose_ecc_changes_is_emptied_reset_and_comes_back_as_it_was() 
     ]
     assert told["settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": False}]
     assert told["former_settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": True}]
-    # Emptied in its mode, and made again where it was.
+    # The GPU is emptied in its mode, then its partitions are created at the same places.
     backend = MemoryBackend(BOARD, gpu)
     execute(backend, plan_layout(gpu, parse_rules(list(told["emptied"]))[0]))  # type: ignore[arg-type]
     assert backend.present.partitions == () and backend.present.partitioning.enabled
@@ -437,8 +443,8 @@ def test_what_the_driver_has_made_goes_with_its_claim_where_the_device_is_emptie
     [
         ({"ecc": True}, {"ecc": (True, True)}, {}),
         ({"ecc": False}, {"ecc": (True, True)}, {"ecc": False}),
-        ({"ecc": True}, {"ecc": (True, False)}, {"ecc": True}),  # somebody has left another one pending
-        ({"ecc": False}, {}, {}),  # a board without
+        ({"ecc": True}, {"ecc": (True, False)}, {"ecc": True}),  # another tool has a pending change
+        ({"ecc": False}, {}, {}),  # a board without ECC
         ({"power_limit": 400}, {"powerLimit": (700, None)}, {}),
         (
             {"compute_mode": "ExclusiveProcess"},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Layout rules and nvidia-mig-parted's files: what they mean, and how they are refused."""
+"""Layout rules and nvidia-mig-parted files: their meaning, and refused ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 from board_model import board_names, device
 from dra_driver.core.errors import AcceleratorError, InvalidLayout, Unsupported
-from dra_driver.core.layout import plan_layout
-from dra_driver.core.layout_rules import Match, Rule, WantedPartition, parse_rules, unmatched_indices, wanted_for
-from dra_driver.core.nvidia.mig_parted import (
+from dra_driver.core.partitioning.layout_plan import plan_layout
+from dra_driver.core.partitioning.rules import (
+    Match,
+    Rule,
+    WantedPartition,
+    parse_rules,
+    unmatched_indices,
+    wanted_for,
+)
+from dra_driver.core.vendors.nvidia.mig_parted import (
     configuration_of,
     file_in_config_map,
     possible_configurations,
     rules_from_mig_parted,
 )
-from dra_driver.core.nvidia.profiles import parse_name
+from dra_driver.core.vendors.nvidia.profiles import parse_name
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -181,7 +188,7 @@ def test_all_disabled_and_all_enabled() -> None:
 
 
 def test_all_of_a_profile_fills_every_board() -> None:
-    """The configurations all-<profile> that mig-parted ships, for every profile of every board."""
+    """The configurations all-<profile> that mig-parted ships fill each board, for each profile."""
     for name in board_names():
         gpu = device(name)
         for profile in gpu.profiles:
@@ -193,7 +200,7 @@ def test_all_of_a_profile_fills_every_board() -> None:
 
 
 def test_all_balanced_goes_by_device_filter() -> None:
-    """One configuration for several boards: each board's own entry, by PCI device id."""
+    """One configuration for several boards applies to each board its own entry, by PCI device id."""
     document = parted(
         {
             "device-filter": ["0x20B010DE", "0x20F110DE"],
@@ -256,7 +263,7 @@ def test_mig_may_be_off_on_gpus_without_it() -> None:
 
 
 def test_gpus_are_described_as_a_file_that_leaves_them_as_they_are() -> None:
-    """Every GPU is in an entry, those without MIG among them: mig-parted's assert wants that."""
+    """The described file leaves the GPUs unchanged. Each GPU is in an entry, also those without MIG, as mig-parted's assert requires."""
     gpus = [device("l4", 3), device("h100-80", 0, places=((9, 4), (19, 0), (19, 1))), device("h100-80", 1)]
     document, left_out = configuration_of(gpus, "mine")
     assert left_out == ()
@@ -280,7 +287,7 @@ def test_gpus_that_are_alike_need_no_numbers_and_one_that_is_silent_keeps_its_ow
 
 
 def test_what_a_board_can_be_fits_on_it() -> None:
-    """Each configuration, on every board: what the rules of it want can be planned, and fills what it says."""
+    """For each configuration on each board, the rules can be planned and fill the stated partitions."""
     for name in board_names():
         gpu = device(name)
         document = possible_configurations([gpu])

@@ -71,7 +71,7 @@ def values(scene: Scene) -> Sequence[Mapping[str, Any]]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_change_killed_before_any_step_next_run_completes_it(tmp_path: Path, fails: bool) -> None:
-    """The run after it without rules restores the values of before the first run."""
+    """A later run without rules restores the values from before the first run."""
     wanted = Scene(tmp_path / "wanted")
     wanted.run(FIRST)
     wanted.run(SECOND, reset="when_needed")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Devices that several claims share: what is published of them, and what a claim's consumption is read as."""
+"""Devices that several claims share: published capacities, and the interpretation of a claim's consumption."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import chip_model as model
 import pytest
 from board_model import board_names, device
 from dra_driver.core import quantity
-from dra_driver.core.ascend import offers as ascend_offers
-from dra_driver.core.ascend import sharing
-from dra_driver.core.configuration import decode_configuration
-from dra_driver.core.nvidia import offers
-from dra_driver.core.nvidia.configs import CONFIG_KINDS
-from dra_driver.core.shares import consumed, exclusive, shared
-from dra_driver.core.slices import build_pool, dropped_fields
+from dra_driver.core.dra.consumable_capacity import consumed, exclusive, shared
+from dra_driver.core.dra.opaque_config import decode_configuration
+from dra_driver.core.dra.resource_slices import build_pool, dropped_fields
+from dra_driver.core.vendors.ascend import offers as ascend_offers
+from dra_driver.core.vendors.ascend import sharing
+from dra_driver.core.vendors.nvidia import offers
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ def test_a_quarter_of_an_h100() -> None:
 
 
 def test_a_quarter_of_a_310p() -> None:
-    """Memory and AI cores, of which quotas are set; whoever has the chip open has all of its other engines."""
+    """Memory and AI cores have quotas. The other engines are shared by all claims on the chip."""
     capacity = published("310P", 4)["capacity"]
     assert set(capacity) == {"memory", "aiCores", "shares"}
     assert capacity["aiCores"]["requestPolicy"] == {"default": "2", "validRange": {"min": "0", "step": "1"}}
@@ -115,15 +115,15 @@ TOTALS = {"memory": 80 * 1024**3, "multiprocessors": 132}
 @pytest.mark.parametrize(
     ("asked", "has", "limits"),
     [
-        ({}, {"memory": 1024**3, "multiprocessors": 33}, {"memory": 1024**3, "percentage": 25}),
+        ({}, {"memory": 1024**3, "multiprocessors": 33}, {"memory": 1024**3}),
         ({}, {"memory": 1024**3, "multiprocessors": 0}, {"memory": 1024**3}),
-        ({}, {"multiprocessors": 1}, {"percentage": 1}),
+        ({}, {"multiprocessors": 1}, {}),
         ({}, {"shares": 2}, {}),
         ({"percentage": 10}, {"multiprocessors": 66}, {"percentage": 10}),
         (
             {"percentage": 90, "memory": "4Gi"},
             {"memory": 1024**3, "multiprocessors": 66},
-            {"percentage": 50, "memory": 1024**3},
+            {"percentage": 90, "memory": 1024**3},
         ),
         ({"memory": "512Mi"}, {"memory": 1024**3}, {"memory": 512 * 1024**2}),
     ],
@@ -142,9 +142,24 @@ def test_mps_stays_within_what_the_claim_consumes(
     }
 
 
-def test_shares_stand_for_multiprocessors_that_are_not_known() -> None:
-    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+@pytest.mark.parametrize(
+    ("asked", "has", "totals", "percentage"),
+    [
+        ({}, {"memory": 1024**3, "multiprocessors": 33}, TOTALS, 25),
+        ({}, {"multiprocessors": 1}, TOTALS, 1),
+        ({"defaultActiveThreadPercentage": 90}, {"multiprocessors": 66}, TOTALS, 50),
+        ({"defaultActiveThreadPercentage": 10}, {"multiprocessors": 66}, TOTALS, 10),
+        ({}, {"memory": 1024**3, "multiprocessors": 0}, TOTALS, None),
+        ({}, {"shares": 1, "memory": 1024**3}, {"shares": 3}, 33),
+    ],
+)
+def test_claims_of_a_shared_daemon_have_the_percentage_that_they_consume(
+    asked: dict[str, Any], has: dict[str, int], totals: dict[str, int], percentage: int | None
+) -> None:
+    sharing = {"strategy": "MPS", "mpsConfig": {**asked, "sharedDaemon": True}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
     configuration = decode_configuration(CONFIG_KINDS, parameters)
-    kind = configuration.kind
-    limits = kind.within(kind.sharing(configuration.values), {"shares": 1, "memory": 1024**3}, {"shares": 3})
-    assert (limits["defaultActiveThreadPercentage"], limits["defaultPinnedDeviceMemoryLimit"]) == (33, 1024**3)
+    limits = configuration.kind.within(configuration.kind.sharing(configuration.values), has, totals)
+    assert limits["servesDevice"] is True and "sharedDaemon" not in limits
+    assert limits.get("defaultActiveThreadPercentage") == percentage
+    assert limits.get("defaultPinnedDeviceMemoryLimit") == has.get("memory")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Pools: built within every limit of the API, and brought up to date with the fewest writes."""
+"""Pools: built within each limit of the API, and updated with the minimum number of writes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 from board_model import device
-from dra_driver.core.model import CounterSet, Offer, Taint, Version
-from dra_driver.core.nvidia.offers import counter_set, offers
-from dra_driver.core.published_form import attribute_json
-from dra_driver.core.slices import (
-    COMBINED,
+from dra_driver.core.dra.device_json import attribute_json
+from dra_driver.core.dra.resource_slices import (
     PoolPlan,
     PoolSpec,
     SliceContent,
@@ -25,6 +22,8 @@ from dra_driver.core.slices import (
     plan_removal,
     same_content,
 )
+from dra_driver.core.model import CounterSet, Offer, Taint, Version
+from dra_driver.core.vendors.nvidia.offers import counter_set, offers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ TAINT = Taint("gpu.nvidia.com/xid", "NoSchedule", "79")
 
 
 class ApiServer:
-    """ResourceSlices with what matters of the server: names, uids, versions, immutable fields, canonical quantities."""
+    """A model of ResourceSlices in the API server: names, UIDs, versions, immutable fields, and canonical quantities."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -244,14 +243,9 @@ def h100_pool(count: int, layout: str = "separate") -> PoolSpec:
 
 def test_counters_have_slices_of_their_own() -> None:
     spec = h100_pool(16)
-    assert [len(each.shared_counters) for each in spec.slices] == [8, 8] + [0] * 16
-    assert [len(each.devices) for each in spec.slices] == [0, 0] + [26] * 16
+    assert [len(each.shared_counters) for each in spec.slices] == [8, 8] + [0] * 8
+    assert [len(each.devices) for each in spec.slices] == [0, 0] + [52] * 8
     assert all(not (each.devices and each.shared_counters) for each in spec.slices)
-
-
-def test_counters_before_1_35_are_in_the_slice_of_their_devices() -> None:
-    spec = h100_pool(2, COMBINED)
-    assert [(len(each.shared_counters), len(each.devices)) for each in spec.slices] == [(1, 26), (1, 26)]
 
 
 def test_the_same_inventory_is_the_same_pool() -> None:

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The port to the machine: files below a root, device nodes, commands."""
+"""Access to the system: files below a root, device nodes, and commands."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from dra_driver.core import pci
-from dra_driver.core import system as core_system
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.host import pci
+from dra_driver.core.host import system as core_system
+from dra_driver.core.host.system import DeviceNumber, System
+
+from tests.unit.crash_steps import at_each_step
 
 
 def tree(root: Path, address: str, parents: str, numa: str | None) -> System:
@@ -84,7 +90,7 @@ def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_run_output_above_limit_ends_the_command_and_its_children(tmp_path: Path, stream: str) -> None:
-    """The second process would go on writing for ever: it has to end too."""
+    """The second process would write forever: it is ended too."""
     pids = tmp_path / "pids"
     program = (
         "import os, sys\n"
@@ -174,12 +180,12 @@ def test_a_file_that_nobody_reads_yet_is_made_once(tmp_path: Path, monkeypatch: 
 def test_what_a_killed_writer_of_the_same_number_has_left_is_passed_by(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     system.write_atomic("/file", b"first")
-    # In a container every driver has the same process number, and begins to count anew.
+    # In a container each driver has the same process ID, and its counter restarts.
     number = next(core_system._TEMPORARY)
     left = [tmp_path / f".file.{os.getpid()}-{number + step}.tmp" for step in (1, 2)]
     for path in left:
         path.write_bytes(b"a part")
-    system.write_atomic("/file", b"second")
+    system.write_atomic("/file", b"second", durable=False)
     assert (tmp_path / "file").read_bytes() == b"second"
     assert [path.read_bytes() for path in left] == [b"a part"] * 2
 
@@ -222,3 +228,138 @@ def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monk
     assert system.remove("/nothing") is False
     with pytest.raises(OSError, match="Read-only"):
         system.remove("/file")
+
+
+def test_remove_that_cannot_prove_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "lstat", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            System(str(tmp_path)).remove("/file")
+
+
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+@pytest.mark.parametrize("number", [*ABSENT, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN])
+def test_file_is_missing_only_after_an_error_that_proves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A record that temporarily cannot be read must not count as missing."""
+
+    def fail(_path: str) -> str:
+        raise OSError(number, os.strerror(number))
+
+    system = System(str(tmp_path))
+    expected = contextlib.nullcontext() if number in ABSENT else pytest.raises(OSError, match=os.strerror(number))
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "unlink", "listdir", "readlink"):
+            patch.setattr(os, name, fail)
+        with expected:
+            assert system.exists("/record.json") is False
+        with expected:
+            assert system.remove("/record.json") is False
+        with expected:
+            assert system.link_target("/link") == ""
+
+
+def test_remove_tree_that_cannot_prove_a_missing_directory_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_path: str) -> list[str]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    def refuse(_path: str, **_options: object) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", missing)
+        patch.setattr(os, "lstat", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            System(str(tmp_path)).remove_tree("/folder")
+
+
+WRITER = """
+import os, sys, time
+from dra_driver.core.host.system import System
+def hang(*paths):
+    print("written", flush=True)
+    time.sleep(600)
+os.replace = hang
+System(sys.argv[1]).write_atomic("/file", b"new")
+"""
+
+
+def test_write_removes_temporary_files_of_killed_writers_only(tmp_path: Path) -> None:
+    """A running writer keeps its file, also in another PID namespace. Files of killed writers are removed."""
+    system, file = System(str(tmp_path)), tmp_path / "file"
+
+    def temporaries() -> list[Path]:
+        return sorted(tmp_path.glob(".file.*.tmp"))
+
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
+        (left,) = temporaries()
+        (tmp_path / ".file.1-0.tmp").write_bytes(b"of a killed writer")
+        (tmp_path / ".file.2.tmp").symlink_to("target")
+        others = [tmp_path / name for name in (".other.1-0.tmp", ".file.new.tmp", ".file.1-0.old.tmp")]
+        for other in others:
+            other.touch()
+        system.write_atomic("/file", b"first")
+        assert temporaries() == sorted([left, *others[1:]]) and file.read_bytes() == b"first"
+        writer.kill()
+    system.write_atomic("/file", b"second", durable=False)
+    assert left.exists(), "no directory is read at each claim"
+    system.write_atomic("/file", b"third")
+    assert not left.exists() and file.read_bytes() == b"third"
+    assert all(other.exists() for other in others)
+
+
+def test_temporary_file_that_is_removed_before_its_lock_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = core_system.fcntl.flock
+    removed: list[Path] = []
+
+    def late(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.glob(".file.*.tmp"))
+            removed[0].unlink()
+        flock(descriptor, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core_system.fcntl, "flock", late)
+        System(str(tmp_path)).write_atomic("/file", b"content")
+    assert removed and (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_temporary_file_of_a_killed_writer_is_locked_until_it_is_removed(tmp_path: Path) -> None:
+    """A writer creates its file before its lock. Without this lock it could lock the file, and lose it afterwards."""
+    left = tmp_path / ".file.1-0.tmp"
+    left.touch()
+
+    def lock(_number: int) -> None:
+        descriptor = os.open(left, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+
+    steps = at_each_step(lambda: System(str(tmp_path)).remove_temporaries("/file"), tmp_path, lock)
+    assert steps == [f"os.remove {left.name}"] and not left.exists()
+
+
+def test_failed_copy_leaves_no_temporary_file(tmp_path: Path) -> None:
+    """A partial copy would keep a full disk full: it is removed."""
+    system = System(str(tmp_path))
+    (tmp_path / "package").write_bytes(b"x" * 100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            system.copy("/package", "/kept")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each.name for each in tmp_path.iterdir()] == ["package"]

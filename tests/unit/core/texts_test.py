@@ -9,8 +9,8 @@ import json
 
 import pytest
 from dra_driver.core import errors
-from dra_driver.core.configuration import ConfigKind, ConfigRefused, decode_configuration
-from dra_driver.core.documents import InvalidDocument, Record, Whole, decode
+from dra_driver.core.dra.opaque_config import ConfigKind, ConfigRefused, decode_configuration
+from dra_driver.core.schema import InvalidDocument, Record, Whole, decode
 from dra_driver.core.texts import join_problems, shorten, shorten_bytes
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_error_of_any_kind_is_bounded(kind: type[errors.AcceleratorError]) -> No
 
 
 def test_refusal_of_a_token_keeps_the_command_at_its_end() -> None:
-    """The status has shown 300 characters, and the command that helps was cut off."""
+    """The status shows 300 characters: a refusal keeps the command at its end, which was cut off before."""
     from dra_driver.api.token import refusal
     from dra_driver.core.texts import LONGEST_CAUSE, join_problems
 

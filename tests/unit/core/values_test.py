@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Values: versions, placements, quantities, PCI addresses, profile names. And what the core may import."""
+"""Values: versions, placements, quantities, PCI addresses, and profile names. Also the permitted imports of the core."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fractions import Fraction
 import board_model
 import pytest
 from board_model import board_names
-from dra_driver.core import pci, quantity
+from dra_driver.core import quantity
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout, LayoutFailed
+from dra_driver.core.host import pci
 from dra_driver.core.model import Placement, Version
-from dra_driver.core.nvidia import profiles
+from dra_driver.core.vendors.nvidia import profiles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def test_what_is_no_profile_name_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", board_names())
 def test_the_naming_rule_gives_every_board_s_names(name: str) -> None:
-    """For drivers that name no profiles; the rule's input is what NVML reports."""
+    """The rule is for drivers without profile names. Its input are the values that NVML reports."""
     total = board_model.board(name)["memory"]["total_mib"] * board_model.MIB
     for entry in board_model.board(name)["mig"]["profiles"]:
         suffix = str(profiles.parse_name(entry["name"])).partition("gb")[2]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What vendors are called, and what the labels of a Node say of its devices."""
+"""Names of vendors, and the labels of a Node about its devices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import board_model
 import pytest
 from chip_model import device as chip_device
-from dra_driver.core.backend import BACKENDS, create
-from dra_driver.core.labels import LONGEST_VALUE, agreed, value_of, written
+from dra_driver.core.dra.node_labels import LONGEST_VALUE, agreed, value_of, written
 from dra_driver.core.model import Device
+from dra_driver.core.vendors.registry import BACKENDS, create
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +47,7 @@ def test_no_two_vendors_share_what_tells_them_apart() -> None:
 
 
 def test_labels_of_gpus() -> None:
-    """The least of them; docs/labels.md has all, and node_labels_test.py goes through it."""
+    """The most important labels. docs/labels.md has all of them, and node_labels_test.py compares them."""
     first = board_model.device("h100-80")
     found = create("nvidia").labels([first, first])
     assert found["nvidia.com/gpu.count"] == "2" and found["nvidia.com/gpu.family"] == "hopper"
@@ -73,7 +73,7 @@ def test_labels_of_npus() -> None:
         "node.kubernetes.io/npu.chip.name": "Ascend910",
     }
     assert labels([here[1]])["huawei.com/topotree.rackid"] == "3"
-    # Memory beside the package has no label, and chips of two super-pods are in none.
+    # A chip with external memory has no memory label, and chips of two super-pods get no super-pod label.
     small = replace(npu("310P", model="310P3"), pci_device_id=0xD50019E5)
     assert set(labels([small])) == {"huawei.com/npu.chip.name", "node.kubernetes.io/npu.chip.name"}
     torn = labels([here[0], npu("A3", **{**pod, "superPodID": 8})])

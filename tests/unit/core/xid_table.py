@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""NVIDIA's Xid catalog as tests expect it: for each number its severity, what ends it, and when the GPU asks for recovery.
+"""NVIDIA's Xid catalog as the tests expect it: for each number its severity, its end, and the branches that request a recovery.
 
 It is transcribed from the catalog, and shares nothing with the product's table.
 """
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dra_driver.core.signs import Severity
+from dra_driver.core.health.conditions import Severity
 
-#: Ends of a fault.
+#: The ends of a fault.
 PROCESS, RESET, REBOOT, RECOVERY, NEVER = "process", "reset", "reboot", "recovery", "never"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: ``severity`` None for a number that needs no action; what ends the fault; whether a reset mends it."""
+    """One row of the table. ``severity`` is None for a number that needs no action. Also the end of the fault, and whether a reset repairs it."""
 
     severity: Severity | None
     ends: str = PROCESS
@@ -72,7 +72,7 @@ _ROWS: tuple[tuple[Row, str], ...] = (
 )
 ROWS: dict[int, Row] = {number: row for row, text in _ROWS for number in numbers(text)}
 
-#: The first driver branch in which the GPU asks for recovery after the Xid; the others ask for none in any branch.
+#: The first driver branch in which the GPU requests a recovery after the Xid. Other Xids request none in any branch.
 ASKS_FROM: dict[int, int] = {
     **dict.fromkeys(numbers("62, 63, 64, 79, 94, 95, 110, 120, 136, 155, 156"), 565),
     109: 570,
@@ -85,11 +85,11 @@ BRANCHES = (560, 565, 570, 575, 580)
 
 
 def asks(number: int, branch: int) -> bool:
-    """Return whether the GPU asks for recovery after an Xid, with this branch of the driver."""
+    """Return whether the GPU requests a recovery after an Xid, with this branch of the driver."""
     return number in ASKS_FROM and branch >= ASKS_FROM[number]
 
 
 def branches_of(number: int) -> Iterable[int]:
-    """Return the branches that matter for a number: just before it asks for recovery, and from then on."""
+    """Return the relevant branches for a number: the last one before the GPU requests a recovery, and the first one with it."""
     first = ASKS_FROM.get(number, 0)
     return (580,) if not first else tuple(each for each in (max(b for b in BRANCHES if b < first), first, 580))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Each Xid of NVIDIA's catalog: its severity, what ends its fault, and that nothing else does."""
+"""Each Xid of NVIDIA's catalog: its severity, and the only event that ends its fault."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 from board_model import device
-from dra_driver.core import health
-from dra_driver.core.health import Ailments, Moment
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Severity
+from dra_driver.core.health.tracker import Ailments, Moment
 from dra_driver.core.model import Fault, Finding, Health, Process
-from dra_driver.core.nvidia import xids
-from dra_driver.core.signs import Severity
+from dra_driver.core.vendors.nvidia import xids
 from xid_table import _ROWS, NEVER, PROCESS, RECOVERY, RESET, ROWS, asks, branches_of, numbers
 
 GPU = device("h100-80")
@@ -24,20 +24,20 @@ CASES = [(number, branch) for number in sorted(ROWS) for branch in branches_of(n
 def scans(
     ailments: Ailments, start: float, *, boot: str = "boot", used: bool = True, asking: bool | None = False
 ) -> Ailments:
-    """Scan the GPU three times; ``asking`` is whether it asks for a reset then, None where it does not report that."""
+    """Scan the GPU three times. ``asking`` is whether it requests a reset, or None if it does not report that."""
     processes = (Process(PID),) if used else ()
     gpu = replace(GPU, health=Health((), needs_recovery=asking, needs_reset=asking), processes=processes)
     for number in range(3):
         now = start + 10 * number
-        ailments = health.looked(ailments, Finding(0, "GPU 0", GPU.uuid, gpu), Moment(now, boot, now))
+        ailments = health_tracker.looked(ailments, Finding(0, "GPU 0", GPU.uuid, gpu), Moment(now, boot, now))
     return ailments
 
 
 def reported(number: int, branch: int) -> Ailments:
-    """Return the faults of a GPU in use that has reported an Xid and was scanned since."""
+    """Return the faults of a GPU in use that has reported an Xid and was scanned afterwards."""
     sign = xids.of_xid(number, None)
     assert sign is not None
-    return scans(health.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
+    return scans(health_tracker.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=asks(number, branch))
 
 
 @pytest.mark.parametrize(("number", "branch"), CASES)
@@ -51,16 +51,16 @@ def test_xid_ends_by_its_row_and_nothing_else(number: int, branch: int) -> None:
     ill = reported(number, branch)
     if row.ends == RECOVERY:
         assert not ill, "the GPU reports that it needs no recovery"
-        ill = scans(health.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=True)
+        ill = scans(health_tracker.told((), sign, {PID}, Moment(0, "boot", 0)), 1, asking=True)
     (fault,) = ill
     ends = {
         "the processes end": not scans(ill, 100, used=False, asking=is_asking or row.ends == RECOVERY),
         "the driver does not report its state": not scans(ill, 100, asking=None),
-        "a known reset": not health.was_reset(ill),
+        "a known reset": not health_tracker.was_reset(ill),
         "the GPU stops asking": not scans(ill, 100, asking=False),
         "a reboot": not scans(ill, 100, boot="next"),
-        "a reported repair": not health.was_repaired(ill),
-        "a fault of the scan": not health.looked(
+        "a reported repair": not health_tracker.was_repaired(ill),
+        "a fault of the scan": not health_tracker.looked(
             ill, Finding(0, "GPU 0", GPU.uuid, GPU, Fault("no-answer", "It hangs")), Moment(500, "boot", 500)
         ),
     }
@@ -82,7 +82,7 @@ def test_xid_reset_remedy_resets_only_gpus_that_need_it(number: int, branch: int
         return
     asking = asks(number, branch)
     gpu = replace(GPU, health=Health((), needs_recovery=asking, needs_reset=asking))
-    assert health.needs_reset(gpu, reported(number, branch)) == ROWS[number].mended
+    assert health_tracker.needs_reset(gpu, reported(number, branch)) == ROWS[number].mended
 
 
 def test_table_has_every_number_once() -> None:
@@ -105,7 +105,7 @@ def test_xid_45_counts_only_without_another_xid() -> None:
     def told(*signs: object) -> list[str]:
         ailments: Ailments = ()
         for second, sign in enumerate(signs):
-            ailments = health.told(ailments, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
+            ailments = health_tracker.told(ailments, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
         return [each.sign.value for each in ailments]
 
     assert told(cleanup) == told(cleanup, cleanup) == ["45"]
@@ -127,7 +127,7 @@ def test_unknown_xid_is_informative_and_names_the_catalog() -> None:
 def test_fault_after_driver_restart_keeps_the_recovery_action() -> None:
     (before,) = reported(95, 580)
     assert before.asked
-    after = health.from_data(health.to_data({"u": (before,)}))["u"]
+    after = health_tracker.from_data(health_tracker.to_data({"u": (before,)}))["u"]
     assert not scans(after, 100, asking=False)
-    again = health.told(after, before.sign, {PID}, Moment(90, "boot", 90))
+    again = health_tracker.told(after, before.sign, {PID}, Moment(90, "boot", 90))
     assert scans(again, 100, asking=False), "it was reported again since the reset"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Callers without a certificate send the webhook large and slow bodies: the event loop and real requests go on."""
+"""Callers without a certificate send large and slow bodies to the webhook: the event loop and real requests continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohttp import web
 from dra_driver.controller import admission_queue
 from dra_driver.controller.admission import rules_for
 from dra_driver.controller.admission_queue import REQUESTS_OF_ADDRESS, USUAL_BYTES
-from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.webhook import PATH, application
 
 from tests.unit.undecodable import OWN
@@ -32,13 +32,13 @@ ATTACKER, SERVER = "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture(autouse=True)
 def time_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests take longer than the API server waits: the tests judge the order, on machines of any speed."""
+    """Let requests take longer than the API server waits: the tests check the order, on hosts of any speed."""
     monkeypatch.setattr(admission_queue, "REQUEST_SECONDS", 30.0)
 
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[int, Callable[[str], aiohttp.ClientSession]]]:
-    """Serve the webhook; yield its port, and a function that makes a client with an address."""
+    """Serve the webhook. Yield its port, and a function that creates a client with an address."""
     runner = web.AppRunner(application(rules_for([OWN], {}), Measurements()), shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -106,7 +106,7 @@ def test_incomplete_body_ends_and_other_addresses_are_served(monkeypatch: pytest
 
 @pytest.mark.parametrize("length", [1000, 1024 * 1024])
 def test_slow_bodies_from_many_addresses_leave_room_for_others(length: int) -> None:
-    """A user with some pods has as many addresses. A pod has no certificate of the webhook's callers either."""
+    """A user with several pods has as many addresses, but no client certificate: slow bodies leave room for other callers."""
 
     async def scenario() -> None:
         async with served() as (port, session):

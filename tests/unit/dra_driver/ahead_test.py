@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What claims' status says of devices, and claims that are prepared before their pods are bound."""
+"""Device conditions in the status of claims, and claims that are prepared before their pods are bound."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
+from dra_driver.api.client import ApiClient, ApiError
+from dra_driver.claims.claim_statuses import Place, failed_entries, prepared_entries, waiting
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
-from dra_driver.claims.statuses import Place, failed_entries, prepared_entries, waiting
-from dra_driver.core.layout_rules import parse_rules
-from dra_driver.core.published_form import FAILED_CONDITION, PREPARED_CONDITION
-from dra_driver.supervisors.statuses import ClaimStatuses
+from dra_driver.core.dra.device_json import FAILED_CONDITION, PREPARED_CONDITION
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.supervisors.claim_status_writer import ClaimStatuses
+from dra_driver.supervisors.pre_binding import ABSENT_SECONDS, UNKNOWN_SECONDS, ControllerSign
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL
@@ -27,14 +30,24 @@ BINDING = {"bindingConditions": [PREPARED_CONDITION], "bindingFailureConditions"
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
-    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.SPREAD_SECONDS", 0.1)
     return tmp_path_factory.mktemp("a")
 
 
+async def begin(scene: Scene, *, controller: bool = True) -> None:
+    """Start a driver with devices that pods wait for, and the controller that lists their claims."""
+    scene.settings = AHEAD
+    if controller:
+        scene.api.act_as_controller()
+    await scene.api.start()
+    await scene.start()
+
+
 def reserve(scene: Scene, name: str, *devices: str, at: str = "2026-01-01T00:00:00Z", **allocation: Any) -> None:
-    """What the scheduler does before it waits."""
+    """Reserve a claim, as the scheduler does before it waits."""
     scene.cluster.allocate(name, *({"device": device, **BINDING} for device in devices), **allocation)
     claim = copy.deepcopy(scene.cluster.claims["default", name])
     claim["status"]["allocation"]["allocationTimestamp"] = at
@@ -42,7 +55,7 @@ def reserve(scene: Scene, name: str, *devices: str, at: str = "2026-01-01T00:00:
 
 
 def release(scene: Scene, name: str) -> None:
-    """What it does when it gives up: the entries of the devices go with the allocation."""
+    """Release a claim, as the scheduler does after a timeout: the device entries are removed with the allocation."""
     claim = copy.deepcopy(scene.api.claims[name])
     claim["status"] = {}
     scene.api.put_claim(claim)
@@ -62,9 +75,7 @@ def told(scene: Scene, name: str, condition: str) -> bool:
 
 def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = AHEAD
-        await scene.api.start()
-        await scene.start()
+        await begin(scene)
         await scene.until(scene.devices)
         (small,) = [
             each
@@ -81,7 +92,7 @@ def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
         (entry,) = scene.api.claims["a"]["status"]["devices"]
         assert entry["data"]["uuid"] == made.uuid and entry["data"]["parentUUID"]
         assert entry["data"]["profile"] == "1g.10gb"
-        # The pod is bound, and the kubelet asks.
+        # The pod is bound, and the kubelet calls.
         assert await scene.call("NodePrepareResources", "a") == ""
         assert scene.backend.gpus.devices()[0].partitions[0].uuid == made.uuid
         assert await scene.unprepare("a") == ""
@@ -92,20 +103,18 @@ def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
 
 def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = AHEAD
-        await scene.api.start()
-        await scene.start()
+        await begin(scene)
         await scene.until(scene.devices)
         reserve(scene, "a", SMALL)
         reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
         await scene.until(lambda: told(scene, "a", PREPARED_CONDITION) and told(scene, "b", PREPARED_CONDITION))
         assert await scene.call("NodePrepareResources", "b") == ""
         release(scene, "a")
-        release(scene, "b")  # its containers may run still: the kubelet will say when it is over
+        release(scene, "b")  # its containers can still run: the kubelet will unprepare it
         await scene.until(lambda: len(scene.cdi()) == 1)
         assert len(scene.partitions()) == 1
         assert "b" in scene.cdi()[0].name
-        # Given anew, and to be had on the other GPU.
+        # A new allocation on the other GPU is prepared.
         reserve(scene, "a", "gpu-1-mig-1g10gb-19-1", at="2026-01-01T00:01:00Z")
         await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
         assert await scene.call("NodePrepareResources", "a") == ""
@@ -115,9 +124,7 @@ def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
 
 def test_what_cannot_be_prepared_sends_the_pod_elsewhere(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = AHEAD
-        await scene.api.start()
-        await scene.start()
+        await begin(scene)
         await scene.until(scene.devices)
         wrong = {"opaque": {"driver": DRIVER, "parameters": {"kind": "Nothing"}}, "source": "FromClaim"}
         reserve(scene, "a", SMALL, config=[wrong])
@@ -143,12 +150,233 @@ def test_claims_are_watched_only_where_pods_wait_for_devices(short: Path) -> Non
     run(short, scenario)
 
 
+def binds(scene: Scene) -> bool | None:
+    """Return whether the published device has binding conditions, or None if it is not published."""
+    found = scene.specs().get(SMALL)
+    return None if found is None else "bindingConditions" in found
+
+
+def requested(scene: Scene, method: str, part: str) -> int:
+    return sum(one == method and part in path for one, path in scene.api.log)
+
+
+def test_claims_of_other_nodes_cost_a_node_nothing(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: binds(scene))
+        await scene.until(lambda: requested(scene, "WATCH", "/configmaps"))
+        version = scene.api.lists["waiting-claims"]["metadata"]["resourceVersion"]
+        sent: list[Any] = []
+        for queue in scene.api._list_watchers:
+            queue.put_nowait = sent.append  # type: ignore[method-assign]
+        for number in range(100):
+            results = [{"driver": DRIVER, "pool": "node-2", "device": SMALL, **BINDING}]
+            metadata = {"namespace": "default", "name": f"other-{number}", "uid": f"other-{number}"}
+            scene.api.put_claim(
+                {"metadata": metadata, "status": {"allocation": {"devices": {"results": results}}}},
+            )
+        assert sent == []
+        assert scene.api.lists["waiting-claims"]["metadata"]["resourceVersion"] != version
+        assert not [path for _method, path in scene.api.log if path.endswith("/resourceclaims")]
+        assert not requested(scene, "GET", "/resourceclaims/other")
+
+    run(short, scenario)
+
+
+def test_without_a_controller_pods_are_bound_first(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await begin(scene, controller=False)
+        await scene.until(lambda: binds(scene) is False)
+        await scene.until(lambda: any(each["reason"] == "ControllerMissing" for each in scene.api.events))
+        assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
+        assert len(scene.partitions()) == 1
+
+    run(short, scenario)
+
+
+def test_conditions_follow_the_controller(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.pre_binding.SIGN_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.pre_binding.ABSENT_SECONDS", 0.5)
+
+    async def scenario(scene: Scene) -> None:
+        await begin(scene, controller=False)
+        await scene.until(lambda: binds(scene) is False)
+
+        async def renew() -> None:
+            while True:
+                scene.api.act_as_controller()
+                await asyncio.sleep(0.05)
+
+        for _each in range(2):
+            renewing = asyncio.ensure_future(renew())
+            await scene.until(lambda: binds(scene))
+            reserve(scene, "a", SMALL)
+            await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+            release(scene, "a")
+            await scene.until(lambda: scene.partitions() == [])
+            renewing.cancel()
+            await scene.until(lambda: binds(scene) is False)
+        # The role of the controller deletes its objects.
+        scene.api.act_as_controller()
+        await scene.until(lambda: binds(scene))
+        monkeypatch.setattr("dra_driver.supervisors.pre_binding.ABSENT_SECONDS", 1000.0)
+        scene.api.has_controller = False
+        scene.api.put_list("waiting-claims", None)
+        await scene.until(lambda: binds(scene) is False)
+
+    run(short, scenario)
+
+
+def test_restart_changes_no_slice(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: binds(scene))
+        await scene.stop()
+        written = scene.api.slice_writes()
+        scene.api.failures = [("GET", 503, "overloaded")] * 3
+        asked = requested(scene, "GET", "/configmaps/waiting-claims")
+        await scene.start()
+        await scene.until(
+            lambda: requested(scene, "GET", "/configmaps/waiting-claims") > asked and not scene.api.failures
+        )
+        await scene.until(lambda: scene.driver._serving.publisher.is_current)
+        assert scene.api.slice_writes() == written
+
+    run(short, scenario)
+
+
+def test_driver_prepares_only_claims_that_are_allocated_to_it(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: binds(scene))
+        scene.api.has_controller = False
+        scene.cluster.allocate("elsewhere", {"device": SMALL, **BINDING})
+        elsewhere = copy.deepcopy(scene.cluster.claims["default", "elsewhere"])
+        elsewhere["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-2"
+        scene.api.put_claim(elsewhere)
+        reserve(scene, "right", "gpu-1-mig-1g10gb-19-0")
+        lines = ("missing 0uid-missing", "elsewhere 0uid-elsewhere", "right another-uid", "../nodes/node-1 u")
+        scene.api.put_list("waiting-claims-node-1", {"claims": "".join(f"default/{each} 00000000\n" for each in lines)})
+        await scene.until(
+            lambda: all(
+                requested(scene, "GET", f"/resourceclaims/{name}") for name in ("missing", "elsewhere", "right")
+            )
+        )
+        reserve(scene, "marker", SMALL)
+        scene.api.act_as_controller()
+        await scene.until(
+            lambda: told(scene, "marker", PREPARED_CONDITION) and told(scene, "right", PREPARED_CONDITION)
+        )
+        assert len(scene.cdi()) == 2 and not conditions(scene, "elsewhere")
+        assert not requested(scene, "GET", "resourceclaims/..")
+
+    run(short, scenario)
+
+
+def test_claim_that_is_not_listed_is_undone_only_if_it_is_not_allocated_here(short: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: binds(scene))
+        reserve(scene, "a", SMALL)
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        read = requested(scene, "GET", "/resourceclaims/a")
+        scene.api.has_controller = False
+        scene.api.put_list("waiting-claims-node-1", None)
+        await scene.until(lambda: requested(scene, "GET", "/resourceclaims/a") > read)
+        reserve(scene, "b", "gpu-1-mig-1g10gb-19-0")
+        scene.api.put_list("waiting-claims-node-1", {"claims": "default/b 0uid-b 00000000\n"})
+        await scene.until(lambda: told(scene, "b", PREPARED_CONDITION))
+        assert len(scene.partitions()) == 2
+        release(scene, "a")
+        scene.api.act_as_controller()
+        await scene.until(lambda: len(scene.partitions()) == 1)
+
+    run(short, scenario)
+
+
+def test_claim_that_is_allocated_again_is_prepared_with_its_new_devices(short: Path) -> None:
+    """The list shows the last allocation only, because two changes of a claim can be one write of the controller: it is prepared."""
+
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: binds(scene))
+        reserve(scene, "a", SMALL)
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        scene.api.has_controller = False
+        release(scene, "a")
+        reserve(scene, "a", "gpu-1-mig-1g10gb-19-0", at="2026-01-01T00:01:00Z")
+        scene.api.act_as_controller()
+        await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
+        assert [index for index, *_place in scene.partitions()] != [0] and len(scene.partitions()) == 1
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("failing", [5, 2])
+def test_sign_not_renewed_some_reads_fail_counts_as_absent(failing: int) -> None:
+    now, sign = 0.0, ControllerSign(0.0)
+    sign.found("1", now)
+    while sign.acting and now < 4 * 3600:
+        now += 60.0
+        if now / 60 % failing == 0:
+            sign.failed(now)
+        else:
+            sign.found("1", now)
+    assert not sign.acting and now <= 2 * ABSENT_SECONDS
+
+
+def test_conditions_list_cannot_be_watched_pods_are_bound_first(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.supervisors.pre_binding.SIGN_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.pre_binding.UNLISTED_SECONDS", 0.5, raising=False)
+    monkeypatch.setattr("dra_driver.api.watching.RETRY_LIMIT", 0.2)
+    pages, refused = ApiClient.pages, [True]
+
+    async def refuse() -> Any:
+        raise ApiError("User cannot list resource configmaps", status=403, reason="Forbidden")
+        yield
+
+    def answer(self: ApiClient, path: str, *arguments: Any, **options: Any) -> Any:
+        is_refused = refused[0] and path.endswith("/configmaps")
+        return refuse() if is_refused else pages(self, path, *arguments, **options)
+
+    monkeypatch.setattr(ApiClient, "pages", answer)
+
+    async def scenario(scene: Scene) -> None:
+        await begin(scene)
+        await scene.until(lambda: any(each["reason"] == "ClaimListUnreadable" for each in scene.api.events))
+        await scene.until(lambda: binds(scene) is False)
+        refused[0] = False
+        await scene.until(lambda: binds(scene))
+
+    run(short, scenario)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "1", "2", "failed"]), st.floats(0.0, 100.0)), max_size=30))
+def test_sign_counts_only_time_in_which_it_could_be_read(reads: list[tuple[str, float]]) -> None:
+    now, sign = 0.0, ControllerSign(0.0)
+    last, since, absences = "", 0.0, 0
+    for found, seconds in reads:
+        now += seconds
+        if found == "failed":
+            before = sign.acting
+            sign.failed(now)
+            assert sign.acting == before or (before is None and sign.acting is False and now >= UNKNOWN_SECONDS)
+            since += seconds
+        else:
+            before, absences = sign.acting, 0 if found else absences + 1
+            sign.found(found, now)
+            if absences == 1:
+                assert sign.acting == before, "one answer can be of a server that is starting"
+                continue
+            if found != last:
+                last, since = found, now
+            assert sign.acting == (bool(found) and now - since < ABSENT_SECONDS)
+
+
 def test_a_server_that_knows_no_binding_conditions_binds_at_once(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = AHEAD
         scene.api.drop_fields = ("bindingConditions", "bindingFailureConditions")
-        await scene.api.start()
-        await scene.start()
+        await begin(scene)
         await scene.until(lambda: SMALL in scene.devices())
         await scene.until(lambda: any("DRADeviceBindingConditions" in str(each) for each in scene.api.events))
         assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
@@ -181,7 +409,7 @@ def test_the_status_outlives_what_goes_wrong_while_it_is_written(short: Path) ->
 def test_a_claim_that_was_given_back_and_prepared_again_is_told_of_when_it_has_stayed(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Long beside the four calls, however slow the machine is.
+    # Longer than the four calls, even on a slow machine.
     monkeypatch.setitem(ClaimStatuses.__init__.__kwdefaults__, "settle", 3.0)  # type: ignore[arg-type]
 
     async def scenario(scene: Scene) -> None:
@@ -260,13 +488,13 @@ def test_without_an_offer_the_record_alone_is_told() -> None:
     assert [each["type"] for each in entry["conditions"]] == ["Ready"]
 
 
-@pytest.mark.parametrize("status", [400, 403, 413, 422, 500, 504, 0])
+@pytest.mark.parametrize("status", [409, 400, 403, 413, 422, 500, 504, 0])
 def test_refused_status_of_one_claim_does_not_delay_others(
     short: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 1000.0)
-    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_LIMIT", 1000.0)
-    monkeypatch.setattr("dra_driver.supervisors.statuses.REFUSED_FIRST", 0.1, raising=False)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.RETRY_FIRST", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.RETRY_LIMIT", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.REFUSED_FIRST", 0.1, raising=False)
     if not status:
         monkeypatch.setattr("dra_driver.api.client.REQUEST_SECONDS", 2.0)
 
@@ -294,8 +522,8 @@ def test_refused_status_of_one_claim_does_not_delay_others(
 def test_errors_of_server_delay_statuses_of_all_claims(
     short: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, tried: int
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_FIRST", 1000.0)
-    monkeypatch.setattr("dra_driver.supervisors.statuses.RETRY_LIMIT", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.RETRY_FIRST", 1000.0)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.RETRY_LIMIT", 1000.0)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -311,8 +539,8 @@ def test_errors_of_server_delay_statuses_of_all_claims(
     run(short, scenario)
 
 
-@pytest.mark.parametrize("status", [429, 503])
-def test_prepare_throttled_read_is_repeated_without_event(short: Path, status: int) -> None:
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_prepare_read_that_fails_for_a_moment_is_repeated_without_event(short: Path, status: int) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A small API server over HTTP: resource slices and claims with watches, claims' status, nodes and Events."""
+"""A small API server over HTTP: resource slices and claims with watches, the status of claims, nodes, and Events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+from dra_driver.controller.claim_lists import text_for
+from dra_driver.controller.facts import ClaimIndex, claim_facts
 from dra_driver.core.api_connection import INSECURE_EXTENSION
 
 from tests.unit.undecodable import dumps
@@ -18,9 +20,9 @@ Json = dict[str, Any]
 
 
 class ApiModel:
-    """Speaks enough of the API for the driver's client.
+    """An API server with the resources that the driver's client uses.
 
-    ``log`` holds method and path of every request, ``moments`` when they came, ``connections`` method and client's address.
+    ``log`` has method and path of each request, ``moments`` their times, ``connections`` method and client address.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class ApiModel:
         self.claims: dict[str, Json] = {}
         self.pods: dict[str, Json] = {}
         self.pods_forbidden = False
-        #: How long the answer about a pod takes, in seconds.
+        #: The delay of the answer about a pod, in seconds.
         self.pod_seconds = 0.0
         self.events: list[Json] = []
         self.log: list[tuple[str, str]] = []
@@ -46,24 +48,32 @@ class ApiModel:
         self.connections: set[tuple[str, Any]] = set()
         self.headers: list[dict[str, str]] = []
         self.revision = 100
+        #: Method, status, and message of answers to the next requests. A status 404 without a message is not from an
+        #: API server.
         self.failures: list[tuple[str, int, str]] = []
         self.failure_seconds = 0.0
         self.retry_after = ""
-        #: Status of the answer to writes of these claims' status, by the name of the claim; 0: no answer.
+        #: Status of the answer to writes of a claim's status, by the name of the claim. 0: no answer.
         self.refused_claims: dict[str, int] = {}
         self.watch_ends_at_once = False
-        #: While it is set nothing is answered, and connections of that time and before stay silent for ever.
+        #: While it is set no request is answered, and connections up to its end stay silent forever.
         self.is_silent = False
         self._silent: set[Any] = set()
         self._transports: set[Any] = set()
-        # Names of slices that may not be deleted, and the bodies of dry runs.
+        # Names of slices that cannot be deleted, and the bodies of dry runs.
         self.kept: set[str] = set()
         self.dry_runs: list[Json] = []
         self.drop_fields: tuple[str, ...] = ()
         self._watchers: list[asyncio.Queue[Json | None]] = []
-        # Every change of a slice, for watches that are resumed from an earlier version.
+        # Each change of a slice, for watches that resume from an earlier version.
         self._slice_events: list[Json] = []
         self._claim_watchers: list[asyncio.Queue[Json | None]] = []
+        #: Whether a controller lists the waiting claims of node-1, and the ConfigMaps that it writes.
+        self.has_controller = False
+        #: Whether each read of the controller's heartbeat finds it renewed.
+        self.renews_sign = False
+        self.lists: dict[str, Json] = {}
+        self._list_watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -83,24 +93,24 @@ class ApiModel:
             await self._runner.cleanup()
 
     def writes(self) -> list[tuple[str, str]]:
-        """Method and path of every request that changed something, or would have."""
+        """Return method and path of each request that writes, including failed ones."""
         return [entry for entry in self.log if entry[0] not in ("GET", "WATCH", "DRYRUN")]
 
     def slice_writes(self) -> list[tuple[str, str]]:
-        """Those of them that were about slices. A claim's status is written a second after it was prepared, and after each start."""
+        """Return the writes of slices. A claim's status is written 1 s after its preparation, and after each start."""
         return [entry for entry in self.writes() if "/resourceslices" in entry[1]]
 
     def end_watches(self) -> None:
-        for queue in (*self._watchers, *self._claim_watchers):
+        for queue in (*self._watchers, *self._claim_watchers, *self._list_watchers):
             queue.put_nowait(None)
 
     def abort_connections(self) -> None:
-        """Close all open connections without an end of their answers, as a server that is killed."""
+        """Close all open connections without completing their answers, as a killed server does."""
         for transport in self._transports:
             transport.abort()
 
     def put_claim(self, claim: Json) -> None:
-        """Store a claim, new or changed, and tell who watches."""
+        """Store a new or changed claim, and notify the watches."""
         self.revision += 1
         name = claim["metadata"]["name"]
         claim["metadata"]["resourceVersion"] = str(self.revision)
@@ -108,6 +118,32 @@ class ApiModel:
         self.claims[name] = claim
         for queue in self._claim_watchers:
             queue.put_nowait({"type": kind, "object": copy.deepcopy(claim)})
+        if self.has_controller:
+            self.act_as_controller()
+
+    def act_as_controller(self) -> None:
+        """Renew the heartbeat, and list the waiting claims of node-1, as the active controller does."""
+        self.has_controller = True
+        self.put_list("waiting-claims", {"renewed": "now"})
+        index = ClaimIndex()
+        for name, claim in self.claims.items():
+            index[name] = claim_facts(claim, [self.driver])
+        text = text_for(index.awaited.get("node-1", {}).values())
+        self.put_list("waiting-claims-node-1", {"claims": text} if text else None)
+
+    def put_list(self, name: str, data: Json | None) -> None:
+        """Write one of the controller's ConfigMaps, or delete it (None), and send the event to the watches."""
+        previous = self.lists.get(name)
+        if (previous or {}).get("data") == data and name != "waiting-claims":
+            return
+        self.revision += 1
+        kind = "DELETED" if data is None else "MODIFIED" if previous else "ADDED"
+        metadata = {"name": name, "namespace": "dra-accelerators", "resourceVersion": str(self.revision)}
+        self.lists[name] = {"metadata": metadata, "data": data}
+        for queue in self._list_watchers if name != "waiting-claims" else ():
+            queue.put_nowait({"type": kind, "object": copy.deepcopy(self.lists[name])})
+        if data is None:
+            del self.lists[name]
 
     def delete_slice(self, name: str) -> None:
         item = self.slices.pop(name)
@@ -127,9 +163,14 @@ class ApiModel:
         for queue in self._watchers:
             queue.put_nowait(copy.deepcopy(event))
 
-    def _error(self, status: int, message: str) -> web.Response:
+    def _error(self, status: int, message: str, path: str = "") -> web.Response:
+        reason = (
+            {"reason": "NotFound", "details": {"name": path.rpartition("/")[2]}}
+            if status == 404
+            else {"reason": "Test"}
+        )
         return web.json_response(
-            {"kind": "Status", "message": message, "reason": "NotFound" if status == 404 else "Test", "code": status},
+            {"kind": "Status", "message": message, "code": status, **reason},
             status=status,
             headers={"Retry-After": self.retry_after} if self.retry_after and status in (429, 503) else {},
         )
@@ -149,9 +190,14 @@ class ApiModel:
             if entry[0] == method:
                 self.failures.remove(entry)
                 await asyncio.sleep(self.failure_seconds)
-                return self._error(entry[1], entry[2])
+                if entry[1:] == (404, ""):
+                    return web.Response(status=404, text="404 page not found\n")
+                return self._error(entry[1], entry[2], path)
         if path == "/version":
             return web.json_response({"major": "1", "minor": self.minor})
+        if path == "/apis":
+            groups = [{"name": "resource.k8s.io"}] if self.versions else []
+            return web.json_response({"kind": "APIGroupList", "groups": groups})
         if path == "/apis/resource.k8s.io":
             if not self.versions:
                 return self._error(404, "not found")
@@ -160,7 +206,7 @@ class ApiModel:
             return web.Response(status=404, text="404 page not found\n")
         if path.startswith("/api/v1/nodes/"):
             node = self.nodes.get(path.rsplit("/", 1)[1])
-            return web.json_response(node) if node else self._error(404, "node not found")
+            return web.json_response(node) if node else self._error(404, "node not found", path)
         if path.endswith("/resourceclaims"):
             if method == "WATCH":
                 since = int(request.query.get("resourceVersion") or self.revision)
@@ -170,18 +216,22 @@ class ApiModel:
             items = list(self.claims.values())
             answer = {"items": items, "metadata": {"resourceVersion": str(self.revision)}}
             return web.Response(body=dumps(answer), content_type="application/json")
+        if "/configmaps" in path:
+            return await self._configmaps(request, method, path)
         if "/pods/" in path:
             await asyncio.sleep(self.pod_seconds)
             pod = self.pods.get(path.rsplit("/", 1)[1])
             if pod is None:
-                return self._error(*((403, "pods is forbidden") if self.pods_forbidden else (404, "pod not found")))
+                return self._error(
+                    *((403, "pods is forbidden") if self.pods_forbidden else (404, "pod not found")), path
+                )
             return web.Response(body=dumps(pod), content_type="application/json")
         if "/resourceclaims/" in path and path.endswith("/status"):
             return await self._apply_claim_status(request, path.split("/")[-2])
         if "/resourceclaims/" in path:
             claim = self.claims.get(path.rsplit("/", 1)[1])
             if claim is None:
-                return self._error(404, "claim not found")
+                return self._error(404, "claim not found", path)
             return web.Response(body=dumps(claim), content_type="application/json")
         if path.endswith("/events"):
             body = await request.json()
@@ -198,6 +248,24 @@ class ApiModel:
             return await self._slices(request, method, path)
         return self._error(404, f"no {path}")
 
+    async def _configmaps(self, request: web.Request, method: str, path: str) -> web.StreamResponse:
+        """Answer a read of the controller's heartbeat, or a list or watch of the waiting claims of one node."""
+        assert path.startswith("/api/v1/namespaces/dra-accelerators/configmaps")
+        name = path.partition("/configmaps/")[2]
+        if name:
+            if self.renews_sign:
+                self.put_list("waiting-claims", {"renewed": "now"})
+            found = self.lists.get(name) if name == "waiting-claims" else None
+            return web.json_response(found) if found else self._error(404, "no such ConfigMap", name)
+        if request.query.get("fieldSelector") != "metadata.name=waiting-claims-node-1":
+            return self._error(403, "configmaps is forbidden")
+        present = [each for key, each in self.lists.items() if key == "waiting-claims-node-1"]
+        if method == "WATCH":
+            since = int(request.query.get("resourceVersion") or self.revision)
+            missed = [{"type": "MODIFIED", "object": each} for each in present if _revision(each) > since]
+            return await self._watch(request, self._list_watchers, missed)
+        return web.json_response({"items": present, "metadata": {"resourceVersion": str(self.revision)}})
+
     async def _apply_claim_status(self, request: web.Request, name: str) -> web.Response:
         assert request.headers["Content-Type"] == "application/apply-patch+yaml" and request.query["force"] == "true"
         body = await request.json()
@@ -207,7 +275,7 @@ class ApiModel:
         if name in self.refused_claims:
             return self._error(self.refused_claims[name], "refused")
         if claim is None:
-            return self._error(404, "claim not found")
+            return self._error(404, "claim not found", name)
         if body["metadata"]["uid"] != claim["metadata"]["uid"]:
             return self._error(409, "another claim of that name")
         driver, status = request.query["fieldManager"], claim.setdefault("status", {})
@@ -249,7 +317,7 @@ class ApiModel:
         self.revision += 1
         if method == "DELETE":
             if name not in self.slices:
-                return self._error(404, "slice not found")
+                return self._error(404, "slice not found", name)
             if name in self.kept:
                 return self._error(403, "denied by a policy")
             wanted = (await request.json()).get("preconditions", {})
@@ -265,7 +333,7 @@ class ApiModel:
             name = f"{body['metadata']['generateName']}{self.revision}"
             body["metadata"].update({"name": name, "uid": f"uid-{self.revision}"})
         elif name not in self.slices:
-            return self._error(404, "slice not found")
+            return self._error(404, "slice not found", name)
         elif body["metadata"].get("resourceVersion") != self.slices[name]["metadata"]["resourceVersion"]:
             return self._error(409, "conflict")
         else:
@@ -285,7 +353,7 @@ class ApiModel:
         return body
 
     async def _stays_silent(self, request: web.Request) -> bool:
-        """Return whether a connection has become silent; if so, only after the other side has closed it."""
+        """Return whether a connection is silent. In that case wait until the client has closed it."""
         transport = request.transport
         if self.is_silent:
             self._silent.add(transport)
@@ -313,7 +381,7 @@ class ApiModel:
                 if await self._stays_silent(request):
                     break
                 data = dumps(sent) + b"\n"
-                for start in range(0, len(data), 1000):  # lines come in pieces
+                for start in range(0, len(data), 1000):  # lines arrive in pieces
                     await response.write(data[start : start + 1000])
         except ConnectionError:
             pass
@@ -327,7 +395,7 @@ def _revision(item: Json) -> int:
 
 
 def kubeconfig(url: str, **user: str) -> Json:
-    """A kubeconfig for the server, as data; YAML reads JSON."""
+    """Return a kubeconfig for the server, as data. YAML parsers read JSON."""
     return {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The client, kubeconfigs and Events against a server over HTTP."""
+"""The API client, kubeconfigs, and Events with an HTTP server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 from api_model import ApiModel, kubeconfig
 from dra_driver.api import events as events_module
 from dra_driver.api.client import ApiClient, ApiError, ApiUnreachable
+from dra_driver.api.errors import ResourceApiMissing
 from dra_driver.api.events import EventRecorder, Subject
 from dra_driver.api.kubeconfig import InvalidKubeconfig, load_access
-from dra_driver.api.resources import ResourceApi, ResourceApiMissing, slice_from_version, slice_to_version
+from dra_driver.api.resources import ResourceApi, slice_from_version, slice_to_version
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.api_connection import INSECURE_EXTENSION
 from object_server import ObjectServer
@@ -119,7 +120,7 @@ def test_new_token_keeps_open_watches(tmp_path: Path, monkeypatch: pytest.Monkey
             await asyncio.sleep(0.01)
         (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed and longer")))
         with monkeypatch.context() as patch:
-            patch.setattr("dra_driver.api.client.REQUEST_SECONDS", 0.02)  # when replaced connections are closed
+            patch.setattr("dra_driver.api.client.REQUEST_SECONDS", 0.02)  # time until replaced connections are closed
             assert await client.reload_if_changed()
         await client.get("/version")
         assert api.headers[-1]["Authorization"] == "Bearer renewed and longer"
@@ -191,7 +192,7 @@ def test_cluster_without_dynamic_resource_allocation(tmp_path: Path) -> None:
 
 
 def test_requests_reach_a_server_of_another_release(tmp_path: Path) -> None:
-    """During an upgrade of the control plane, a watch can lead to one API server and requests to another."""
+    """During an upgrade of the control plane, a watch can reach one API server and requests another: each request uses a served version."""
 
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         resources = ResourceApi(client)
@@ -238,12 +239,12 @@ def test_an_event_with_a_name_is_written_unless_there_is_one(tmp_path: Path, cap
         recorder = EventRecorder(client, component="driver", node_name="node-1")
         node = Subject("Node", "v1", "node-1", "node-1")
         assert recorder.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.one")
-        # The same words are another step's.
+        # The same message belongs to another step.
         assert recorder.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.two")
         await recorder.close()
         assert [event["metadata"]["name"] for event in api.events] == ["node-1.one", "node-1.two"]
         assert all("generateName" not in event["metadata"] for event in api.events)
-        # A driver that was started anew does not know what it has told.
+        # A restarted driver does not know its earlier Events.
         other = EventRecorder(client, component="driver", node_name="node-1")
         assert other.normal(node, "RepartitionBegun", "it has begun", action="Repartition", name="node-1.two")
         assert other.warning(node, "RepartitionFailed", "it failed", action="Repartition", name="node-1.three")
@@ -301,7 +302,7 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
         assert len(api.events) <= events_module.TOTAL_BURST + 2
         api.failures = [("POST", 403, "forbidden")]
         now[0] += 1000
-        recorder.normal(claim, "Fine", "x" * 5000, action="Prepare")  # a failure disturbs nothing
+        recorder.normal(claim, "Fine", "x" * 5000, action="Prepare")  # a failure has no effect on others
         await recorder.close()
 
     run(tmp_path, scenario)
@@ -340,7 +341,7 @@ def write(tmp_path: Path, document: Any) -> str:
 
 
 def test_what_turns_is_told_each_time(tmp_path: Path) -> None:
-    """Else the last that is told of a device that fell ill twice within minutes is that it is well, or that it is not."""
+    """Each change of a condition updates its Event. Otherwise the last Event of a device with repeated faults could be outdated."""
 
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         now = [1000.0]
@@ -367,7 +368,7 @@ def test_what_turns_is_told_each_time(tmp_path: Path) -> None:
             "once": 1,
         }
         assert [entry["count"] for entry in api.events if entry["involvedObject"]["kind"] == "Pod"] == [1]
-        for _turn in range(3):  # nobody waits in between for what is under way
+        for _turn in range(3):  # without waiting for pending requests in between
             recorder.warning(other, "DeviceUnhealthy", "it is ill", action="Watch")
             recorder.normal(other, "DeviceRecovered", "it is well", action="Watch")
         await recorder.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims for slices of Ascend chips from allocation to destruction, beside slices that an administrator makes by hand.
+"""Claims for vNPUs of Ascend chips, from allocation to destruction, next to vNPUs that an administrator creates.
 
-The scheduler, the driver's plans and a model of the silicon play together; nothing is left out but the calls themselves.
+The test combines a scheduler, the driver's plans, and a model of the silicon. It leaves out only the vendor calls.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import chip_model as model
 import pytest
 from chip_model import CHIPS, Silicon
 from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError, OpaqueConfig
-from dra_driver.claims.debts import debts_in, incurred
+from dra_driver.claims.pending_cleanups import debts_in, incurred
 from dra_driver.claims.plan import Inventory, plan_payment, plan_prepare, plan_restore, plan_undo, with_chosen_ids
 from dra_driver.claims.records import ClaimRecord, ClaimReference, record_of_document
-from dra_driver.core.ascend import names, slices
-from dra_driver.core.ascend.configs import CONFIG_KINDS, VERSION
-from dra_driver.core.ascend.offers import counter_set, offers
 from dra_driver.core.errors import InUse
 from dra_driver.core.model import Device, Offer, OwnedPartition, Profile
+from dra_driver.core.vendors.ascend import names, slices
+from dra_driver.core.vendors.ascend.configs import CONFIG_KINDS, VERSION
+from dra_driver.core.vendors.ascend.offers import counter_set, offers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ POOL, KINDS = "node-1", ["310P", "910B4", "910A", "A3"]
 
 
 class Scene:
-    """One chip, the claims on it, and what the scheduler believes."""
+    """One chip, the claims on it, and the scheduler's view of it."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -41,7 +41,7 @@ class Scene:
 
     @property
     def device(self) -> Device:
-        """What a look finds: only what the silicon tells, so that every place is worked out from ids and vGroups."""
+        """Return the device as a scan finds it, with placements computed from the reported ids and vGroups only."""
         family, rows = CHIPS[self.kind].family, CHIPS[self.kind].rows
         told = [
             (each, group if family.groups else None, 1 if rows[name][0] == 1 else 2)
@@ -67,10 +67,10 @@ class Scene:
         return offers(self.device, True, self.owned)
 
     def fitting(self, template: str | None = None) -> list[Offer]:
-        """What the scheduler could give to a claim for a slice, in its order."""
+        """Return the offers that fit a claim for a vNPU, in the scheduler's order."""
         left = dict(counter_set(self.device, self.owned).counters)
         published = {each.name: each for each in self.published}
-        for held in self.held.values():  # what the scheduler does not find it does not count
+        for held in self.held.values():  # the scheduler counts only published devices
             assert published.get(held.name) == held
             for name, amount in published[held.name].consumes.items():
                 left[name] -= amount
@@ -85,7 +85,7 @@ class Scene:
         ]
 
     def prepare(self, uid: str, offer: Offer, *, dies: bool = False, configs: tuple[OpaqueConfig, ...] = ()) -> None:
-        """Prepare a claim; one that dies has written its record, and not yet made its slice."""
+        """Prepare a claim. With ``dies`` the driver writes the record but does not create the vNPU."""
         self.held[uid] = offer
         device = self.device
         plan = plan_prepare(
@@ -119,14 +119,14 @@ class Scene:
         del self.held[uid]
 
     def recover(self) -> None:
-        """What a start of the driver does with what was half done."""
+        """Unprepare the half-prepared claims, as the driver does at its start."""
         for uid in [record.uid for record in self.records.values() if not record.prepared]:
             self.unprepare(uid)
 
     def cut_by_hand(self, template: str) -> None:
-        """What the tool does when it is given neither an id nor a vGroup: the first of both, pairs first.
+        """Create a vNPU as the vendor tool does without an id and a vGroup: the lowest free id, in a used vGroup first.
 
-        But for ids that the driver has written down: who takes the very same one makes what nobody can tell from the claim's.
+        Ids that the driver has recorded are skipped: a vNPU with such an id cannot be distinguished from the claim's.
         """
         written = {each.instance_id for record in self.records.values() for each in record.devices}
         made = min(set(range(names.slice_id(0, 0), names.slice_id(0, 15) + 1)) - set(self.silicon.slices) - written)
@@ -138,7 +138,7 @@ class Scene:
                 return
 
     def check(self) -> None:
-        """Every prepared claim has its slice, and nobody else's slice has gone."""
+        """Assert that each prepared claim has its vNPU, and that no foreign vNPU was destroyed."""
         found = self.device
         for record in self.records.values():
             if record.prepared:
@@ -161,7 +161,7 @@ def test_claims_and_manual_slices_do_not_interfere(kind: str, data: st.DataObjec
             if fitting:
                 scene.prepare(f"c{step}", data.draw(st.sampled_from(fitting)), dies=what == "death")
                 if what == "death":
-                    for _cut in range(data.draw(st.integers(0, 2))):  # before the driver is there again
+                    for _cut in range(data.draw(st.integers(0, 2))):  # before the driver restarts
                         scene.cut_by_hand(data.draw(st.sampled_from(templates)))
                     scene.recover()
         elif what == "end" and scene.records:
@@ -200,13 +200,13 @@ def offer_at(scene: Scene, template: str, start: int) -> Offer:
 
 
 def destroyed(scene: Scene, record: ClaimRecord) -> list[int]:
-    """The slices that are destroyed when a claim is undone."""
+    """Return the ids of the vNPUs that undoing a claim destroys."""
     device = scene.device
     return [each.instance_id for each in plan_undo(record, {device.uuid: device}, {}).destructions]
 
 
 def test_a_slice_that_somebody_cuts_after_a_death_is_told_from_the_claims_own() -> None:
-    """The driver dies between the record and the cut, and somebody cuts the same template in the same vGroup."""
+    """The driver dies before it creates the vNPU, and another tool creates the same template in the same vGroup: it is kept."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
     (held,) = scene.records["c"].devices
@@ -215,11 +215,11 @@ def test_a_slice_that_somebody_cuts_after_a_death_is_told_from_the_claims_own() 
     (foreign,) = scene.device.partitions
     assert foreign.key == held.key and not held.has(foreign)
     assert destroyed(scene, scene.records["c"]) == []
-    # Had the driver made it, it would go.
+    # A vNPU with the recorded id is destroyed.
     del scene.silicon.slices[100]
     assert scene.silicon.create("vir02", 102, 1)
     assert destroyed(scene, scene.records["c"]) == [102]
-    # A release before did not write the id: then the place is all that there is to go by.
+    # Earlier releases did not record the id: only the place identifies the vNPU.
     before = replace(scene.records["c"], devices=(replace(held, instance_id=None),))
     assert destroyed(scene, before) == [102]
 
@@ -270,7 +270,7 @@ def profile_of(device: Device, template: str) -> Profile:
 
 
 def test_what_is_owed_is_told_from_what_others_make_meanwhile() -> None:
-    """A chip does not answer while its claim ends. Before it does somebody has destroyed the slice and made another one."""
+    """A chip does not answer while its claim ends, and another tool replaces the vNPU: pending cleanup keeps the new one."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2))
     (debt,) = plan_undo(scene.records["c"], {}, {}, (scene.device.uuid,)).debts
@@ -280,14 +280,14 @@ def test_what_is_owed_is_told_from_what_others_make_meanwhile() -> None:
     del scene.silicon.slices[102]
     assert scene.silicon.create("vir02", 100, 1)
     assert plan_payment(scene.device, kept, {}).destructions == ()
-    # What a release before wrote there was a boot id, and its debts are of a place alone.
+    # Earlier releases recorded a boot id there, and identified their pending cleanup by place only.
     former = debts_in({debt.key: "5a3b71c0-96f6-4c1e-8f0e-2f1d9f3a7b11"}, None)
     assert former == (debt,) and former[0].instance_id is None
     assert [each.instance_id for each in plan_payment(scene.device, former, {}).destructions] == [100]
 
 
 def test_an_id_before_its_slice_is_read_by_the_release_before() -> None:
-    """It has the same fields in the same version of the document."""
+    """The previous release reads a record with an id, because version and fields are the same."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
     document = json.loads(scene.records["c"].to_document())

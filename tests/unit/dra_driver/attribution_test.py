@@ -18,7 +18,7 @@ from dra_driver.claims.records import ClaimRecord
 from dra_driver.commands import claims as command
 from dra_driver.commands import gather
 from dra_driver.config import parse
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
 from dra_driver.kubelet.attribution import requests_of_pod
 from dra_driver.kubelet.pod_resources import socket_path
 from dra_driver.metrics import MetricsRegistry
@@ -51,7 +51,7 @@ POD = pod(a=[{"name": "gpus", "request": "a/small"}], b=[{"name": "gpus"}])
 
 
 async def prepare(scene: Scene, *requests: str) -> ClaimRecord:
-    """Prepare the claim c with these requests, a device for each."""
+    """Prepare the claim c with these requests, one device for each."""
     await scene.api.start()
     await scene.start()
     devices = [{"device": DEVICES[each[0]], "request": each} for each in requests]

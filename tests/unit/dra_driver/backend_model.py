@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""GPUs for tests whose state lies in a file, and a backend that works on them.
+"""GPUs for tests with their state in a file, and a backend for them.
 
-What it offers comes from the core's own functions. State in a file outlives a process that is killed, as a GPU's does.
+The core's own functions create its offers. State in a file survives a killed process, as on a real GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import board_model
-from dra_driver.core.cdi import ContainerEdits, DeviceNode
-from dra_driver.core.companions import Companion, SharedDevice
-from dra_driver.core.composed import Grouping
-from dra_driver.core.documents import Choice, Several, Truth, Whole
+from dra_driver.core.discovery.device_workers import Call, Lanes
+from dra_driver.core.dra.composite_devices import Grouping
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, DoesNotFit, InUse, NotFound
-from dra_driver.core.lanes import Call, Lanes
+from dra_driver.core.health.conditions import Severity, Sign
+from dra_driver.core.host.cdi import ContainerEdits, DeviceNode
+from dra_driver.core.host.companions import Companion, SharedDevice
 from dra_driver.core.model import (
     AWAITED,
     Arranged,
@@ -44,17 +44,17 @@ from dra_driver.core.model import (
     Process,
     Surroundings,
 )
-from dra_driver.core.nvidia import edits, mps, offers, vendor
-from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
-from dra_driver.core.nvidia.fabric_manager import NoFabricPartition
-from dra_driver.core.settings import COMPUTE_MODES, Knob, clocks
-from dra_driver.core.signs import Severity, Sign
+from dra_driver.core.schema import Choice, Several, Truth, Whole
+from dra_driver.core.settings.knobs import COMPUTE_MODES, Knob, clocks
 from dra_driver.core.telemetry import Telemetry
+from dra_driver.core.vendors.nvidia import container_edits, mps, offers, vendor
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES, DEVICE_TYPES, INTERVALS
+from dra_driver.core.vendors.nvidia.fabric_manager import NoFabricPartition
 from pci_model import PciSystem
 
 DRIVER = "gpu.nvidia.com"
 BOARD = "h100-80"
-#: What is set on a GPU that nobody has set anything on. Clocks and time slice can be set, and not read.
+#: The settings of an untouched GPU. Clocks and time slice can be set, but not read.
 DEFAULT_KNOBS: Mapping[str, Any] = {
     "powerLimit": 700.0,
     "computeMode": "Default",
@@ -67,7 +67,7 @@ ALL_DYNAMIC = ({"match": {}, "mode": "dynamic"},)
 
 
 class ModelGpus:
-    """GPUs in a JSON file: for each UUID whether partitioning is on, the partitions, and who uses them."""
+    """GPUs in a JSON file: for each UUID whether partitioning is enabled, the partitions, and the processes."""
 
     def __init__(self, path: Path, board: str = BOARD, count: int = 2) -> None:
         self.path = path
@@ -103,7 +103,7 @@ class ModelGpus:
                 self._save(state)
 
     def reboot(self) -> None:
-        """What a Hopper board keeps over a reboot: nothing. Programs end."""
+        """Reboot: a Hopper board keeps no state, and processes end."""
         self.path.with_name("companions.json").unlink(missing_ok=True)
         with self.state() as state:
             for entry in state.values():
@@ -142,7 +142,7 @@ Answer = TypeVar("Answer")
 
 
 class ModelFabric:
-    """The fabric of a model: ``fabric`` and ``active`` of its backend, which counts the calls and has the failures."""
+    """The fabric of a model: it uses ``fabric`` and ``active`` of its backend, which counts the calls and has the failures."""
 
     def __init__(self, backend: ModelBackend) -> None:
         self._backend = backend
@@ -180,7 +180,7 @@ class ModelFabric:
 
 
 class ModelBackend:
-    """Implements the core's Backend on ModelGpus. ``failures`` holds errors to raise, by method name."""
+    """The core's Backend on ModelGpus. ``failures`` has errors to raise, by method name."""
 
     facts = vendor.FACTS
     vendor = "nvidia"
@@ -205,8 +205,8 @@ class ModelBackend:
         self.faults: dict[int, Fault] = {}  # by index, of GPUs that were known before
         self.conditions: dict[int, Health] = {}  # by index, of GPUs that answer
         self.strangers: tuple[Finding, ...] = ()  # GPUs that never answered
-        self.gates: dict[int, threading.Event] = {}  # by index: what a GPU's first reading waits for
-        # Partitions of the fabric by number: indices of GPUs; empty where the fabric has none. Which of them are active.
+        self.gates: dict[int, threading.Event] = {}  # by index: the event that a GPU's first reading waits for
+        # Partitions of the fabric by number, with the indices of GPUs (empty without a fabric), and the active ones.
         self.fabric: dict[int, tuple[int, ...]] = {}
         self.active: set[int] = set()
         self.fabric_answers = True
@@ -251,7 +251,7 @@ class ModelBackend:
         return (*found, *self.strangers)
 
     def wait_for_change(self, seconds: float) -> tuple[Notice, ...]:
-        """Wait for what a test puts into ``notices``; a driver that is not there cannot be waited for."""
+        """Wait for a notice of the test. Raise BackendUnavailable without a driver."""
         if not self.present:
             raise BackendUnavailable("The NVIDIA driver is not loaded", hint="Load it.")
         with contextlib.suppress(queue.Empty):
@@ -259,11 +259,11 @@ class ModelBackend:
         return ()
 
     def is_there(self) -> bool:
-        """A model shows its GPUs while its driver is there."""
+        """Return whether the driver is loaded."""
         return self.present
 
     def surroundings(self) -> Surroundings:
-        """What a model shows: whether its driver is there, and its GPUs."""
+        """Return the surroundings of the model: whether its driver is loaded, and its GPUs."""
         gpus = self.gpus.devices() if self.present else ()
         return Surroundings((self.present,), frozenset(gpu.pci_address for gpu in gpus))
 
@@ -284,18 +284,18 @@ class ModelBackend:
         self._lanes.leave(uuid)
 
     def on_lane(self, uuid: str, function: Callable[[], Answer], deadline: float) -> Answer:
-        """Make a call that may hang."""
+        """Run a call that can hang."""
         return self._lanes.run(uuid, function, deadline)
 
     def rests(self) -> bool:
-        """Wait until nothing is under way, what hung among it, and return whether it is so."""
+        """Wait until no call is running, including hung calls, and return whether this succeeded."""
         deadline = time.monotonic() + 30.0
         while self._lanes.hung() and time.monotonic() < deadline:
-            time.sleep(0.001)  # who hung may have been let go, and not have come back yet
+            time.sleep(0.001)  # a released call may still be returning
         return not self._lanes.hung() and self._lanes.rest(30.0)
 
     def _there(self) -> tuple[Device, ...]:
-        """Those that their own driver has, and those that are known to be away."""
+        """Return the devices that are bound to their own driver, and the known absent ones."""
         found = []
         for device in self.gpus.devices():
             if self.system is None or self.system.driver(device.pci_address) == "nvidia":
@@ -334,8 +334,11 @@ class ModelBackend:
     def device_nodes(self, device: Device) -> tuple[str, ...]:
         return (f"/dev/nvidia{device.minor}",)
 
+    def unrestored(self) -> str:
+        return ""
+
     def machine_edits(self) -> ContainerEdits:
-        return edits.NOTHING
+        return container_edits.NOTHING
 
     def device(self, uuid: str) -> Device:
         self._call("device", uuid)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A scenario of claims on a model node, and what the kubelet does in it."""
+"""Scenarios of claims on a model node, with the calls of a kubelet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL_2 = "gpu-0-mig-1g10gb-19-1"
 
 
 def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **options: Any) -> None:
-    """Play a scenario on a node that has started."""
+    """Run a scenario on a started node."""
 
     async def main() -> None:
         claims = Claims()
@@ -32,23 +32,23 @@ def run(folder: Path, scenario: Callable[[Node, Claims], Awaitable[None]], **opt
 
 
 async def prepare_all(node: Node, *references: ClaimReference) -> list[str]:
-    """Prepare claims in one call; what went wrong with each."""
+    """Prepare claims in one call, and return the error of each ("" for success)."""
     outcomes = await node.service.prepare(references)
     assert sorted(outcomes) == sorted(reference.uid for reference in references)
     return [outcomes[reference.uid].error for reference in references]
 
 
 async def unprepare_all(node: Node, *references: ClaimReference) -> list[str]:
-    """Unprepare claims in one call; what went wrong with each."""
+    """Unprepare claims in one call, and return the error of each ("" for success)."""
     outcomes = await node.service.unprepare(references)
     return [outcomes[reference.uid].error for reference in references]
 
 
 async def prepare(node: Node, reference: ClaimReference) -> str:
-    """Prepare one claim; what went wrong."""
+    """Prepare one claim, and return its error ("" for success)."""
     return (await prepare_all(node, reference))[0]
 
 
 async def unprepare(node: Node, reference: ClaimReference) -> str:
-    """Unprepare one claim; what went wrong."""
+    """Unprepare one claim, and return its error ("" for success)."""
     return (await unprepare_all(node, reference))[0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The command line: layouts are planned and made without disturbing claims; status says what is prepared."""
+"""The command line: plan and apply layouts without disturbing claims, and show the prepared claims."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import json
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,16 @@ from typing import Any
 import pytest
 from backend_model import ModelBackend, ModelGpus
 from dra_driver import cli, layout_command, settings_command
-from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
-from dra_driver.core.layout_rules import parse_rules
 from dra_driver.core.model import Placement, well
-from dra_driver.core.prepared import PreparedClaim, PreparedDevice, wake_driver
+from dra_driver.core.partitioning.layout_execute import wait_for_restored
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.core.store.prepared_claims import PreparedClaim, PreparedDevice, wake_driver
 from dra_driver.kubelet.sockets import lock_instance
-from dra_driver.layout_command import arrange, open_when_there
+from dra_driver.layout_command import arrange, await_restored, open_when_there
+from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.health import Picture, PictureHealth
-from dra_driver.supervisors.shared import Shared, Snapshot
 from dra_driver.supervisors.status import Status, StatusServer, status_of
 
 STATIC = [{"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}]
@@ -97,7 +100,7 @@ def test_claim_of_this_boot_is_not_disturbed(backend: ModelBackend) -> None:
 
 
 def test_claim_of_a_former_boot_gets_its_place_back(backend: ModelBackend) -> None:
-    # Without the claim the planner would put the large partition elsewhere.
+    # Without the claim the planner would place the large partition elsewhere.
     held = [claim(backend, 9, 0, "boot-0"), claim(backend, 19, 6, "boot-0")]
     (result,) = apply(backend, STATIC, held)
     assert result.error is None
@@ -154,6 +157,35 @@ def test_running_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not wake_driver(str(tmp_path))
 
 
+def test_driver_in_another_pid_namespace_is_found_and_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pod without hostPID the driver records its own PID. On the node this is another process, such as systemd: it is not woken."""
+    program = (
+        "import os, sys, time; from dra_driver.kubelet.sockets import lock_instance; "
+        "lock = lock_instance(sys.argv[1]); print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] + ["--map-root-user"] * bool(os.geteuid())
+    words = [*apart, sys.executable, "-c", program, str(tmp_path)]
+    told: list[tuple[int, int]] = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "1\n"
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+                assert wake_driver(str(tmp_path))
+            assert told == [(int(child), signal.SIGHUP)]
+            # A holder that this process cannot see, as from a pod.
+            hidden = "import sys; from dra_driver.core.store.prepared_claims import wake_driver; sys.exit(wake_driver(sys.argv[1]))"
+            subprocess.run([*apart, sys.executable, "-c", hidden, str(tmp_path)], check=True)
+            # The PID of a file that a program has damaged.
+            (tmp_path / "driver.lock").write_text(f"pid {os.getpid()}\n")
+            assert not wake_driver(str(tmp_path))
+        finally:
+            process.kill()
+
+
 def test_layout_command_from_file_to_status(
     tmp_path: Path, backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,10 +224,27 @@ def test_layout_command_from_file_to_status(
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_layout_waits_for_partitions_that_the_driver_restores(
+    backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = ["slice 100 is missing", "slice 100 is missing", ""]
+    waits: list[float] = []
+    reports: list[str] = []
+    monkeypatch.setattr(backend, "unrestored", lambda: answers.pop(0) if answers else "slice 7 is missing")
+    assert wait_for_restored(backend, 60, reports.append, sleep=waits.append) == ""
+    assert waits == [2.0, 2.0] and reports == ["slice 100 is missing"]
+    # The layout does not wait forever.
+    now = iter(range(0, 100, 5))
+    missing = wait_for_restored(backend, 12, reports.append, sleep=waits.append, clock=lambda: float(next(now)))
+    assert missing == "slice 7 is missing" and reports[1:] == ["slice 7 is missing"]
+    await_restored(backend, 0)
+    assert "is applied without them: slice 7 is missing" in capsys.readouterr().err
+
+
 def test_settings_command_at_boot(
     tmp_path: Path, backend: ModelBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One device that does not take what is wanted keeps no other from it, and is told of."""
+    """A device that rejects the desired settings does not keep the others from getting theirs, and is reported."""
     record = tmp_path / "record.json"
     monkeypatch.setattr(settings_command, "create", lambda vendor, system: backend)
     monkeypatch.setattr(settings_command, "record_path", lambda vendor: str(record))
@@ -315,12 +364,12 @@ def test_layout_waits_for_a_claim_on_the_device_and_names_the_driver(backend: Mo
         changing(backend, tmp_path)
     assert places(backend) == []
     driver.drop_all()
-    assert driver.take(backend.gpus.template(1).uuid)  # another device's claims disturb nothing
+    assert driver.take(backend.gpus.template(1).uuid)  # another device's claims have no effect
     (result,) = changing(backend, tmp_path)
     assert result.done
     assert len(places(backend)) == 3
     driver.drop_all()
-    assert driver.take(backend.gpus.template(0).uuid)  # and where there is nothing to do, no lock is needed
+    assert driver.take(backend.gpus.template(0).uuid)  # without changes no lock is needed
     (result,) = changing(backend, tmp_path)
     assert (result.done, result.steps) == (True, [])
 
@@ -328,7 +377,7 @@ def test_layout_waits_for_a_claim_on_the_device_and_names_the_driver(backend: Mo
 def test_layout_sees_what_was_claimed_before_it_got_the_lock(
     backend: ModelBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the act a claim was prepared on the partition that would have gone: it stays."""
+    """A claim was prepared on an obsolete partition between the plan and the lock: the partition stays."""
     gpu = backend.gpus.template(0).uuid
     backend.set_partitioning(gpu, True)
     made = backend.create_partition(gpu, 9, Placement(0, 4))

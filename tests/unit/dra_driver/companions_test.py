@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A claim's companions start with it, serve its containers, and end with it, whatever happens in between."""
+"""A claim's companions start with the claim, serve its containers, and end with it, also after failures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from backend_model import DRIVER, ModelGpus
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.companions import ServiceManager
+from dra_driver.claims.claim_statuses import prepared_entries
+from dra_driver.claims.companion_services import ServiceManager
 from dra_driver.claims.records import DOCUMENT_VERSION, ClaimReference, NewerRelease, record_of_document
-from dra_driver.claims.statuses import prepared_entries
-from dra_driver.core.cdi import DeviceNode
-from dra_driver.core.companions import Companion
+from dra_driver.commands.claims import programs_of
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.system import Completed, System
+from dra_driver.core.host.cdi import DeviceNode
+from dra_driver.core.host.companions import Companion, companion_name, device_owner
+from dra_driver.core.host.system import Completed, System
 from dra_driver.monitoring.families import FAMILIES, Samples, of_holding
 from dra_driver.monitoring.view import holdings
 from machine_model import Claims, Node
@@ -63,7 +64,7 @@ def test_a_gpu_is_its_daemons_alone_and_containers_reach_it(tmp_path: Path) -> N
 
 
 def test_a_partition_goes_although_its_daemon_used_it(tmp_path: Path) -> None:
-    """The daemon is a process on the partition: it has to end first."""
+    """The MPS daemon is a process on the partition: unprepare stops the daemon and then deletes the partition."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
@@ -148,12 +149,12 @@ def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_
         assert await prepare(node, claim) == ""
         environment = {"CUDA_VISIBLE_DEVICES": node.gpus.template(1).uuid}
         node.keeper.start(Companion("mps", "0uid-nobody.0", (), environment))
-        assert await node.service.upkeep.orphans() == ("0uid-nobody",)
-        node.backend.has_companions = False  # then it is another vendor's claim
-        assert await node.service.upkeep.orphans() == ()
+        assert await node.service.housekeeping.orphans() == ("0uid-nobody",)
+        node.backend.has_companions = False  # then another vendor's claim
+        assert await node.service.housekeeping.orphans() == ()
         node.backend.has_companions = True
-        await node.service.upkeep.end_companions(claim.uid)  # it has a claim: left alone
-        await node.service.upkeep.end_companions("0uid-nobody")
+        await node.service.housekeeping.end_companions(claim.uid)  # it has a claim: its companions keep running
+        await node.service.housekeeping.end_companions("0uid-nobody")
         assert set(node.keeper.running()) == {f"{claim.uid}.0"}
 
     run(tmp_path, scenario)
@@ -165,20 +166,20 @@ def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> No
         assert await prepare(node, claim) == ""
         before = node.keeper.running()
         node.keeper.stop(claim.uid)
-        await node.service.upkeep.keep_companions(claim.uid)
+        await node.service.housekeeping.keep_companions(claim.uid)
         assert node.keeper.running() == before
-        await node.service.upkeep.keep_companions("0uid-nobody")
+        await node.service.housekeeping.keep_companions("0uid-nobody")
         assert node.keeper.running() == before
-        # A container may have told the daemon something else.
+        # A container has changed the daemon's settings.
         node.keeper.check_failures.append(AcceleratorError("it gives 100 percent"))
         with pytest.raises(AcceleratorError, match="it gives 100 percent"):
-            await node.service.upkeep.keep_companions(claim.uid)
+            await node.service.housekeeping.keep_companions(claim.uid)
 
     run(tmp_path, scenario)
 
 
 def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
-    """A claim that was given something else is undone: only processes of containers would be in the way."""
+    """A changed allocation is undone although the daemon uses the GPU. Processes of containers block it."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps()])
@@ -196,7 +197,7 @@ def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
 
 
 def told_inside(root: Path, uid: str) -> list[dict[str, Any]]:
-    """What the files of a claim's containers say of its share of each device."""
+    """Return each device's share according to the metadata files of a claim's containers."""
     found = []
     for path in sorted(root.rglob(f"*-metadata/{uid}/*.json")):
         for request in json.loads(path.read_text().splitlines()[0])["requests"]:
@@ -205,30 +206,108 @@ def told_inside(root: Path, uid: str) -> list[dict[str, Any]]:
     return [{name: each[name] for name in names if name in each} for each in found]
 
 
-def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp_path: Path) -> None:
-    def share(number: int, memory: str) -> dict[str, Any]:
-        consumed = {"memory": memory, "multiprocessors": "33", "shares": "1"}
-        return {
-            "device": "gpu-0",
-            "shareID": f"{number}1111111-1111-1111-1111-111111111111",
-            "consumedCapacity": consumed,
-        }
+def share(number: int, memory: str, multiprocessors: int = 33) -> dict[str, Any]:
+    consumed = {"memory": memory, "multiprocessors": str(multiprocessors), "shares": "1"}
+    return {"device": "gpu-0", "shareID": f"{number}1111111-1111-1111-1111-111111111111", "consumedCapacity": consumed}
 
+
+def test_claims_with_a_shared_daemon_have_one_with_limits_of_their_own(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        config = [mps(sharedDaemon=True)]
+        one = claims.allocate("one", share(1, "10Gi"), config=config)
+        two = claims.allocate(
+            "two", share(2, "20Gi", 66), config=[mps(sharedDaemon=True, defaultActiveThreadPercentage=10)]
+        )
+        apart = claims.allocate("apart", share(3, "5Gi"), config=[mps()])
+        assert [await prepare(node, each) for each in (one, two, apart)] == [""] * 3
+        uuid = node.gpus.template(0).uuid
+        name = f"device-{uuid}.0"
+        assert set(node.keeper.running()) == {name, f"{apart.uid}.0"}
+        assert node.keeper.running()[name]["commands"] == [
+            "set_default_active_thread_percentage 100",
+            "get_default_active_thread_percentage",
+        ]
+        assert node.keeper.running()[name]["claim"] == ""
+        variables = []
+        for claim in (one, two):
+            (edits,) = of(node, claim.uid)
+            variables.append([each for each in edits["env"] if "LIMIT" in each or "PERCENTAGE" in each])
+            assert any(mount["hostPath"].endswith(f"/{name}/pipe") for mount in edits["mounts"])
+        assert variables == [
+            ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"],
+            ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10"],
+        ]
+        record = node.store.claims[one.uid]
+        assert record_of_document(record.to_document()) == record
+        assert await node.service.housekeeping.orphans() == ()
+        units = {owner: [{"unit": owner, "state": "active"}] for owner in (f"device-{uuid}", apart.uid)}
+        assert [
+            [each["unit"] for each in programs_of(units, node.store.claims[claim.uid])] for claim in (two, apart)
+        ] == [[f"device-{uuid}"], [apart.uid]]
+        assert await unprepare(node, one) == ""
+        assert name in node.keeper.running()
+        await node.service.housekeeping.end_companions(f"device-{uuid}")
+        assert name in node.keeper.running(), "a claim uses it"
+        assert await unprepare(node, two) == ""
+        assert set(node.keeper.running()) == {f"{apart.uid}.0"}
+
+    run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
+
+
+@pytest.mark.parametrize("second", ["gpu-0", "gpu-1"])
+def test_request_with_two_devices_and_a_shared_daemon_is_refused(tmp_path: Path, second: str) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        devices = [{**share(1, "10Gi"), "request": "both"}, {**share(2, "20Gi"), "device": second, "request": "both"}]
+        both = claims.allocate("both", *devices, config=[mps(sharedDaemon=True)])
+        assert f"request both has gpu-0 and {second}, and a container has the shared" in await prepare(node, both)
+        assert (node.keeper.running(), node.store.claims) == ({}, {})
+        apart = [{**device, "request": name} for device, name in zip(devices, "ab")]
+        claim = claims.allocate("apart", *apart, config=[mps(sharedDaemon=True)])
+        assert [await prepare(node, claim), await unprepare(node, claim)] == ["", ""]
+        alone = claims.allocate("alone", *devices, config=[mps()])
+        assert await prepare(node, alone) == ""
+
+    run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
+
+
+@pytest.mark.parametrize(
+    "owner", [f"{'0' * 8}-0000-0000-0000-{'0' * 12}", device_owner(f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}")]
+)
+def test_sockets_of_daemons_fit_into_the_address_of_a_socket(owner: str) -> None:
+    """The longest known MPS socket path is below the kernel limit of 108 bytes, which includes the final zero."""
+    assert len(f"{Companion('mps', companion_name(owner, 0), (), {}).folder}/pipe/control_privileged") < 108
+
+
+def test_shared_daemon_without_claims_is_ended(tmp_path: Path) -> None:
+    async def scenario(node: Node, claims: Claims) -> None:
+        claim = claims.allocate("one", share(1, "10Gi"), config=[mps(sharedDaemon=True)])
+        assert await prepare(node, claim) == ""
+        uuid, other = (node.gpus.template(number).uuid for number in (0, 1))
+        environment = {"CUDA_VISIBLE_DEVICES": other}
+        node.keeper.start(Companion("mps", f"device-{other}.0", (), environment))
+        assert await node.service.housekeeping.orphans() == (f"device-{other}",)
+        await node.service.housekeeping.end_companions(f"device-{other}")
+        assert set(node.keeper.running()) == {f"device-{uuid}.0"}
+
+    run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
+
+
+def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         one = claims.allocate("one", share(1, "10Gi"), config=[mps()])
         two = claims.allocate("two", share(2, "20Gi"), share(3, "5Gi"), config=[mps(defaultActiveThreadPercentage=10)])
         assert [await prepare(node, each) for each in (one, two)] == ["", ""]
         told = {name: daemon["commands"][:2] for name, daemon in node.keeper.running().items()}
         assert told == {
-            f"{one.uid}.0": ["set_default_device_pinned_mem_limit 0 10240M", "set_default_active_thread_percentage 25"],
+            f"{one.uid}.0": ["set_default_device_pinned_mem_limit 0 10240M", "get_default_active_thread_percentage"],
             f"{two.uid}.0": ["set_default_device_pinned_mem_limit 0 20480M", "set_default_active_thread_percentage 10"],
             f"{two.uid}.1": ["set_default_device_pinned_mem_limit 0 5120M", "set_default_active_thread_percentage 10"],
         }
-        assert modes(node) == ["Default", "Default"]  # it is nobody's alone
+        assert modes(node) == ["Default", "Default"]  # shared GPUs
         assert len({edits["name"] for edits in node.cdi(two.uid)["devices"]}) == 2
         record = node.store.claims[two.uid]
         assert record_of_document(record.to_document()) == record
-        # What a container, the claim's status and a scrape tell apart.
+        # Container metadata, the claim's status, and metrics use these values to distinguish shares.
         consumed = [{"memory": size << 30, "multiprocessors": 33, "shares": 1} for size in (20, 5)]
         ids = [f"{number}1111111-1111-1111-1111-111111111111" for number in (2, 3)]
         entries = prepared_entries(DRIVER, record, {}, "store-1")
@@ -261,7 +340,7 @@ def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp
 
 
 class Systemd(System):
-    """A machine whose systemctl answers by the word that it is told; what it was told is kept."""
+    """A system whose systemctl returns the configured answers, and which records the commands."""
 
     def __init__(self, root: Path, **answers: Completed) -> None:
         super().__init__(str(root))
@@ -302,7 +381,7 @@ def test_start_creates_the_directory_of_companions_for_root_alone(tmp_path: Path
 
 
 def test_check_reloads_the_unit_and_runs_no_tool_of_the_vendor(tmp_path: Path) -> None:
-    """Containers write to the pipe directory: only the unit's sandbox may open it."""
+    """Check reloads the unit, whose sandbox alone may open the pipe directory that containers can write to."""
     system = Systemd(tmp_path)
     ServiceManager(system).check(COMPANION)
     assert system.told == [["systemctl", "reload", "dra-accelerators-mps@0uid-a.0.service"]]
@@ -319,7 +398,7 @@ def test_nodes_that_are_not_there_are_made_and_go_with_the_companion(tmp_path: P
     made: list[tuple[Any, ...]] = []
 
     class Nodes(Systemd):
-        """Who runs the tests may not be allowed to make nodes."""
+        """A system that records device nodes, because the tests' user may lack the right to create them."""
 
         def make_character_device(self, path: str, major: int, minor: int, mode: int) -> bool:
             made.append((path, major, minor, oct(mode)))
@@ -348,6 +427,19 @@ def test_a_service_that_runs_is_not_told_anything_else(tmp_path: Path) -> None:
     assert (len(system.told), (tmp_path / FOLDER).exists()) == (1, False)
 
 
+def test_service_of_a_device_with_other_settings_is_refused(tmp_path: Path) -> None:
+    shared = replace(COMPANION, name="device-GPU-1.0")
+    ServiceManager(Systemd(tmp_path, is_active=DEAD)).start(shared)
+    ServiceManager(Systemd(tmp_path)).start(shared)
+    other = replace(shared, environment={"A": "2"})
+    message = r"device-GPU-1\.0\.service runs for other claims of the device, with other"
+    for system in (Systemd(tmp_path), Systemd(tmp_path, is_active=DEAD)):  # DEAD: systemd restarts it
+        with pytest.raises(AcceleratorError, match=message):
+            ServiceManager(system).start(other)
+    ServiceManager(Systemd(tmp_path)).stop("device-GPU-1")
+    ServiceManager(Systemd(tmp_path, is_active=DEAD)).start(other)
+
+
 def test_a_service_that_does_not_start_says_its_last_words(tmp_path: Path) -> None:
     system = Systemd(tmp_path, is_active=DEAD, start=Completed(1, "", "Job failed."))
     system.answers["__output=cat"] = Completed(0, "no GPU\nto be seen\n", "")
@@ -358,7 +450,7 @@ def test_a_service_that_does_not_start_says_its_last_words(tmp_path: Path) -> No
 
 
 class ReadOnly(Systemd):
-    """A machine on whose disk nothing can be written or removed; root is not stopped by a folder's mode."""
+    """A system with a read-only disk. A directory's mode would not stop root."""
 
     def write_atomic(self, path: str, *_arguments: Any, **_options: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
@@ -418,13 +510,13 @@ def test_claims_with_companions_are_told_by_files_and_by_services(tmp_path: Path
 
 
 def test_a_pod_that_does_not_see_the_nodes_processes_says_what_it_needs(tmp_path: Path) -> None:
-    """Systemd answers only who sees its process: the claim is refused in these words, and nothing is taken to have ended."""
+    """Systemd answers only callers whose process it sees: the claim is refused with this reason, and no companion counts as stopped."""
     system = Systemd(tmp_path, is_active=DEAD)
     status = tmp_path / "proc/self/status"
     status.parent.mkdir(parents=True)
     status.write_text("Name:\tpython3\nNSpid:\t4711\t1\n")
     keeper = ServiceManager(system)
-    keeper.stop("0uid-a")  # one that was never started does not keep its claim
+    keeper.stop("0uid-a")  # a service that never started does not block its claim
     (tmp_path / FOLDER).mkdir(parents=True)
     (tmp_path / FOLDER / "0uid-a.0.environment").touch()
     for refused in (lambda: keeper.start(COMPANION), lambda: keeper.stop("0uid-a")):
@@ -447,7 +539,7 @@ def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root
 
 
 def test_a_service_tells_the_claim_that_it_was_started_for(tmp_path: Path) -> None:
-    """Everything else that names it may be lost."""
+    """The running service names its claim, even when all other records of the claim are lost."""
     keeper = ServiceManager(Systemd(tmp_path, is_active=DEAD))
     assert keeper.claim_named("0uid-a") is None
     for told, found in (
@@ -461,7 +553,7 @@ def test_a_service_tells_the_claim_that_it_was_started_for(tmp_path: Path) -> No
 
 
 def test_an_index_counts_the_gpus_of_the_configuration_as_nvidias_driver_does(tmp_path: Path) -> None:
-    """In the order of their UUIDs, whichever daemon each of them has: what they consume keeps two shares apart."""
+    """Indexes follow the order of the GPU UUIDs, independent of daemons. Consumed capacity distinguishes two shares."""
     one, other = ("11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222")
     limits = mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi", "1": "2Gi"})
     for_the_rest = mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})

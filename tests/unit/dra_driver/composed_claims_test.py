@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims that have several whole devices as one: all members or none, from the locks to the metrics."""
+"""Claims for a group of whole devices: all members or none, from the locks to the metrics."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 from backend_model import DEFAULT_KNOBS, DRIVER, ModelBackend, ModelGpus
 from claim_steps import prepare, prepare_all, run, unprepare
+from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
-from dra_driver.claims.recovery import amended, users
-from dra_driver.claims.statuses import prepared_entries
+from dra_driver.claims.startup_recovery import amended, users
 from dra_driver.commands.claims import device_of
-from dra_driver.core import health
-from dra_driver.core.composed import compose
-from dra_driver.core.health import Moment
+from dra_driver.core.dra.composite_devices import compose
+from dra_driver.core.dra.resource_slices import COMBINED
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Severity
+from dra_driver.core.health.tracker import Moment
 from dra_driver.core.model import GROUP, AttributeValue, Device, Fault, Finding, Offer
-from dra_driver.core.prepared import prepared_claims, prepared_partitions
-from dra_driver.core.signs import Severity
-from dra_driver.core.slices import COMBINED
+from dra_driver.core.store.prepared_claims import prepared_claims, prepared_partitions
 from dra_driver.inventory import Survey
 from dra_driver.kubelet.pod_resources import ContainerDevice
 from dra_driver.metrics import NoMetrics, Stopwatch
 from dra_driver.monitoring.view import assignments, holdings
-from dra_driver.publish.fit import COUNTERS, JOINT, TAINTS, Content, fit, needs
-from dra_driver.publish.reducer import Identity, probe
+from dra_driver.publish.api_compatibility import COUNTERS, JOINT, TAINTS, Content, fit, needs
+from dra_driver.publish.publish_plan import Identity, probe
 from machine_model import POOL, Claims, Node
 from settings_test import config, settings
 
@@ -39,7 +39,7 @@ A, B, C, D = ModelGpus.uuids(4)
 
 
 class Pairs:
-    """Every two GPUs, by their indices, are a pair, if both are there."""
+    """A composer that pairs adjacent GPUs by index, if both exist."""
 
     def groups(self, devices: Sequence[Device]) -> tuple[Offer, ...]:
         by_index = {device.index: device for device in devices}
@@ -65,7 +65,7 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nodes_in(node: Node, uid: str) -> list[set[str]]:
-    """The GPUs' own nodes in each CDI device of a claim."""
+    """Return the device nodes of the GPUs in each CDI device of a claim."""
     return [
         {each["path"] for each in device["containerEdits"]["deviceNodes"] if each["path"][-1].isdigit()}
         for device in node.cdi(uid)["devices"]
@@ -82,7 +82,7 @@ def test_a_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
         assert node.store.claims[claim.uid].device_uuids == tuple(sorted((A, B)))
         (nodes,) = nodes_in(node, claim.uid)
         assert {"/dev/nvidia0", "/dev/nvidia1"} <= nodes and "/dev/nvidia2" not in nodes
-        text = node.system.read_text(f"{node.service.hands.files.path(claim.uid)}/r0.json")
+        text = node.system.read_text(f"{node.service.hardware.files.path(claim.uid)}/r0.json")
         (told,) = json.loads(text.splitlines()[0])["requests"][0]["devices"]
         assert told["name"] == PAIR and told["attributes"]["indices"] == {"string": "0,1"}
         assert (await prepare(node, claim), len(node.cdi_files())) == ("", 1), "asked again it stands"
@@ -122,7 +122,7 @@ def test_a_claim_with_a_group_and_its_member_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_member_may_have_partitions(tmp_path: Path) -> None:
-    """One that somebody made since the scheduler looked: it stays, and the claim is refused by name."""
+    """A partition was created after the scheduler's decision: it stays, and the claim is refused by name."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.set_partitioning(B, True)
@@ -171,7 +171,7 @@ def test_a_driver_that_comes_back_knows_its_groups(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         assert await prepare(node, claim) == ""
-        node.service.hands.remove_cdi(claim.uid)
+        node.service.hardware.remove_cdi(claim.uid)
         (record,) = node.store.claims.values()
         for boot in ("boot-1", "boot-2"):
             again = Node(tmp_path, claims, count=4, boot_id=boot)
@@ -235,20 +235,20 @@ def test_a_member_with_a_fault_taints_the_group_and_keeps_it_from_claims(tmp_pat
         survey = node.survey
         assert survey is not None
         ailments = {
-            finding.uuid: health.looked((), finding, Moment(1.0, "boot-1", 1.0))
+            finding.uuid: health_tracker.looked((), finding, Moment(1.0, "boot-1", 1.0))
             for finding in survey.findings
             if finding.fault
         }
         effects = {Severity.DEGRADED: "NoSchedule"}
         tainted = {
             offer.name: [taint.key for taint in offer.taints]
-            for offer in health.tainted(DRIVER, survey.offers, survey.devices, ailments, effects)
+            for offer in health_tracker.tainted(DRIVER, survey.offers, survey.devices, ailments, effects)
             if offer.kind in (GROUP, "device")
         }
         sick = [f"{DRIVER}/no-answer"]
         assert tainted == {"gpu-0": [], "gpu-1": sick, "gpu-2": [], "gpu-3": [], PAIR: sick, OTHER: []}
         pair = node.inventory.offers[PAIR]
-        assert [each.sign.cause for each in health.concerning(pair, survey.devices, ailments)] == ["no-answer"]
+        assert [each.sign.cause for each in health_tracker.concerning(pair, survey.devices, ailments)] == ["no-answer"]
         error = await prepare(node, claims.allocate("a", PAIR))
         assert f"device {B} is faulty" in error and A not in error
         assert await prepare(node, claims.allocate("b", "gpu-0")) == ""
@@ -273,7 +273,7 @@ def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
             state[B]["pids"] = [4711]
         assert users(record, {each.uuid: each for each in node.gpus.devices()}) == (4711,)
         assert record.kind == GROUP
-        # Modules and the layout learn it from the store, device by device.
+        # Modules and the layout read it from the store, device by device.
         (read,) = prepared_claims(str(tmp_path / "state" / "state.db"))
         assert [(each.name, each.device_uuid, each.kind) for each in read.devices] == [
             (PAIR, A, GROUP),
@@ -298,7 +298,7 @@ def test_the_store_says_that_an_older_release_cannot_read_it(tmp_path: Path) -> 
             document["devices"][0]["members"] = wrong
             with pytest.raises(ValueError, match="members"):
                 record_of_document(json.dumps(document))
-        # A copy of the store that was put back lacks it: its file tells, and whoever has a member there steps aside.
+        # A restored copy of the store lacks the claim, but its CDI file names it: an old record with a member is dropped.
         (member,) = (replace(other.devices[0], name="gpu-1", device_uuid=B),)
         stale = ClaimRecord("u2", "default", "old", "prepared", "boot-1", 0.0, (member,))
         assert amended({"u2": stale}, [record], "boot-1") == {record.uid: record}
@@ -306,7 +306,7 @@ def test_the_store_says_that_an_older_release_cannot_read_it(tmp_path: Path) -> 
     run(tmp_path, scenario, count=4)
 
 
-# ---------------------------------------------------------------------- what a server can keep
+# ---------------------------------------------------------------------- features of the API server
 
 
 def content(node: Node) -> Content:
@@ -320,13 +320,13 @@ def test_servers_that_cannot_hold_groups_apart_get_none(tmp_path: Path, dynamic:
     async def scenario(node: Node, claims: Claims) -> None:
         whole = content(node)
         assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit(whole, ()) == (whole, ())
-        # Before 1.35 counters are beside their devices, and no set is shared.
+        # Before 1.35 counters are in the slices of their devices, and no counter set is shared.
         old, (told,) = fit(whole, (), COMBINED)
         assert told.feature == JOINT and told.names == (OTHER, PAIR) and "1.35" in told.describe()
         node.backend.grouping = None
         await node.look()
         assert old == content(node)
-        # Where the server drops counters single devices are left, and none that overlaps one of them.
+        # Where the server drops counters, single devices remain, and nothing that overlaps them.
         few, withheld = fit(whole, {COUNTERS})
         assert [offer.name for offer in few.offers] == [f"gpu-{n}" for n in range(4)] and few.counter_sets == ()
         assert {PAIR, OTHER} <= set(withheld[0].names) and not any(needs(offer) for offer in few.offers)
@@ -350,8 +350,8 @@ def test_a_tainted_group_is_withheld_with_its_member_where_taints_are_dropped(tm
         await node.look()
         assert node.survey is not None
         finding: Finding = node.survey.findings[1]
-        ailments = {B: health.looked((), finding, Moment(1.0, "b", 1.0))}
-        offers = health.tainted(DRIVER, node.survey.offers, node.survey.devices, ailments)
+        ailments = {B: health_tracker.looked((), finding, Moment(1.0, "b", 1.0))}
+        offers = health_tracker.tainted(DRIVER, node.survey.offers, node.survey.devices, ailments)
         kept, _withheld = fit(Content(offers, node.survey.counter_sets), {TAINTS})
         assert {"gpu-1", PAIR}.isdisjoint(offer.name for offer in kept.offers)
 

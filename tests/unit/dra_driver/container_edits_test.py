@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a container cannot do without is missed before hardware is changed, and said before a claim asks."""
+"""Missing required files of containers are detected before the hardware changes, and reported before a claim needs them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.claims.guard import DeviceGuard
+from dra_driver.claims.device_guard import DeviceGuard
 from dra_driver.claims.ownership import Ownership
-from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import HardwareWatch
-from dra_driver.supervisors.lending import Lending
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from dra_driver.supervisors.library_release import LibraryRelease
 from machine_model import Claims, Node
 
 
@@ -65,7 +65,7 @@ def test_each_look_says_what_is_missing_once_and_when_it_is_there(
             ownership=Ownership(node.store, "boot"),
             snapshots=Shared(Snapshot()),
             conditions=Conditions(),
-            lending=Lending(locks, DeviceGuard(locks)),
+            lending=LibraryRelease(locks, DeviceGuard(locks)),
             soon=asyncio.Event(),
             report_problem=lambda reason, message: told.append((reason, message)),
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The webhook: what it refuses, in whose words, and how its certificate is replaced while it is asked."""
+"""The admission webhook: rejected configurations, their messages, and the certificate rotation during requests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from controller_steps import going, run, until
 from dra_driver.api.client import ApiClient
 from dra_driver.controller.admission import MOST_TOLD, NoReview, answer, rules_for
 from dra_driver.controller.certificate_keeper import SOON_SECONDS, CertificateKeeper, WebhookSecret
+from dra_driver.controller.controller_config import parse
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.daemon import Webhook
-from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.settings import parse
 from dra_driver.controller.webhook import MOST_BYTES, PATH, application
 from dra_driver.core import certificates
-from dra_driver.core.backend import BACKENDS, create
 from dra_driver.core.certificates import Authorities
-from dra_driver.core.manifests import CLAIM, CLASS, TEMPLATE, VERSIONS
+from dra_driver.core.dra.manifest_check import CLAIM, CLASS, TEMPLATE, VERSIONS
+from dra_driver.core.vendors.registry import BACKENDS, create
 from hypothesis import given
 from hypothesis import strategies as st
 from object_server import ObjectServer
@@ -85,7 +85,7 @@ def test_a_refusal_names_field_value_and_range(kind: str, version: str) -> None:
 
 @pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
 def test_what_is_stored_can_be_let_go_of_whatever_it_holds(kind: str) -> None:
-    """The finalizer of a claim that was stored when nobody was asked: without this it would stay for ever."""
+    """A stored invalid claim can lose its finalizer if its configuration does not change. Otherwise it would stay forever."""
     old = manifest(kind, "v1", config(WRONG))
     for changed, allowed in ((copy.deepcopy(old), True), (manifest(kind, "v1", config({**WRONG, "more": 1})), False)):
         changed["metadata"]["finalizers"] = []
@@ -103,7 +103,7 @@ def test_the_class_decides_which_kinds_fit() -> None:
 
 
 def of_type(name: str, value: str, *configs: Any) -> dict[str, Any]:
-    """A class whose selector demands a type."""
+    """Return a DeviceClass whose selector requires a type."""
     document = manifest(CLASS, "v1", *configs, device_class=name)
     expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{value}'"
     document["spec"]["selectors"] = [{"cel": {"expression": expression}}]
@@ -227,7 +227,7 @@ LIFE = 3600.0
 
 
 class Clock:
-    """The time of a test, for certificates and for waiting."""
+    """The time of a test, for certificates and for waits."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -246,7 +246,7 @@ def authorities_in(server: ObjectServer) -> Authorities:
 
 
 def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: Path) -> None:
-    """Real handshakes through two rotations of the CA, as the module webhook_authority makes them."""
+    """Real handshakes through two rotations of the CA with the steps of the module webhook_authority."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         clock, trusted_for = Clock(), 0.0
@@ -277,7 +277,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
 
         async def ask() -> None:
             trusting = ssl.create_default_context(cadata=bundle.decode())
-            # The certificates of a test are of times to come.
+            # The certificates of a test are valid in the future.
             trusting.verify_flags |= NO_TIME
             body = review(manifest(CLAIM, "v1", config(RIGHT)))
             connector = aiohttp.TCPConnector(ssl=trusting)
@@ -302,7 +302,7 @@ def test_certificates_follow_a_rotation_without_an_untrusted_request(tmp_path: P
 
 
 def test_certificate_of_a_tls_secret_is_served_and_replaced(tmp_path: Path) -> None:
-    """cert-manager writes tls.crt and tls.key, and renews them."""
+    """cert-manager writes and renews tls.crt and tls.key: the server serves the current certificate."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         now = datetime.datetime.now(datetime.timezone.utc)

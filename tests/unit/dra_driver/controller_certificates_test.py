@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The webhook's authority and certificates: replaced in time, and never a moment in which who is served trusts what is served."""
+"""CA and certificates of the webhook: renewed in time, and trusted by the API server at each moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def later(seconds: float) -> datetime.datetime:
 
 
 def handshake(bundle: bytes, served: Pair, tmp: Any, name: str = "10.0.0.1") -> None:
-    """Let a client that trusts a bundle meet a server; raises ssl.SSLError where it does not trust it."""
+    """Connect a client that trusts a bundle with a server. Raise ssl.SSLError if the client does not trust the server."""
     file = tmp / "served.pem"
     file.write_bytes(served.certificate + served.key)
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -114,7 +114,7 @@ def test_the_steps_of_a_rotation() -> None:
 
 @given(st.data())
 def test_no_request_meets_a_certificate_that_is_not_trusted(data: st.DataObject) -> None:
-    """The authority's keeper and two servers look at moments of their own; the API server learns of a bundle up to 20 s late."""
+    """The rotation of the CA and two servers run at different times, and the API server gets a bundle up to 20 s late."""
     authorities, trusted, trusted_at, shown = Authorities(), b"", 0.0, b""
     own: list[Pair | None] = [None, None]
     now = 0.0
@@ -129,11 +129,11 @@ def test_no_request_meets_a_certificate_that_is_not_trusted(data: st.DataObject)
             elif authorities.bundle:
                 what = decide(authorities, trusted_for=now - trusted_at, now=moment)
                 if what == MAKE:
-                    return  # nobody looked for a third of its life: the one case in which waiting would help nobody
+                    return  # no check for a third of the certificate's life: the one case in which no delay would help
                 authorities = step(authorities, what, now=moment, seconds=LIFE)
             else:
                 authorities = step(authorities, MAKE, now=moment, seconds=LIFE)
-        # A server looks every half a minute or so; at the latest when a third of its certificate's life is left.
+        # A server checks about every 30 s, at the latest when a third of its certificate's life is left.
         for number, present in enumerate(own):
             active = authorities.active
             stale = present is None or not signed_by(present, active) if active is not None else False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What does not agree, for how long, and how far a roll-out is: said once for each change."""
+"""Detect disagreements in the cluster and their duration, and the progress of a rollout. Report each change once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import drift, progress
+from dra_driver.controller.cleanup_plan import View
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import NodeFacts, RuleFacts, SliceFacts, node_facts, slice_facts
-from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.plan import View
 from dra_driver.controller.reporting import ENDED, REASONS, Reporter
-from dra_driver.core.layout_differences import ANNOTATION
+from dra_driver.core.partitioning.layout_differences import ANNOTATION
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +104,7 @@ def test_who_is_behind_is_known_by_the_release_that_most_have() -> None:
 
 @given(view=views(), other=views())
 def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> None:
-    """Whatever is seen: what was not so in between begins anew, and nothing is told of others' slices."""
+    """A finding that was interrupted restarts its time. Slices of other drivers are not reported."""
     first = drift.follow({}, drift.findings(view, (OURS,)), now=0.0, lasting=10.0)
     second = drift.follow(first, drift.findings(other, (OURS,)), now=5.0, lasting=10.0)
     third = drift.follow(second, drift.findings(view, (OURS,)), now=10.0, lasting=10.0)
@@ -114,7 +114,7 @@ def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> No
     for key in first:
         _kind, _node, driver, _pool, _device = key
         assert driver in ("", OURS)
-    # Every look says each thing once, and what it says has an end.
+    # Each finding is reported once, and its end is reported.
     begun, ended = drift.reports({}, third, 10.0)
     assert set(begun) == {key[:4] for key, each in third.items() if each.lasting} and not ended
     assert drift.reports(begun, third, 10.0) == ({}, {})
@@ -124,7 +124,7 @@ def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> No
 
 
 def test_a_pool_is_found_incomplete_just_where_the_scheduler_would() -> None:
-    """The newest generation alone counts, and it has to have as many slices as it says."""
+    """Only the newest generation counts, and it has to have the number of slices that it states."""
     for present in range(1, 4):
         for wanted in range(1, 4):
             old = [a_slice("old", generation=1, count=wanted)]
@@ -165,7 +165,7 @@ def test_reading_a_release_and_taints() -> None:
 
 
 class Written:
-    """What is written instead of Events; ``full`` refuses."""
+    """A recorder of reports instead of Events. It refuses them while ``full``."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str, str]] = []
@@ -186,7 +186,7 @@ class Written:
         return self._write("Normal", subject, reason, message)
 
     def taken(self) -> list[tuple[str, str]]:
-        """Names and reasons since the last call."""
+        """Return the names and reasons since the last call."""
         said, self.said = self.said, []
         return [(name, reason) for _kind, name, reason, _message in said]
 
@@ -258,7 +258,7 @@ def test_a_pool_of_no_single_node_is_told_at_its_slice_and_many_devices_in_one_m
 
 
 def drained(*pairs: tuple[str, str]) -> View:
-    """Nodes with rules of drains, one for each pair of node and operation."""
+    """Return nodes with drain rules, one per pair of node and operation."""
     rules = [RuleFacts(f"rule-{number}", f"uid-{number}", *pair) for number, pair in enumerate(pairs)]
     slices = [a_slice(name, at=name) for name in NODES]
     return dataclasses.replace(view_of([node(name) for name in NODES], slices), rules=rules)
@@ -344,7 +344,7 @@ def test_drain_pass_ends_at_first_refused_event() -> None:
 
 
 class CountedNodes(dict[str, NodeFacts]):
-    """Nodes that count how often all of them are read."""
+    """Nodes that count their complete reads."""
 
     reads = 0
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which changes of claims start a pass of the controller, and the index of claims by node."""
+"""The changes of claims that start a pass of the controller, and the index of claims by node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from controller_steps import CLAIMS, NODES, cluster_of, going, keeper, run, until
 from dra_driver.api.client import ApiClient
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import ClaimFacts, ClaimIndex
-from dra_driver.controller.measurements import Measurements
 from object_server import ObjectServer
 
 
@@ -38,7 +38,7 @@ def test_claims_of_present_nodes_start_no_pass(tmp_path: Path) -> None:
 
 
 async def _nothing() -> None:
-    """Do nothing in place of a pass, so that only changes set the flag."""
+    """Do nothing instead of a pass, so that only changes set the flag."""
 
 
 def test_claim_index_follows_changes() -> None:

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who acts: never two at a time, whatever the API server, the network and the clocks do; and always somebody in the end."""
+"""Leader election: never two leaders at a time, for any faults of API server, network, and clocks, and a leader in the end."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import heapq
 import itertools
 import random
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import pytest
+from controller_steps import until
+from dra_driver.api.client import CONNECTIONS, ApiClient
+from dra_driver.api.events import PENDING_LIMIT, EventRecorder, Subject
 from dra_driver.controller.lease import (
     CREATE,
     RENEW,
     TAKE,
     WAIT,
+    Elector,
     Record,
     Seen,
     Terms,
@@ -26,6 +33,7 @@ from dra_driver.controller.lease import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from object_server import ObjectServer
 
 TERMS = Terms()
 END = 300.0
@@ -33,7 +41,7 @@ END = 300.0
 
 @dataclass
 class Candidate:
-    """One process with a clock of its own: it began anywhere and runs up to 10 % fast or slow."""
+    """One process with its own clock, which starts at any value and runs up to 10 % fast or slow."""
 
     name: str
     offset: float
@@ -59,7 +67,7 @@ class Candidate:
 
 
 class Server:
-    """Keeps one Lease with optimistic locking; somebody may delete it."""
+    """A server that keeps one Lease with optimistic locking. The Lease can be deleted."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -76,7 +84,7 @@ class Server:
 
 
 class Simulation:
-    """Some candidates, one Lease, and a network that is late, loses answers, and cuts a candidate off for a while."""
+    """Some candidates, one Lease, and a network that delays and loses answers, and disconnects a candidate for a while."""
 
     def __init__(self, draw: random.Random, terms: Terms) -> None:
         self.draw = draw
@@ -97,7 +105,7 @@ class Simulation:
         ]
 
     def run(self) -> list[tuple[float, float, str]]:
-        """When each candidate may have acted."""
+        """Return the periods in which each candidate could act."""
         for candidate in self.candidates:
             self.at(candidate.alive_from, functools.partial(self.begin, candidate))
         for _number in range(self.draw.choice((0, 0, 3))):
@@ -157,7 +165,7 @@ class Simulation:
 
 
 def together(spans: list[tuple[float, float, str]]) -> list[str]:
-    """Where two acted at a time."""
+    """Return the overlapping periods of two candidates."""
     return [
         f"{holder} until {end:.1f}, {other} from {start:.1f}"
         for (_start, end, holder), (start, _end, other) in itertools.combinations(spans, 2)
@@ -169,7 +177,7 @@ def together(spans: list[tuple[float, float, str]]) -> list[str]:
 def test_never_two_act_at_a_time_and_somebody_does(seed: int) -> None:
     spans = [Simulation(random.Random(f"{seed}-{number}"), TERMS).run() for number in range(10)]
     assert [found for each in spans for found in together(each)] == []
-    # A candidate may be cut off or dead in all of one simulation's time; of ten not most.
+    # A candidate can be disconnected or dead for a whole simulation, but not in most of ten simulations.
     assert sum(bool(each) for each in spans) > 5
     assert len({name for each in spans for _start, _end, name in each}) > 1, "the Lease changes hands"
 
@@ -225,3 +233,173 @@ def test_what_is_written_counts_takeovers_and_gives_up() -> None:
     assert (given_up["spec"]["holderIdentity"], given_up["spec"]["leaseDurationSeconds"]) == ("", 1)
     assert decide(Seen(stored(given_up), 0.0), "two", 0.0, TERMS) == TAKE
     assert decide(Seen(stored(made), 0.0), "two", 0.0, TERMS) == WAIT
+
+
+@pytest.mark.parametrize("refusal", [("GET", "/leases/", 500), ("PUT", "/leases/", 503), ("PUT", "/leases/", 409)])
+def test_refused_release_is_tried_again(tmp_path: Path, refusal: tuple[str, str, int]) -> None:
+    """The API server refused the release of the Lease: the release is retried, so that another controller can lead at once."""
+
+    async def scenario() -> None:
+        server = ObjectServer()
+        client = ApiClient(await server.start(tmp_path))
+        path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
+        server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
+        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(3.0, 2.0, 0.1))
+        leads = asyncio.Event()
+
+        async def work() -> None:
+            leads.set()
+            await asyncio.Event().wait()
+
+        leading = asyncio.create_task(elector.lead(work))
+        try:
+            await leads.wait()
+            server.refusals.append(refusal)
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+            assert server.objects[path]["spec"]["holderIdentity"] == ""
+        finally:
+            await client.close()
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("source", ["events", "requests"])
+def test_requests_that_hang_do_not_delay_the_lease(
+    tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Event writes that hang delay no other request. Other requests that hang on all connections do not delay the Lease."""
+
+    async def scenario() -> None:
+        server = ObjectServer()
+        client = ApiClient(await server.start(tmp_path))
+        path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
+        server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
+        server.put("/api/v1/nodes/n", {})
+        server.hanging = ("/events", "/slow")
+        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(6.0, 3.0, 0.1))
+        leads, hanging = asyncio.Event(), []
+
+        async def work() -> None:
+            leads.set()
+            await asyncio.Event().wait()
+
+        leading = asyncio.create_task(elector.lead(work))
+        try:
+            await leads.wait()
+            if source == "events":
+                recorder = EventRecorder(client, component="test", node_name="n", clock=lambda: 1000.0)
+                nodes = [Subject("Node", "v1", f"n{number}", f"n{number}") for number in range(PENDING_LIMIT + 7)]
+                written = [recorder.warning(each, "DeviceUnhealthy", "it is lost", action="Watch") for each in nodes]
+                assert written.count(True) == PENDING_LIMIT
+                for number in range(2 * CONNECTIONS):
+                    pod = Subject("Pod", "v1", f"p{number}", f"uid-{number}", "team")
+                    assert recorder.warning(pod, "DeviceUnhealthy", "it is lost", action="Watch")
+                await asyncio.wait_for(client.get("/api/v1/nodes/n"), 2)
+            else:
+                hanging += [asyncio.create_task(client.request("POST", "/slow", body={})) for _each in range(20)]
+            renewed = server.count("PUT", path)
+            await asyncio.sleep(1.5)
+            assert elector.holds and server.count("PUT", path) >= renewed + 3
+            assert server.count("POST", "/events") <= 2
+            if source == "events":
+                await recorder.close()
+                assert "Events are not written" in caplog.text
+        finally:
+            for task in (*hanging, leading):
+                task.cancel()
+            await asyncio.gather(*hanging, leading, return_exceptions=True)
+            await client.close()
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_refused_events_are_counted_when_the_queue_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        server = ObjectServer()
+        client = ApiClient(await server.start(tmp_path))
+        recorder = EventRecorder(client, component="test", node_name="n", clock=lambda: 1000.0)
+        accepted = [
+            recorder.normal(Subject("Node", "v1", f"n{number}"), "Ready", "it is ready", action="Watch")
+            for number in range(PENDING_LIMIT + 7)
+        ]
+        await recorder.close()
+        assert accepted.count(False) == 7 and server.count("POST", "/events") == PENDING_LIMIT
+        (text,) = [each.getMessage() for each in caplog.records if "were not written" in each.getMessage()]
+        assert "7 Events" in text
+        await client.close()
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_stop_while_the_work_ends_is_not_lost(tmp_path: Path) -> None:
+    """The Lease is lost, and the process is stopped while its work still ends: it must not acquire the Lease again."""
+
+    async def scenario() -> None:
+        server = ObjectServer()
+        client = ApiClient(await server.start(tmp_path))
+        path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
+        free = {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}
+        server.put(path, {"spec": free})
+        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(0.6, 0.4, 0.05))
+        leads, ends, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            leads.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ends.set()
+                await may_end.wait()
+
+        leading = asyncio.create_task(elector.lead(work))
+        try:
+            await leads.wait()
+            server.unserved = (path,)
+            await ends.wait()
+            leading.cancel()
+            await asyncio.sleep(0.05)
+            assert not leading.done()
+            server.unserved = ()
+            may_end.set()
+            await asyncio.wait((leading,), timeout=10)
+            assert leading.cancelled() and not elector.holds
+        finally:
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+            await client.close()
+            await server.stop()
+
+    asyncio.run(scenario())
+
+
+def test_work_that_fails_starts_again_after_longer_and_longer_pauses(tmp_path: Path) -> None:
+    """Each start of the controller's work reads all objects of the cluster: the pauses between failing starts grow."""
+
+    async def scenario() -> None:
+        server = ObjectServer()
+        client = ApiClient(await server.start(tmp_path))
+        path = "/apis/coordination.k8s.io/v1/namespaces/n/leases/l"
+        server.put(path, {"spec": {"holderIdentity": "", "acquireTime": "2026-01-01T00:00:00.000000Z"}})
+        elector = Elector(client, namespace="n", name="l", me="me", terms=Terms(15.0, 10.0, 0.05))
+        starts: list[float] = []
+
+        async def work() -> None:
+            starts.append(asyncio.get_running_loop().time())
+            raise RuntimeError("an object that is not expected")
+
+        leading = asyncio.create_task(elector.lead(work))
+        try:
+            await until(lambda: len(starts) == 5)
+            pauses = [later - earlier for earlier, later in zip(starts, starts[1:])]
+            assert all(pause >= 0.05 * 2**number for number, pause in enumerate(pauses)), pauses
+        finally:
+            leading.cancel()
+            await asyncio.gather(leading, return_exceptions=True)
+            await client.close()
+            await server.stop()
+
+    asyncio.run(scenario())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is cleaned up after nodes that are gone, and above all what never is."""
+"""Cleanup after deleted nodes: the removed objects, and the objects that are never removed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ from typing import Any
 
 import pytest
 from dra_driver.controller import facts
-from dra_driver.controller.facts import (
-    ClaimFacts,
-    Consumer,
-    NodeFacts,
-    RuleFacts,
-    SliceFacts,
-    claim_facts,
-    node_facts,
-    pinned_node,
-    rule_facts,
-    slice_facts,
-)
-from dra_driver.controller.plan import (
+from dra_driver.controller.cleanup_plan import (
     ABSENT,
     DEALLOCATE,
     DELETE_RULE,
@@ -44,10 +32,22 @@ from dra_driver.controller.plan import (
     plan,
     pods_to_ask,
 )
+from dra_driver.controller.facts import (
+    ClaimFacts,
+    Consumer,
+    NodeFacts,
+    RuleFacts,
+    SliceFacts,
+    claim_facts,
+    node_facts,
+    pinned_node,
+    rule_facts,
+    slice_facts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-DRAIN = Path(__file__).resolve().parents[3] / "plugins/module_utils/_device_drain.py"
+DRAIN = Path(__file__).resolve().parents[3] / "plugins/module_utils/_drain/drain_plan.py"
 
 OURS, THEIRS = "gpu.example.com", "other.example.com"
 DRIVERS = (OURS,)
@@ -246,7 +246,7 @@ def test_an_allocation_for_more_than_one_node_is_nobodys(selector: Any) -> None:
 
 
 def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-drain") -> dict[str, Any]:
-    """A rule as the module device_drain writes it, for a node whose name is too long for a label."""
+    """Return a rule as the module device_drain writes it, for a node whose name is too long for a label."""
     metadata = {
         "name": name,
         "uid": uid,
@@ -259,7 +259,7 @@ def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-d
 
 
 def test_what_is_read_is_what_the_module_writes() -> None:
-    """The two are in different programs: the names must be the same."""
+    """Controller and module are different programs, so their names have to agree."""
     found = re.findall(
         r"^(?:MANAGER|OPERATION_LABEL|SINCE, FOR_NODE|RENEWED)\b.* = (.*)$", DRAIN.read_text(), re.MULTILINE
     )

@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller's report of a fleet: what is in it, who may read it, and what becomes of both while the API server is away."""
+"""The controller's fleet report: its content, its readers, and both during an outage of the API server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientConnectorError, ClientSession, web
 from api_model import kubeconfig
 from dra_driver.api.client import ApiClient
-from dra_driver.controller import readers
-from dra_driver.controller.fleet import KEPT_SECONDS, FleetReport
+from dra_driver.controller import connection_limit, reader_authorization, report_page
+from dra_driver.controller import fleet_report as fleet_module
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.fleet_fold import FleetFold
-from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.readers import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, Readers
-from dra_driver.controller.readers import KEPT_SECONDS as JUDGED_SECONDS
+from dra_driver.controller.fleet_report import FAILED_SECONDS, KEPT_SECONDS, FleetReport, ReportFailed, memory_limit
+from dra_driver.controller.health_server import keep_serving
+from dra_driver.controller.reader_authorization import AUDIENCE, OUTAGE_SECONDS, PATH, REFUSED_SECONDS, Readers
+from dra_driver.controller.reader_authorization import KEPT_SECONDS as JUDGED_SECONDS
 from dra_driver.controller.report_page import add_report
-from dra_driver.core.layout_differences import ANNOTATION, told_by_slices
+from dra_driver.core.partitioning.layout_differences import ANNOTATION, told_by_slices
+from scrapes_test import free_port
 
 from tests.fleets import DRIVER, Fleet, boards, large
 
@@ -31,9 +37,9 @@ TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule
 
 
 def report_of(made: Fleet, page: int = 100) -> Json:
-    """Return the report of a fleet whose objects come in pages."""
+    """Return the report of a fleet whose objects arrive in pages."""
     fold = FleetFold()
-    for _list in range(2):  # a list that begins again replaces its first pages
+    for _list in range(2):  # a list that restarts replaces its first pages
         fold.begin_slices(DRIVER)
         fold.begin_claims()
         fold.add_slices(DRIVER, made.slices[:page])
@@ -97,7 +103,7 @@ def test_report_page_by_page_equals_the_picture_of_all_objects(page: int) -> Non
 
 
 class Cluster:
-    """An API server that lists a fleet, in pages of one, and knows one reader and one who may not read."""
+    """An API server that lists a fleet in pages of one object. It knows a permitted and a forbidden reader."""
 
     def __init__(self, made: Fleet) -> None:
         base = "/apis/resource.k8s.io"
@@ -115,9 +121,11 @@ class Cluster:
         }
         self.asked: list[str] = []
         self.away = False
+        #: Lists get no answer.
+        self.is_silent = False
         self.reviews_fail_with = 0
         self.readers = {"reader"}
-        #: Reviews of tokens that begin so are answered once ``goes_on`` is set.
+        #: Reviews of tokens with this prefix are answered after ``goes_on`` is set.
         self.hanging, self.goes_on = "", asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -132,6 +140,8 @@ class Cluster:
             return web.json_response({"status": self.judged(request.path, (await request.json())["spec"])}, status=201)
         if request.path in self.about:
             return web.json_response(self.about[request.path])
+        if self.is_silent:
+            await asyncio.Event().wait()
         if request.path not in self.lists:
             return web.json_response({"message": "none"}, status=404)
         start, items = int(request.query.get("continue", "0")), self.lists[request.path]
@@ -152,12 +162,13 @@ class Cluster:
 
 
 class Scene:
-    """The report served in front of a cluster, and a clock that only the test moves."""
+    """The report server with a cluster, and a clock that only the test advances."""
 
     def __init__(self) -> None:
         self.cluster, self.now, self.url = Cluster(fleet()), 1000.0, ""
         self.measurements = Measurements()
         self.readers: Readers
+        self.kubeconfig = ""
 
     async def get(self, token: str | None = f"reader.{AUDIENCE}") -> tuple[int, str, Any]:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -185,6 +196,7 @@ def run(tmp_path: Path, scenario: Any) -> None:
         file.write_text(json.dumps(kubeconfig(api_url)))
         client = ApiClient(str(file), user_agent="test")
         application = web.Application()
+        scene.kubeconfig = str(file)
         report = FleetReport(str(file), [DRIVER], lambda: scene.now)
         scene.readers = Readers(client, lambda: scene.now)
         add_report(application, report, scene.readers, scene.measurements)
@@ -283,7 +295,7 @@ def test_while_the_api_server_is_away_readers_get_the_last_one(tmp_path: Path) -
         status, text, headers = await scene.get()
         assert (status, text) == (200, first) and headers["Warning"].startswith("110")
         assert scene.counted("stale")
-        # Who has not been allowed before, and who was long ago, is not let in.
+        # A reader without a permission, or with an expired one, is refused.
         status, text, headers = await scene.get(f"new.{AUDIENCE}")
         assert status == 503 and headers["Retry-After"] and "cannot say who may read" in text
         scene.now += OUTAGE_SECONDS
@@ -297,7 +309,7 @@ def test_while_the_api_server_is_away_readers_get_the_last_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500])
 def test_failed_review_of_allowed_reader_keeps_permission(tmp_path: Path, status: int) -> None:
-    """Each of these statuses concerns the request of the controller, not the reader."""
+    """Each of these statuses concerns the request of the controller, not the reader: a permitted reader keeps its permission."""
 
     async def scenario(scene: Scene) -> None:
         assert (await scene.get())[0] == 200
@@ -325,7 +337,7 @@ def test_refused_reader_is_reviewed_again_after_30_seconds(tmp_path: Path) -> No
 
 
 def test_memory_for_refused_tokens_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_READERS", 3)
+    monkeypatch.setattr(reader_authorization, "MOST_READERS", 3)
 
     async def scenario(scene: Scene) -> None:
         for number in range(6):
@@ -338,21 +350,24 @@ def test_memory_for_refused_tokens_is_bounded(tmp_path: Path, monkeypatch: pytes
 
 
 def test_flood_of_unknown_tokens_is_rejected_and_known_readers_are_served(tmp_path: Path) -> None:
-    """The API server does not answer reviews of unknown tokens."""
+    """The API server does not answer reviews of unknown tokens: a flood of them is rejected, and known readers are served."""
 
     async def scenario(scene: Scene) -> None:
         assert (await scene.get())[0] == 200
         scene.cluster.hanging = "random"
-        most = readers.AT_ONCE + readers.MOST_WAITING
+        most = reader_authorization.AT_ONCE + reader_authorization.MOST_WAITING
         flood = [asyncio.ensure_future(scene.get(f"random-{number}.{AUDIENCE}")) for number in range(5 * most)]
-        while sum(each.done() for each in flood) < 4 * most:
+        # Requests can be rejected before the reviews of the accepted ones arrive at the API server.
+        while (
+            sum(each.done() for each in flood) < 4 * most or scene.cluster.reviews() < 1 + reader_authorization.AT_ONCE
+        ):
             await asyncio.sleep(0.01)
         rejected = [each.result() for each in flood if each.done()]
         assert {status for status, _text, _headers in rejected} == {429}
         assert all(headers["Retry-After"] for _status, _text, headers in rejected)
         scene.now += JUDGED_SECONDS
         assert (await scene.get())[0] == 200, "the reader is reviewed again meanwhile"
-        assert scene.cluster.reviews() == 2 + readers.AT_ONCE
+        assert scene.cluster.reviews() == 2 + reader_authorization.AT_ONCE
         scene.cluster.hanging = ""
         scene.cluster.goes_on.set()
         left = [status for status, _text, _headers in await asyncio.gather(*flood)]
@@ -365,8 +380,118 @@ def test_flood_of_unknown_tokens_is_rejected_and_known_readers_are_served(tmp_pa
 def test_without_a_report_that_was_made_there_is_none(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         del scene.cluster.about["/apis/resource.k8s.io"]
+        scene.cluster.about["/apis"] = {"kind": "APIGroupList", "groups": [{"name": "apps"}]}
         status, text, _headers = await scene.get()
         assert status == 503 and "serves no version of resource.k8s.io" in text
         assert scene.counted("unavailable")
 
     run(tmp_path, scenario)
+
+
+def test_report_that_takes_too_long_is_ended_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(scene: Scene) -> None:
+        first = (await scene.get())[1]
+        scene.now += KEPT_SECONDS
+        monkeypatch.setattr(fleet_module, "MOST_SECONDS", 0.5)
+        scene.cluster.is_silent = True
+        status, text, headers = await scene.get()
+        assert (status, text) == (200, first) and headers["Warning"].startswith("110")
+        report = FleetReport(scene.kubeconfig, [DRIVER])
+        with pytest.raises(ReportFailed, match=r"not complete after 0\.5 s, so its process was ended"):
+            await report.current()
+
+    run(tmp_path, scenario)
+
+
+def test_report_that_fails_is_not_created_again_for_each_waiting_reader(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        del scene.cluster.about["/apis/resource.k8s.io"]
+        answers = await asyncio.gather(*(scene.get() for _each in range(4)))
+        assert {status for status, _text, _headers in answers} == {503}
+        assert scene.cluster.asked.count("/apis/resource.k8s.io") == 1
+        scene.now += FAILED_SECONDS
+        assert (await scene.get())[0] == 503
+        assert scene.cluster.asked.count("/apis/resource.k8s.io") == 2
+
+    run(tmp_path, scenario)
+
+
+def test_report_is_sent_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_page, "PART_BYTES", 100)
+    sizes: list[int] = []
+    write = web.StreamResponse.write
+
+    async def recorded(self: web.StreamResponse, data: bytes) -> None:
+        sizes.append(len(data))
+        await write(self, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", recorded)
+
+    async def scenario(scene: Scene) -> None:
+        status, text, headers = await scene.get()
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert status == 200 and headers["Content-Length"] == str(len(text))
+        assert len(sizes) == -(-len(text) // 100) and max(sizes) == 100
+
+    run(tmp_path, scenario)
+
+
+def test_report_that_takes_longer_than_an_idle_connection_lives_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(connection_limit, "CHECK_SECONDS", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        made = web.Application()
+        add_report(made, FleetReport(scene.kubeconfig, [DRIVER]), scene.readers, scene.measurements)
+        address = f"127.0.0.1:{free_port()}"
+        scene.url = f"http://{address}"
+        serving = asyncio.ensure_future(keep_serving(lambda: made, address, "the report"))
+        try:
+            while True:
+                try:
+                    status, _text, _headers = await scene.get(None)
+                    break
+                except ClientConnectorError:
+                    await asyncio.sleep(0.02)
+            assert status == 401
+            # A new process creates the report, which takes longer than 0.2 s.
+            status, text, _headers = await scene.get()
+            assert status == 200
+            jsonschema.validate(json.loads(text), SCHEMA)
+        finally:
+            serving.cancel()
+            await asyncio.wait((serving,))
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "expected"),
+    [
+        ("0::/system.slice/a.service", str(4 << 30), 1 << 30),
+        ("0::/", str(1 << 30), 1 << 29),
+        ("0::/", "max", 1 << 30),
+        ("0::/without-a-limit", None, 1 << 30),
+    ],
+)
+def test_report_process_gets_at_most_half_of_the_memory_of_its_group(
+    tmp_path: Path, group: str, limit: str | None, expected: int
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n", encoding="utf-8")
+    folder = tmp_path / "sys/fs/cgroup" / group.partition("::/")[2]
+    folder.mkdir(parents=True)
+    if limit is not None:
+        (folder / "memory.max").write_text(f"{limit}\n", encoding="utf-8")
+    assert memory_limit(tmp_path) == expected
+
+
+def test_report_process_lowers_its_priority_and_is_ended_first() -> None:
+    program = (
+        "import os, resource; from dra_driver.controller import fleet_report; fleet_report._leave_room(); "
+        "print(os.nice(0), open('/proc/self/oom_score_adj').read().strip(), resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert said == [str(min(os.nice(0) + 10, 19)), "1000", str(memory_limit())]

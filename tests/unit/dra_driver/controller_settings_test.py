@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller's settings, and its commands that show and write nothing."""
+"""The controller's settings, and its commands that only print."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controller_steps import DRIVER, cluster_of, run
 from dra_driver.api.client import ApiClient
 from dra_driver.config import InvalidConfiguration
 from dra_driver.controller import commands
-from dra_driver.controller.settings import NAME_VARIABLE, load, parse
+from dra_driver.controller.controller_config import NAME_VARIABLE, load, parse
 from dra_driver.core.model import OFFER_KINDS
 from object_server import ObjectServer
 

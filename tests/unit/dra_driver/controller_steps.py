@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What tests of the controller do: play a scenario at a server, have work going meanwhile, wait, and let a candidate try for the lease."""
+"""Helpers for controller tests: run a scenario with a server, run work in the background, wait, and elect a leader."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
-from dra_driver.controller.keeping import Keeper
+from dra_driver.controller.cleanup_loop import Keeper
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.lease import Elector, Terms
-from dra_driver.controller.measurements import Measurements
 from dra_driver.controller.reporting import Reporter
 from object_server import ObjectServer
 
@@ -64,7 +64,7 @@ def candidate(client: ApiClient, me: str, **options: Any) -> Elector:
 
 
 def cluster_of(server: ObjectServer) -> None:
-    """A node that is gone, one that is there, and what belongs to both."""
+    """Store a deleted and an existing node with their objects."""
     server.put(f"{NODES}/here", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     for node in ("here", "gone"):
         server.put(
@@ -87,7 +87,7 @@ def cluster_of(server: ObjectServer) -> None:
                 "metadata": {"namespace": "team", "finalizers": ["dra.accelerators/held", "else/held"]},
                 "status": {"allocation": allocation, "reservedFor": reserved},
             }
-            # The server lists claims of all namespaces elsewhere than it keeps them.
+            # The server lists claims of all namespaces at a different path.
             server.objects[f"{CLAIMS}/{node}-{name}"] = server.put(f"{OWN_CLAIMS}/{node}-{name}", claim)
     server.put("/api/v1/namespaces/team/pods/alive", {"metadata": {"uid": "uid-alive"}, "status": {"phase": "Running"}})
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller's acting parts against a server over HTTP: watching, leading, cleaning up."""
+"""The active parts of the controller with an HTTP server: watch, leader election, and cleanup."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from controller_steps import (
 )
 from dra_driver.api.client import ApiClient
 from dra_driver.api.watching import Watched
+from dra_driver.controller.cleanup_loop import GATHER_SECONDS, WatchEnded
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.facts import RuleFacts, rule_facts
-from dra_driver.controller.keeping import WatchEnded
 from dra_driver.controller.lease import Terms
-from dra_driver.controller.measurements import Measurements
 from dra_driver.deadlines import within
 from object_server import ObjectServer
 
@@ -143,7 +143,7 @@ def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> Non
 
 
 def test_a_renewal_that_is_under_way_at_the_end_does_not_keep_the_lease(tmp_path: Path) -> None:
-    """It comes to the API server all the same, and makes what was seen before it out of date."""
+    """A renewal that is in flight at the stop still reaches the API server, and makes the release's resource version outdated."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         elector = candidate(client, "one", terms=Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05))
@@ -218,7 +218,7 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
         async with going(keeper(client, measurements).run()):
             await until(lambda: ours_left(server) == before - gone)
             await until(lambda: server.objects[f"{OWN_CLAIMS}/gone-free"]["metadata"]["finalizers"] == ["else/held"])
-            # What the server has done is counted when its answer has come.
+            # An action counts after the server's answer.
             done = b'actions_total{action="deallocate-claim",outcome="done"} 2.0'
             await until(lambda: done in measurements.text())
 
@@ -236,7 +236,7 @@ def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path:
 
 @pytest.mark.parametrize("first_list_answers", [False, True])
 def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, first_list_answers: bool) -> None:
-    """Otherwise the controller would hold the Lease without any data, before and after the first list."""
+    """A watch ends before or after its first list: the controller stops. Otherwise it would hold the Lease without data."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
@@ -355,7 +355,7 @@ def test_end_of_leadership_frees_the_objects_of_the_cluster(tmp_path: Path) -> N
 
 
 def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.controller.keeping.FREEZE_CLAIMS", 2, raising=False)
+    monkeypatch.setattr("dra_driver.controller.cleanup_loop.FREEZE_CLAIMS", 2, raising=False)
     frozen: list[int] = []
     freeze = gc.freeze
 
@@ -381,14 +381,47 @@ def test_new_claims_are_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("node", "starts"), [("here", False), ("gone", True)])
+def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, node: str, starts: bool) -> None:
+    """Claims of existing nodes change often: only a claim of an absent node starts a pass. Otherwise passes would never end."""
+
+    async def scenario(server: ObjectServer, client: ApiClient) -> None:
+        cluster_of(server)
+        subject = keeper(client, Measurements(), grace=3600, interval=3600)
+        passes, one_pass = list[int](), subject._pass
+
+        async def count() -> None:
+            passes.append(len(passes))
+            await one_pass()
+
+        subject._pass = count  # type: ignore[method-assign]
+        async with going(subject.run()):
+            await until(lambda: passes and server.count("WATCH", CLAIMS))
+            # The lists at the start of the watches also start a pass.
+            await until(lambda: len(passes) >= 1 and not subject._changed.is_set())
+            await asyncio.sleep(2 * GATHER_SECONDS)
+            before = len(passes)
+            path = f"{CLAIMS}/{node}-used"
+            changed = {**server.objects[path], "metadata": {"namespace": "team", "finalizers": ["new/held"]}}
+            former = subject.claims.items[f"team/{node}-used"]
+            server.put(path, changed)
+            await until(lambda: subject.claims.items[f"team/{node}-used"] != former)
+            assert subject._changed.is_set() is starts
+            if starts:
+                await until(lambda: len(passes) > before)
+            assert (len(passes) > before) is starts
+
+    run(tmp_path, scenario)
+
+
 def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
-    """The watch has not told yet; what the API server says at that moment decides."""
+    """The watch has not reported the node yet: the answer of the API server decides, and everything is kept."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         measurements = Measurements()
         before = ours_left(server)
-        # It is there for who asks for it by its name, and was not when all were listed.
+        # A read by name finds the node, but the list before did not.
         server.objects[f"{NODES}/gone"] = {"metadata": {"name": "gone", "uid": "u"}}
         subject = keeper(client, measurements)
         subject.nodes._keep = lambda item: None if item["metadata"]["name"] == "gone" else subject_facts(item)
@@ -405,13 +438,17 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
 def test_answers_without_a_reason_do_not_make_objects_count_as_deleted(tmp_path: Path, unserved: str) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
-        claims = {path: one["status"] for path, one in server.objects.items() if path.startswith(OWN_CLAIMS)}
+        claims = {
+            path: one["status"]
+            for path, one in server.objects.items()
+            # No pod is read for a claim without reservations.
+            if path.startswith(OWN_CLAIMS) and (unserved != "/pods/" or one["status"]["reservedFor"])
+        }
         measurements = Measurements()
         server.unserved = (unserved,)
         async with going(keeper(client, measurements).run()):
             await until(lambda: server.count("GET", unserved) > 5)
-            left = {path: one["status"] for path, one in server.objects.items() if path.startswith(OWN_CLAIMS)}
-            assert left == claims
+            assert {path: server.objects[path]["status"] for path in claims} == claims
             assert b'action="deallocate-claim",outcome="not-needed"} 0.0' in measurements.text()
             server.unserved = ()
             await until(lambda: b'action="deallocate-claim",outcome="done"} 2.0' in measurements.text())
@@ -421,7 +458,7 @@ def test_answers_without_a_reason_do_not_make_objects_count_as_deleted(tmp_path:
 
 
 def test_a_drain_that_a_run_went_on_with_unseen_is_not_lifted(tmp_path: Path) -> None:
-    """The watch has not told yet; what the API server says at that moment decides."""
+    """The watch has not reported the renewal yet: the answer of the API server decides, and the drain stays."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "here"}

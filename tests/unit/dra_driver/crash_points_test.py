@@ -2,8 +2,8 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """The tables of docs/crash-points.md about claims: the state of the node after a kill at each stage, and after the next start.
 
-A power failure is a kill of the machine: partitions, settings, MPS daemons, kernel drivers, and CDI files are gone, and so are writes of
-the store that no sync has followed.
+A power failure is a kill of the whole node: partitions, settings, MPS daemons, kernel drivers, and CDI files are lost.
+Store writes without a later sync are lost too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from backend_model import DEFAULT_KNOBS, ModelGpus
-from dra_driver.core.prepared import prepared_claims
+from dra_driver.core.store.prepared_claims import prepared_claims
 from dra_driver.stages import PREPARE, UNPREPARE
 from keeper_model import ModelKeeper
 from machine_model import bus
@@ -26,7 +26,7 @@ PREPARED = {
     MACHINE: "prepared cdi settings vfio",  # persistence mode is off
 }
 
-#: By stage: the claim's device, and what there is after a kill, beside an unchanged node. Recovery undoes all of it.
+#: By stage: the claim's device, and the difference from an unchanged node after a kill. Recovery undoes all of it.
 OF_PREPARE = {
     "claim-fetched": (PARTITION, ""),
     "planned": (PARTITION, ""),
@@ -37,13 +37,13 @@ OF_PREPARE = {
     "handed-over": (MACHINE, "preparing settings vfio"),
     "companion-started": (MPS, "preparing settings daemon"),
 }
-#: The same, where recovery completes the claim.
+#: The same for stages after which recovery completes the claim.
 COMPLETED = {
     "recording-prepared": (PARTITION, "prepared partitioning partition"),
     "cdi-written": (PARTITION, PREPARED[PARTITION]),
     "recorded-prepared": (PARTITION, PREPARED[PARTITION]),
 }
-#: The same of Unprepare: recovery restores the claim, until its record is removed.
+#: The same for Unprepare: recovery restores the claim, until its record is removed.
 OF_UNPREPARE = {
     "unprepare-started": (PARTITION, PREPARED[PARTITION]),
     "companions-stopped": (MPS, "prepared cdi settings"),
@@ -58,7 +58,7 @@ TIMES = {"settings-restored": 2}
 
 
 def found(disk: Path) -> str:
-    """Return what there is on a node beside its unchanged state, read without the driver."""
+    """Return the differences of a node from its unchanged state, read without the driver."""
     words = [claim.state for claim in prepared_claims(str(disk / "state/state.db"))]
     words += ["cdi" for _file in (disk / "root/var/run/cdi").glob("*claim_*.json")]
     gpus = ModelGpus(disk / "gpus.json")
@@ -72,7 +72,7 @@ def found(disk: Path) -> str:
 
 
 def killed(folder: Path, device: str, stage: str, *, ends: bool = False) -> World:
-    """A node whose driver was killed at a stage of preparing, or of unpreparing, a claim with this device."""
+    """Return a node whose driver was killed at a stage of preparing, or of unpreparing, a claim with this device."""
     world = World(folder)
     name = {MPS: "b", SETTINGS: "a"}.get(device, "c")
     steps = [("prepare", name, [device.split()[0]])] + [("unprepare", name, None)] * ends

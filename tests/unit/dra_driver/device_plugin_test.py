@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The whole driver as a device plugin: real sockets and a kubelet's calls; the hardware alone is a model."""
+"""Run the whole driver as a device plugin with real sockets and a kubelet's calls. Only the hardware is a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import grpc.aio
 import pytest
 from backend_model import ModelGpus
 from claim_steps import SMALL
+from dra_driver.core.dra.device_plugin_model import socket_name
 from dra_driver.core.model import Fault
-from dra_driver.core.plugin_devices import socket_name
 from dra_driver.kubelet.device_plugin import ResourceServer
 from dra_driver.monitoring.families import Samples, of_view
 from dra_driver.protocol import device_plugin_pb2 as messages
@@ -36,19 +36,19 @@ Scenario = Callable[[Scene, PluginKubelet], Awaitable[None]]
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
     monkeypatch.setattr("dra_driver.supervisors.device_plugin.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.supervisors.device_plugin.RETRY_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.LEFT_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.core.health.VERIFY_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.1)
     return tmp_path_factory.mktemp("p")
 
 
 def run(folder: Path, scenario: Scenario, **settings: Any) -> None:
-    """Run a scenario with an API server, a kubelet and a driver that is not started."""
+    """Run a scenario with an API server, a kubelet, and a driver that is not started."""
 
     async def main(scene: Scene) -> None:
         kubelet = PluginKubelet(folder / "kubelet")
@@ -63,7 +63,7 @@ def run(folder: Path, scenario: Scenario, **settings: Any) -> None:
 
 
 def cdi_devices(scene: Scene) -> set[str]:
-    """The names of the devices in the file that is not of a claim."""
+    """Return the names of the devices in the CDI file that belongs to no claim."""
     (path,) = scene.cdi()
     assert path.name == "k8s.gpu.nvidia.com-device_plugin.json"
     spec = json.loads(path.read_text())
@@ -87,7 +87,7 @@ def test_pods_have_devices_without_a_claim_and_nothing_is_published_for_claims(s
         status = await scene.status()
         assert status["ready"] and status["published"] and status["registered"], status["problems"]
         assert status["resources"] == [{"resource": GPUS, "devices": 2, "healthy": 2, "connected": True}]
-        # Claims: no slice, no socket, no registration.
+        # No claims interface: no slice, no socket, no registration.
         assert scene.api.slices == {} and scene.api.slice_writes() == []
         assert not Path(scene.paths.service).exists() and not Path(scene.paths.registration).exists()
         await scene.stop()
@@ -177,7 +177,7 @@ def test_partitions_that_exist_have_resources_of_their_own_and_come_and_go(short
         await scene.until(lambda: kubelet.states(SLICES) == {made.uuid: "Healthy"})
         assert kubelet.states(GPUS) == {FIRST: "Healthy"}
         assert await kubelet.allocate(SLICES, [made.uuid]) == [([f"{KIND}={made.uuid}"], {})]
-        # It goes, and a pod is faster than the next look.
+        # The partition is deleted, and a pod requests it before the next scan.
         scene.backend.destroy_partition(SECOND, made.instance_id)
         with pytest.raises(grpc.aio.AioRpcError, match="any more"):
             await kubelet.allocate(SLICES, [made.uuid])
@@ -202,7 +202,7 @@ def test_what_is_published_for_claims_goes_before_the_first_device_is_offered(sh
         await scene.start()
         await scene.until(lambda: kubelet.lists.get(GPUS))
         assert scene.api.slices == {}
-        # The claim is served to its end, and its device is given to nobody else meanwhile.
+        # The claim is served until its end, and its device is not offered to other pods.
         assert kubelet.states(GPUS) == {SECOND: "Healthy"}
         await scene.until(lambda: Path(scene.paths.registration).exists())
         assert "device-plugin" in await scene.prepare("b", "gpu-1")
@@ -231,7 +231,7 @@ def test_nothing_is_published_while_a_container_has_a_device_from_the_plugin(sho
         kubelet.held = kubelet.held[1:]
         await scene.until(lambda: {"gpu-0", "gpu-1"} <= set(scene.devices()))
         assert GPUS not in kubelet.lists
-        # And it is not asked for again.
+        # And it is not requested again.
         await scene.stop()
         await kubelet.kill()
         await scene.start()
@@ -338,7 +338,7 @@ def test_status_names_gpu_in_mig_mode_without_partitions(short: Path) -> None:
 
 
 def test_field_numbers_are_the_kubelets() -> None:
-    """The wire format by hand, from the public description: what a kubelet sends and expects."""
+    """The encoded fields are compared with the names and numbers of the public protocol description."""
     request = messages.RegisterRequest(
         version="v1beta1",
         endpoint="e",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Requests over connections that are kept open, against servers of sockets that do as they are told."""
+"""HTTP requests over persistent connections, with scripted socket servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dra_driver.api import client
 from dra_driver.api import exchange as exchange_module
-from dra_driver.api.exchange import Answer, Exchange, NoHttp
+from dra_driver.api.exchange import Answer, Exchange, InvalidHttpResponse
 from dra_driver.controller.certificate_keeper import utc_now
 from dra_driver.core.certificates import make_authority, make_certificate
 from hypothesis import given
@@ -132,14 +132,14 @@ def test_a_path_of_the_server_comes_before_that_of_a_request() -> None:
 
 
 async def once(peer: Peer) -> None:
-    """Answers one request, and ends the connection when the next one has come."""
+    """Answer one request, and close the connection when the next request has arrived."""
     await peer.request()
     await peer.send(OK)
     await peer.request()
 
 
 async def once_and_idle(peer: Peer) -> None:
-    """Answers one request, and ends the connection."""
+    """Answer one request, and close the connection."""
     await peer.request()
     await peer.send(OK)
 
@@ -165,6 +165,32 @@ def test_what_changes_something_is_not_sent_twice() -> None:
         with pytest.raises(ConnectionError, match="closed"):
             await exchange.ask("POST", "/a", body=b"{}", seconds=30)
         assert [request.split()[0] for request in server.requests] == ["GET", "POST"]
+
+    run(server, scenario)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_connection_that_is_closed_before_the_request_is_an_error(method: str) -> None:
+    """With plain HTTP, the event loop reports the end of the connection before the request is written: it is an error."""
+
+    async def script(_peer: Peer) -> None:
+        return
+
+    server = Server(script)
+
+    async def scenario(exchange: Exchange) -> None:
+        connect = exchange._connect
+
+        async def connect_and_lose(until: float) -> Any:
+            connection = await connect(until)
+            while connection.is_open:
+                await asyncio.sleep(0.01)
+            return connection
+
+        exchange._connect = connect_and_lose  # type: ignore[method-assign]
+        with pytest.raises(ConnectionResetError, match="closed"):
+            await exchange.ask(method, "/a", seconds=30)
+        assert exchange._idle == [] and server.connections == 1
 
     run(server, scenario)
 
@@ -214,7 +240,7 @@ def test_half_an_answer_is_an_error_and_is_not_asked_for_again(part: bytes) -> N
 )
 def test_what_is_no_answer_is_refused(rubbish: bytes) -> None:
     async def scenario(exchange: Exchange) -> None:
-        with pytest.raises(NoHttp):
+        with pytest.raises(InvalidHttpResponse):
             await get(exchange)
 
     run(Server(answering(rubbish)), scenario)
@@ -232,11 +258,11 @@ def test_what_is_no_answer_is_refused(rubbish: bytes) -> None:
     ids=["gzip", "length", "chunked"],
 )
 def test_answer_above_the_limit_is_refused(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 bytes, of which gzip makes a few: a server can have a small answer unpacked to gigabytes."""
+    """The answer has 2,000 bytes, which gzip compresses to a few: a small answer could otherwise unpack to gigabytes."""
     monkeypatch.setattr("dra_driver.api.exchange.MOST_BYTES", 1999)
 
     async def scenario(exchange: Exchange) -> None:
-        with pytest.raises(NoHttp, match="more than 1999 bytes"):
+        with pytest.raises(InvalidHttpResponse, match="more than 1999 bytes"):
             await get(exchange)
 
     run(Server(answering(answer)), scenario)
@@ -260,7 +286,7 @@ def test_what_comes_behind_an_answer_is_nobodys(more: bytes) -> None:
         for _time in range(3):
             try:
                 assert (await get(exchange)).payload == b"ok"
-            except NoHttp:
+            except InvalidHttpResponse:
                 assert more == b"x"
         assert server.connections > 1
 
@@ -306,7 +332,7 @@ def test_no_more_connections_than_allowed_and_all_are_answered() -> None:
 
 
 def test_who_is_cancelled_takes_nobodys_turn_and_nobodys_answer() -> None:
-    """Cancelled while it waits for a turn, in the moment in which the turn is its own, and while it waits for an answer."""
+    """A request is canceled while it waits for a connection, when it just got one, or while it waits for an answer: others are unaffected."""
     held = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -324,7 +350,7 @@ def test_who_is_cancelled_takes_nobodys_turn_and_nobodys_answer() -> None:
         await asyncio.sleep(0.05)
         waiting[0].cancel()
         first.cancel()
-        await asyncio.sleep(0)  # the turn is given to the second, which does not know it yet
+        await asyncio.sleep(0)  # the second request gets the connection, but has not run yet
         waiting[1].cancel()
         held.set()
         for number in (2, 3):
@@ -432,7 +458,7 @@ def test_the_certificate_has_to_be_of_the_name(tmp_path: Path) -> None:
 
 
 class Wire(asyncio.Transport):
-    """Takes what is sent, and remembers whether it was cut."""
+    """A transport that discards the sent bytes, and records whether it was aborted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -481,6 +507,6 @@ def test_watch_event_above_the_limit_ends_the_watch_and_nothing_is_unpacked(monk
             server.stop()
             assert "accept-encoding: identity" in server.requests[0].lower()
 
-    with pytest.raises(NoHttp, match="more than 1999 bytes"):
+    with pytest.raises(InvalidHttpResponse, match="more than 1999 bytes"):
         asyncio.run(received(long))
     assert b"okok" not in asyncio.run(received(packed))

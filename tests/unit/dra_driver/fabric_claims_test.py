@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims on a machine whose fabric has partitions: activated for the claim, deactivated with the last one, never an administrator's."""
+"""Claims on a node with fabric partitions: activated for the claim, deactivated after the last one, never those of an administrator."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from backend_model import ModelGpus
 from claim_steps import prepare, run, unprepare
-from dra_driver.claims.debts import FabricDebt
-from dra_driver.claims.fabric import claimed, to_deactivate
+from dra_driver.claims.claim_fabric import claimed, to_deactivate
+from dra_driver.claims.pending_cleanups import PendingDeactivation
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, record_of_document
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, FabricRejected
-from dra_driver.core.pci import DEVICES, DRIVERS
+from dra_driver.core.host.pci import DEVICES, DRIVERS
 from dra_driver.metrics import NoMetrics, Stopwatch
 from machine_model import Claims, Node
 
@@ -149,7 +149,7 @@ def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(
         assert await prepare(node, claims.allocate("part", "gpu-1-mig-1g10gb-19-0")) == ""
         (debt,) = node.service.undoing.fabric_debts
         with pytest.raises(FabricRejected):
-            await node.service.upkeep.settle_fabric(debt)
+            await node.service.housekeeping.settle_fabric(debt)
         assert await prepare(node, alone) == ""
         assert node.backend.active == {4, 3} and node.owing() == frozenset()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
@@ -175,7 +175,7 @@ def test_rejected_deactivation_is_owed_after_restart_and_void_after_reboot(tmp_p
         owed = node.service.undoing.fabric_debts
         assert [debt.number for debt in owed] == ([2] if boot == "boot-1" else [])
         for debt in owed:
-            await node.service.upkeep.settle_fabric(debt)
+            await node.service.housekeeping.settle_fabric(debt)
         assert node.owing() == frozenset() and node.backend.active == set()
         assert not [key for key in node.store.meta if key.startswith("owed-fabric:")]
         node.close()
@@ -198,7 +198,7 @@ def unload_driver(node: Node) -> None:
 def test_unprepare_with_unloaded_driver_deactivates_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: bool
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.1)
     devices = ("gpu-vfio-0", "gpu-vfio-1") if machine else ("gpu-0", "gpu-1")
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -221,7 +221,7 @@ def test_unprepare_with_unloaded_driver_deactivates_partition(
         node.backend.present = True
         assert node.owing() == set(ModelGpus.uuids(2))
         for uuid in sorted(node.owing()):
-            await node.service.upkeep.settle(uuid)
+            await node.service.housekeeping.settle(uuid)
         assert node.owing() == frozenset() and persistence(node) == [True] * 4
 
     run(tmp_path, scenario, rules=RULES, count=4)
@@ -268,7 +268,7 @@ def test_claim_ends_without_fabric_partitions(tmp_path: Path) -> None:
         with_fabric(node)
         claim = claims.allocate("pair", "gpu-0", "gpu-1")
         assert await prepare(node, claim) == ""
-        node.backend.fabric = {}  # another mode since
+        node.backend.fabric = {}  # another mode since then
         assert await prepare(node, claim) == "" and node.store.claims[claim.uid].devices[0].fabric
         assert await unprepare(node, claim) == "" and node.store.claims == {}
 
@@ -292,7 +292,7 @@ def test_temporarily_unreadable_mode_leaves_no_active_partition(tmp_path: Path) 
 
 @pytest.mark.parametrize("former", [{}, {"partition": 2, "activated": False}])
 def test_restore_that_fails_after_activation_leaves_no_active_partition(tmp_path: Path, former: dict[str, Any]) -> None:
-    """A claim of an older release, or one that used an administrator's partition, which the reboot has deactivated."""
+    """A claim of an earlier release, or one with an administrator's partition, which the reboot has deactivated: no partition stays active."""
     claims = Claims()
 
     async def main() -> None:
@@ -355,7 +355,7 @@ def test_claim_that_was_not_restored_after_a_reboot_keeps_no_partition_active(tm
 
 
 class Killed(BaseException):
-    """The process ends at this moment."""
+    """Simulated end of the process."""
 
 
 STAGES = ("recorded-preparing", "settings-applied", "fabric-activated", "recording-prepared", "cdi-written")
@@ -431,7 +431,7 @@ def test_last_claim_deactivates_partitions_of_the_driver(ours: bool, other: int 
     mine = record("mine", 4, ours=ours)
     others = [] if other is None else [record("other", other, ours=True)]
     assert to_deactivate(mine, [mine, *others]) == expected
-    # Whatever the other claim's record says of the fabric: it has the same device.
+    # The other claim's record does not mention the fabric, but has the same device.
     assert to_deactivate(mine, [mine, record("other", None, ours=False)]) is None
 
 
@@ -443,7 +443,7 @@ def test_claimed_partitions_are_those_of_this_boot_and_owed_ones() -> None:
         replace(record("preparing", 6, ours=True), state="preparing"),
         replace(record("former", 7, ours=True), boot_id="boot-0"),
     ]
-    owed, void = FabricDebt(8, frozenset({"GPU-0"})), FabricDebt(9, frozenset({"GPU-1"}))
+    owed, void = PendingDeactivation(8, frozenset({"GPU-0"})), PendingDeactivation(9, frozenset({"GPU-1"}))
     assert claimed(records, {**owed.to_meta("boot-1"), **void.to_meta("boot-0")}, "boot-1") == {4, 5, 8}
 
 

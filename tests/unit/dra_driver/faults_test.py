@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A fault belongs to one device: its neighbours are served, what it held can always be given back, and debts are paid."""
+"""A fault affects one device: its neighbors are served, its claims can be unprepared, and pending cleanup completes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.debts import Debt, debts_in, incurred, void_debts
+from dra_driver.claims.pending_cleanups import PendingDestruction, debts_in, incurred, void_debts
 from dra_driver.core.errors import AcceleratorError, DeviceFaulty, InUse
 from dra_driver.core.model import Fault
 from hypothesis import given
@@ -53,12 +53,12 @@ def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_
         assert (node.store.claims, node.cdi_files()) == ({}, ())
         assert len(node.partitions()) == 1
         gpu = node.gpus.template(0).uuid
-        assert node.service.undoing.debts == (Debt(gpu, (19, 0, 1)),)
-        # It is not taken for an administrator's meanwhile, nor when the device answers again.
+        assert node.service.undoing.debts == (PendingDestruction(gpu, (19, 0, 1)),)
+        # The partition does not count as an administrator's, neither now nor when the device answers again.
         node.backend.faults.clear()
         await node.look()
         assert "gpu-0" in node.inventory.offers
-        await node.service.upkeep.settle(gpu)
+        await node.service.housekeeping.settle(gpu)
         assert (node.partitions(), node.service.undoing.debts) == ([], ())
         assert not node.gpus.devices()[0].partitioning.enabled
         assert set(node.store.meta) == {"schema_version"}
@@ -96,11 +96,11 @@ def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = [4711]
         with pytest.raises(InUse):
-            await node.service.upkeep.settle(gpu)
+            await node.service.housekeeping.settle(gpu)
         assert len(node.service.undoing.debts) == 1
         with node.gpus.state() as state:
             state[gpu]["partitions"][0]["pids"] = []
-        await node.service.upkeep.settle(gpu)
+        await node.service.housekeeping.settle(gpu)
         assert (node.partitions(), node.service.undoing.debts) == ([], ())
 
     run(tmp_path, scenario)
@@ -114,7 +114,7 @@ def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) ->
         assert await unprepare(node, claim) == ""
         assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
         assert node.gpus.devices()[0].partitioning.enabled
-        await node.service.upkeep.settle(node.gpus.template(0).uuid)
+        await node.service.housekeeping.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
         assert not node.gpus.devices()[0].partitioning.enabled
 
@@ -122,7 +122,7 @@ def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) ->
 
 
 def late(node: Node, method: str) -> threading.Event:
-    """Have the next call of a method on its device's thread, done, come back when this is set, and not by its deadline."""
+    """Block the next call of a method in its device's thread beyond its deadline. The call ends when the returned event is set."""
     gate, backend = threading.Event(), node.backend
     real = getattr(backend, method)
 
@@ -130,7 +130,7 @@ def late(node: Node, method: str) -> threading.Event:
         def call() -> Any:
             found = real(uuid, *arguments)
             assert gate.wait(30)
-            time.sleep(0.05)  # a processor that is busy has it come back later than it could
+            time.sleep(0.05)  # simulates a busy processor
             return found
 
         setattr(backend, method, real)
@@ -164,7 +164,8 @@ def test_a_device_that_hangs_while_a_claim_is_undone_is_owed_and_nothing_more_is
         gate = late(node, "destroy_partition")
         assert await unprepare(node, claim) == ""
         assert (node.store.claims, node.cdi_files(), len(node.service.undoing.debts)) == ({}, (), 1)
-        # While it hangs it is refused at once; then the claim is there again, and what hung does not go on with the former one.
+        # While the call hangs, the claim is refused at once. Then it is prepared again, and the hung call does not
+        # continue with the earlier claim.
         assert "has not come back" in await prepare(node, claim)
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)
@@ -208,7 +209,7 @@ def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_reco
         node.backend.create_partition = real  # type: ignore[method-assign]
         assert (node.store.claims, node.cdi_files(), len(node.partitions())) == ({}, (), 1)
         node.backend.faults.clear()
-        await node.service.upkeep.settle(node.gpus.template(0).uuid)
+        await node.service.housekeeping.settle(node.gpus.template(0).uuid)
         assert node.partitions() == []
 
     run(tmp_path, scenario)
@@ -243,7 +244,7 @@ def test_what_nobody_foresaw_is_one_claim_s_and_told_with_its_traceback(
         assert told == expected
         held = {uid: record.prepared for uid, record in node.store.claims.items()}
         assert held == {well.uid: True, **({ill.uid: False} if undoing == "fails" else {})}
-        # The next call finds it mended, whatever was left.
+        # After the fault ends, the next prepare succeeds, independent of leftovers.
         node.backend.device_edits, node.backend.destroy_partition = real, destroy  # type: ignore[method-assign]
         assert await prepare(node, ill) == ""
         assert len(node.partitions()) == 2
@@ -278,7 +279,7 @@ def test_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("driver", ["gone", "there"])
 def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
     claims = Claims()
     claim = claims.allocate("a", SMALL)
 
@@ -305,7 +306,7 @@ def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
     claims = Claims()
     claim = claims.allocate("a", SMALL)
 
@@ -349,16 +350,18 @@ def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, mon
 
 
 debts = st.builds(
-    Debt,
+    PendingDestruction,
     st.sampled_from(["GPU-0", "GPU-1", "GPU-5-a:b"]),
     st.tuples(st.integers(0, 99), st.integers(0, 7), st.integers(1, 8)),
 )
 
 
 @given(st.sets(debts, max_size=5), st.sets(debts, max_size=5))
-def test_debts_are_written_and_read_and_void_after_a_reboot(now: set[Debt], former: set[Debt]) -> None:
+def test_debts_are_written_and_read_and_void_after_a_reboot(
+    now: set[PendingDestruction], former: set[PendingDestruction]
+) -> None:
     meta = {"schema_version": "1", **incurred(former - now, "boot-1"), **incurred(now, "boot-2")}
     assert set(debts_in(meta, "boot-2")) == now
     assert set(void_debts(meta, "boot-2")) == {debt.key for debt in former - now}
-    # Where partitions outlive a start of the machine, what is owed is owed still.
+    # Where partitions survive a reboot, pending cleanup does too.
     assert set(debts_in(meta, None)) == now | former and void_debts(meta, None) == {}

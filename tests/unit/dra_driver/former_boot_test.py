@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""After a reboot a partition at the place of a claim's former partition belongs to the layout, and outlives the claim."""
+"""After a reboot a partition at the place of a claim's earlier partition belongs to the layout, and survives the claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATIC = (
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Simulated end of the process."""
 
 
 def prepared(folder: Path, claims: Claims, *devices: str) -> ClaimReference:
@@ -51,7 +51,7 @@ def prepared(folder: Path, claims: Claims, *devices: str) -> ClaimReference:
 def second_boot(
     folder: Path, claims: Claims, reached: Callable[[str], None] = lambda stage: None, *, layout: bool = True
 ) -> Node:
-    """Return a node after the reboot; the new layout has created a partition at the place of the claim's former one."""
+    """Return a node after the reboot. The new layout has created a partition at the place of the claim's earlier one."""
     node = Node(folder, claims, rules=STATIC, boot_id="boot-2", reached=reached)
     gpu = node.gpus.template(0).uuid
     if layout:
@@ -98,7 +98,7 @@ def test_unprepared_claim_that_was_not_restored_leaves_partition_of_layout(tmp_p
         await node.look()
         node.service.set_ready()
         assert node.survey is not None
-        # The partition is the layout's as soon as it is published.
+        # The partition belongs to the layout as soon as it is published.
         assert [offer.dynamic for offer in node.survey.offers if offer.name == FORMER] == [False]
         assert (await node.service.unprepare([claim]))[claim.uid].error == ""
         assert of_layout(node) == partition
@@ -126,7 +126,7 @@ def test_incomplete_partition_at_former_place_is_not_destroyed(tmp_path: Path) -
 
 @pytest.mark.parametrize("stage", ["partition-created", "cdi-written"])
 def test_killed_restore_keeps_ownership_of_each_partition(tmp_path: Path, stage: str) -> None:
-    """The driver is killed after it has created one partition again; the other one is the layout's."""
+    """The driver is killed after it has created one partition again. The other one belongs to the layout."""
     claims = Claims()
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -163,7 +163,7 @@ def test_killed_restore_keeps_ownership_of_each_partition(tmp_path: Path, stage:
 
 
 def test_restored_partition_of_the_claim_is_destroyed(tmp_path: Path) -> None:
-    """What the driver creates again in this boot is the claim's, and goes with it."""
+    """A partition that the driver creates again in this boot belongs to the claim, and is deleted with it."""
     claims = Claims()
     claim = prepared(tmp_path, claims, OTHER)
 

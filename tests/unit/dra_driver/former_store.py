@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The store of the release before this one, which knows of form 1 alone: its own tables and statements, word for word."""
+"""The store of the previous release, which knows only format 1: its original tables and statements."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FormerStore:
 
     @classmethod
     def make(cls, path: Path, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> FormerStore:
-        """Make one, and write to it."""
+        """Create a store with these records."""
         store = cls(path)
         for statement in TABLES:
             store.connection.execute(statement)
@@ -71,7 +71,7 @@ class FormerStore:
         return store
 
     def content(self) -> tuple[dict[str, ClaimRecord], dict[str, str]]:
-        """What it holds, where that release does not refuse it."""
+        """Return the content, with the checks of that release."""
         assert self.connection.execute("PRAGMA quick_check").fetchone()[0] == "ok"
         meta = {row["key"]: row["value"] for row in self.connection.execute("SELECT key, value FROM meta")}
         assert meta.get("schema_version", "none") == "1"
@@ -118,7 +118,7 @@ class FormerStore:
 
 
 def make_former(path: Path) -> None:
-    """Make of the store at a path, which nobody has open, one that the former release has made."""
+    """Convert the closed store at a path into one of the previous release."""
     store = FormerStore(path)
     claims, meta = store.content()
     store.close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Fuzz what the daemons read from files, the API server, and the network: kubeconfigs, allocated claims, and admission reviews.
+"""Fuzz the daemons' input from files, the API server, and the network: kubeconfigs, allocated claims, and admission reviews.
 
 Each reader raises its documented errors only, within bounded memory and processor time (tests/unit/bounded.py).
 """

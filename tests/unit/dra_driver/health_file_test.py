@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The file of the devices' health is written on a thread, in the order of the changes."""
+"""The file of device health is written in a thread, in the order of the changes."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dra_driver.core import health, repair_marks
+from dra_driver.core.health import repair_marks
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Ends, Severity, Sign
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Notice
-from dra_driver.core.signs import Ends, Severity, Sign
-from dra_driver.core.system import System
+from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.health import FILE, HealthKeeper, Picture
-from dra_driver.supervisors.shared import Shared, Snapshot
+
+from tests.unit.crash_steps import kill_before
 
 LOST = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9")
 
 
 class SlowDisk(System):
-    """A disk on which a write lasts until the test lets it end; some writes fail."""
+    """A disk on which a write lasts until the test ends it. Some writes fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +56,7 @@ def keeper_of(folder: Path, disk: System, snapshots: Shared[Snapshot]) -> Health
         directory=str(folder),
         system=disk,
         boot_id="boot-1",
-        effects=health.DEFAULT_EFFECTS,
+        effects=health_tracker.DEFAULT_EFFECTS,
         snapshots=snapshots,
         pictures=Shared(Picture()),
         soon=asyncio.Event(),
@@ -143,7 +147,7 @@ def test_mark_is_removed_after_the_change_is_on_disk(tmp_path: Path) -> None:
 
 
 def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_marks(tmp_path: Path) -> None:
-    """Not even after a restart."""
+    """A mark that cannot be removed has no further effects, not even after a restart."""
 
     async def main() -> None:
         keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))
@@ -176,7 +180,7 @@ def test_mark_that_cannot_be_removed_neither_ends_new_faults_nor_stops_other_mar
 
 
 class UnreadableDisk(System):
-    """A disk on which the file of health cannot be read at first."""
+    """A disk on which the health file cannot be read at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +195,7 @@ class UnreadableDisk(System):
 
 
 def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
-    """Nothing but a reset or a repair ends them: the device would be offered again."""
+    """Only a reset or a repair ends these faults: after a read error the device must not be offered again."""
 
     async def main() -> None:
         before = keeper_of(tmp_path, System(), Shared(Snapshot()))
@@ -237,3 +241,37 @@ def test_damaged_file_is_kept_beside_the_new_one(tmp_path: Path) -> None:
         await asyncio.gather(work, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_driver_killed_before_any_step_of_a_reset_next_start_ends_the_fault(tmp_path: Path) -> None:
+    """The fault ends once: a mark exists until the file without the fault is on the disk."""
+
+    def start(folder: Path, *, has_fault: bool) -> None:
+        async def main() -> None:
+            keeper = keeper_of(folder, System(), Shared(Snapshot()))
+            work = asyncio.ensure_future(keeper.run())
+            await asyncio.sleep(0)
+            if has_fault:
+                keeper.heard([Notice("GPU-1", "error 9", LOST)])
+                await until((folder / FILE).exists)
+            else:
+                keeper.take_marks()
+                assert known_in(keeper) == set()
+                await until(lambda: not repair_marks.read(str(folder)))
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+        asyncio.run(asyncio.wait_for(main(), 20))
+
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        start(folder, has_fault=True)
+        repair_marks.mark(str(folder), ["GPU-1"], repair_marks.RESET)
+        step = kill_before(number, lambda folder=folder: start(folder, has_fault=False), folder)
+        if not step:
+            assert number > 2
+            return
+        assert len(repair_marks.read(str(folder))) == 1 or faults_in(folder) == set(), step
+        start(folder, has_fault=False)
+        assert faults_in(folder) == set() and repair_marks.read(str(folder)) == (), step

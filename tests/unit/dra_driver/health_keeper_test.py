@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Health in the whole driver of one vendor: what devices tell becomes taints, Events and a file, and goes again."""
+"""Health in the whole driver of one vendor: device errors become taints, Events, and a file, and disappear after their end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ import board_model
 import grpc
 import grpc.aio
 import pytest
-from backend_model import DRIVER
+from backend_model import DRIVER, ModelGpus
 from claim_steps import SMALL
 from dra_driver import cli
 from dra_driver.claims.plan import Inventory
-from dra_driver.core import health, repair_marks
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.health import Moment
-from dra_driver.core.model import Health, Notice
-from dra_driver.core.nvidia import offers
-from dra_driver.core.signs import Ends, Severity, Sign
+from dra_driver.core.health import repair_marks
+from dra_driver.core.health import tracker as health_tracker
+from dra_driver.core.health.conditions import Ends, Severity, Sign
+from dra_driver.core.health.resets import blocked_reset
+from dra_driver.core.health.tracker import Moment
+from dra_driver.core.model import Device, Health, Notice
+from dra_driver.core.vendors.nvidia import offers
 from dra_driver.kubelet.health import DeviceState
 from dra_driver.protocol import dra_health_v1_pb2, dra_health_v1_pb2_grpc
+from dra_driver.supervisors.automatic_reset import MOST_ATTEMPTS
+from dra_driver.supervisors.driver_state import Snapshot
 from dra_driver.supervisors.health import FILE, Picture
-from dra_driver.supervisors.remedy import MOST_ATTEMPTS
-from dra_driver.supervisors.shared import Snapshot
 from vendor_scene import Scene, run
 
 TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
@@ -36,26 +39,26 @@ CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at the 
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.core.health.VERIFY_SECONDS", 0.2)
+    monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.2)
     return tmp_path_factory.mktemp("h")
 
 
 def kept_in(folder: Path) -> Path:
-    """The driver's file, which lies below the model machine's root."""
+    """Return the driver's health file below the model's root."""
     return Path(f"{folder}/root{folder}/kubelet/plugins/{DRIVER}/{FILE}")
 
 
 def taints(scene: Scene) -> dict[str, list[dict[str, str]]]:
-    """The taints of the published devices, by name; those without any are left out."""
+    """Return the taints of the published devices, by name. Devices without taints are left out."""
     published = [device for item in scene.api.slices.values() for device in item["spec"].get("devices", ())]
     return {device["name"]: device["taints"] for device in published if device.get("taints")}
 
 
 def reasons(scene: Scene, kind: str) -> set[tuple[str, str]]:
-    """Reason and type of the Events on objects of a kind."""
+    """Return reason and type of the Events on objects of a kind."""
     return {(each["reason"], each["type"]) for each in scene.api.events if each["involvedObject"]["kind"] == kind}
 
 
@@ -118,7 +121,7 @@ def test_an_application_s_error_is_told_to_who_has_the_partition_and_taints_noth
 
 def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings["inventory_interval"] = 30  # nothing is unknown because a busy machine looks late
+        scene.settings["inventory_interval"] = 30  # so that a late scan on a busy machine causes no unknown state
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
@@ -146,7 +149,7 @@ def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
 
 @pytest.mark.parametrize("step", [-7200.0, 120.0, 7200.0])
 def test_reports_after_a_clock_step_state_the_health_and_the_time_on_the_new_clock(step: float) -> None:
-    """The kubelet compares the time in a report with the system clock."""
+    """The kubelet compares the time in a report with the system clock, so a report after a clock step uses the new clock."""
     offer = offers.offers(board_model.device("h100-80"), dynamic=False)[0]
     inventory = Inventory(pool="pool", offers={offer.name: offer}, dynamic=frozenset())
     scanned = Snapshot(inventory=inventory, looked_at=1e9, looked_clock=50.0)
@@ -157,7 +160,7 @@ def test_reports_after_a_clock_step_state_the_health_and_the_time_on_the_new_clo
 
 
 def resets(scene: Scene) -> list[Any]:
-    """What was reset, in order."""
+    """Return the arguments of the resets, in order."""
     return [arguments for call, arguments in scene.backend.calls if call == "reset"]
 
 
@@ -165,7 +168,7 @@ def resets(scene: Scene) -> list[Any]:
 def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_wants_that(
     short: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.remedy.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
         scene.settings["health_reset"] = wanted
@@ -197,7 +200,7 @@ def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_w
 
 @pytest.mark.parametrize("automatic", [True, False])
 def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Path, automatic: bool) -> None:
-    """As Xid 119: the GPU itself asks for nothing."""
+    """For example Xid 119, for which the GPU itself requests no reset: the fault stays until a reset is made or reported."""
     hang = Sign("error", Severity.FAILED, "It hangs.", "Reset it.", Ends.RESET, "119", is_mended_by_reset=True)
 
     async def scenario(scene: Scene) -> None:
@@ -284,10 +287,10 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
     state.mkdir(parents=True)
     config = tmp_path / "driver.yaml"
     config.write_text(f"node_name: n\nbackends: [nvidia]\nkubelet_root: {tmp_path}\n")
-    told = health.told((), TORN, (), Moment(1.0, "b", 1.0))
+    told = health_tracker.told((), TORN, (), Moment(1.0, "b", 1.0))
     assert cli.main(["recovered", "all", "--config", str(config)]) == 0
     assert capsys.readouterr().out == "no device has a fault\n"
-    content = {"form": 1, "devices": health.to_data({"GPU-1": told, "GPU-2": told, "GPU-3": told})}
+    content = {"form": 1, "devices": health_tracker.to_data({"GPU-1": told, "GPU-2": told, "GPU-3": told})}
     (state / FILE).write_text(json.dumps(content))
     assert cli.main(["recovered", "GPU-1", "GPU-9", "--config", str(config)]) == 1
     assert "no fault of GPU-9" in capsys.readouterr().err
@@ -303,7 +306,7 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
 
 
 def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.remedy.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
         scene.settings["health_reset"] = True
@@ -319,6 +322,48 @@ def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypa
         await asyncio.sleep(2.5)
         assert len(resets(scene)) == MOST_ATTEMPTS
         assert len(taints(scene)) == 26, "it is still held back"
+
+    run(short, scenario)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_blocked_reset_is_no_attempt_and_is_made_when_the_obstacle_is_gone(
+    short: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """The scan reports the obstacle (``known``), or it is newer than the last scan and the reset itself is refused."""
+    reason = "the fabric manager does not run. Start it"
+    ill = ModelGpus.uuids(2)[1]
+
+    async def scenario(scene: Scene) -> None:
+        scene.settings["health_reset"] = True
+        blocked = {ill} if known else set()
+        template = scene.backend.gpus.template
+
+        def obstructed(index: int) -> Device:
+            found = template(index)
+            return replace(found, reset_blocked=reason if found.uuid in blocked else "")
+
+        monkeypatch.setattr(scene.backend.gpus, "template", obstructed)
+        refusal = blocked_reset([replace(template(1), reset_blocked=reason)])
+        assert refusal is not None
+        scene.backend.failures["reset"] = [] if known else [refusal] * (MOST_ATTEMPTS + 1)
+        asks = Sign(
+            "recovery-action", Severity.DEGRADED, "It asks for a reset.", value="reset", is_mended_by_reset=True
+        )
+        scene.backend.conditions = {1: Health((asks,), needs_recovery=True)}
+        await scene.api.start()
+        await scene.start()
+        await scene.until(lambda: ("ResetBlocked", "Warning") in reasons(scene, "Node"))
+        if known:
+            await asyncio.sleep(2.5)
+            assert resets(scene) == [] and len(taints(scene)) == 26, "it is not held back"
+            told = [each for each in scene.api.events if each["reason"] == "ResetBlocked"]
+            assert len(told) == 1 and reason in told[0]["message"] and ill in told[0]["message"], told
+            blocked.clear()
+        await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
+        assert len(resets(scene)) == (1 if known else MOST_ATTEMPTS + 2)
+        assert ("ResetFailed", "Warning") not in reasons(scene, "Node")
+        await scene.until(lambda: not taints(scene))
 
     run(short, scenario)
 

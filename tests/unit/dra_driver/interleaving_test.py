@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.answers import Outcome
+from dra_driver.claims.call_results import Outcome
 from dra_driver.claims.records import ClaimReference
-from dra_driver.supervisors.intake import Intake
+from dra_driver.supervisors.kubelet_calls import KubeletCalls
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import Claims, Node
@@ -44,7 +44,7 @@ def test_prepare_that_waited_for_readiness_fails_after_unprepare(tmp_path: Path)
 
 
 def test_prepare_succeeds_after_an_unprepare_that_failed(tmp_path: Path) -> None:
-    """The claim is prepared still, and the kubelet knows it."""
+    """The unprepare failed, so the claim is still prepared, and the concurrent prepare succeeds."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
@@ -81,13 +81,13 @@ class Recorder:
 
 
 class Calls:
-    """Calls of one claim, and what happens in between."""
+    """Calls of one claim, and events between them."""
 
     def __init__(self, node: Node, reference: ClaimReference) -> None:
         self.node = node
         self.reached = Recorder(node)
         self._reference = reference
-        self._intake = Intake("gpu.nvidia.com")
+        self._intake = KubeletCalls("gpu.nvidia.com")
         self._intake.open(self.reached)
         self._is_open = True
         self.made: list[tuple[str, asyncio.Task[Mapping[str, Outcome]]]] = []
@@ -130,7 +130,7 @@ def test_final_state_is_that_of_the_last_call(first: str, steps: list[tuple[str,
     async def main(folder: Path) -> None:
         claims = Claims()
         node = Node(folder, claims)
-        node.service._ready_seconds = 60.0  # no call ends for this reason
+        node.service._ready_seconds = 60.0  # so that no call ends because of this timeout
         await node.start()
         reference = claims.allocate("a", SMALL)
         calls = Calls(node, reference)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who runs companions, for tests: their state lies in a file beside the GPUs', and outlives a process that is killed."""
+"""A manager of companions for tests, with its state in a file next to that of the GPUs. The state survives a killed process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dra_driver.claims.records import ClaimReference
-from dra_driver.core.companions import Companion, claim_of
 from dra_driver.core.errors import AcceleratorError
+from dra_driver.core.host.companions import Companion, claim_of
 
 if TYPE_CHECKING:
     from backend_model import ModelGpus
 
 
 class ModelKeeper:
-    """Companions in a file beside the GPUs': each is a process that uses what it serves."""
+    """Companions in a file next to that of the GPUs. Each is a process that uses the GPUs that it serves."""
 
     def __init__(self, gpus: ModelGpus) -> None:
         self.gpus = gpus
@@ -26,7 +26,7 @@ class ModelKeeper:
         self.check_failures: list[AcceleratorError] = []
 
     def running(self) -> dict[str, dict[str, Any]]:
-        """What each companion was told, by its name."""
+        """Return the arguments of each companion, by its name."""
         found: dict[str, dict[str, Any]] = json.loads(self.path.read_text()) if self.path.exists() else {}
         return found
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The sockets as a kubelet sees them: real unix sockets, real gRPC, both versions."""
+"""The sockets as a kubelet uses them: real unix sockets and gRPC, with both API versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from dra_driver.claims.answers import Outcome
+from dra_driver.claims.call_results import Outcome
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.kubelet import sockets
 from dra_driver.kubelet.health import DeviceReport, DeviceState
@@ -34,13 +34,13 @@ from dra_driver.protocol import (
     plugin_registration_pb2,
     plugin_registration_pb2_grpc,
 )
-from dra_driver.supervisors.shared import keep
+from dra_driver.supervisors.driver_state import keep
 
 CLAIM = {"namespace": "default", "name": "a", "uid": "u1"}
 
 
 class Recorded:
-    """Claims that answer with one device, or for the uid "bad" with an error."""
+    """A claim handler that returns one device, or an error for the uid "bad"."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[ClaimReference]]] = []
@@ -76,7 +76,7 @@ class Recorded:
 
 
 class Health:
-    """Devices whose state a test sets."""
+    """Devices whose health a test sets."""
 
     def __init__(self) -> None:
         self.devices: tuple[DeviceReport, ...] = (DeviceReport("node-1", "gpu-0", DeviceState.HEALTHY, "", 5.0),)
@@ -116,7 +116,7 @@ def run(folder: Path, scenario: Any) -> None:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for a socket's name."""
+    """Return a directory with a path short enough for the names of sockets."""
     folder = tmp_path_factory.mktemp("k")
     assert len(str(folder)) < 50
     return folder
@@ -150,7 +150,7 @@ def test_the_kubelet_is_told_how_devices_are_and_when_that_changes(
                 pass
             assert [each.health for each in changed.devices] == [2, 0]
             assert len(changed.devices[0].message) == 1024 and changed.devices[0].message.startswith("Replace it.")
-            await asyncio.wait_for(plugin.stop(), 5)  # a stream that is open is not waited for
+            await asyncio.wait_for(plugin.stop(), 5)  # stop does not wait for an open stream
             while (last := await stream.read()) is not grpc.aio.EOF:
                 assert len(last.devices) == 2
 
@@ -206,7 +206,7 @@ def test_prepare_and_unprepare_in_v1(short: Path) -> None:
 
 
 def test_errors_to_the_kubelet_have_4_kib_at_most(short: Path) -> None:
-    """Unpaired surrogates can stand in no message: they would take the answers of the other claims along."""
+    """Errors are limited to 4 KiB. Unpaired surrogates are replaced, because they would make the whole response invalid."""
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         claims.error = claims.unprepare_error = "\ud800" + "ä" * 1_000_000
@@ -254,7 +254,7 @@ def test_sockets_of_a_killed_driver_do_not_hinder(short: Path) -> None:
 
 
 def test_sockets_that_never_got_their_name_go_with_the_next_start(short: Path) -> None:
-    """A driver was killed between making a socket and putting it in its place; another instance's are left alone."""
+    """A driver was killed between creating a socket and renaming it: the next start removes it. Those of other instances stay."""
     paths = [short / name for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock")]
     others = [sockets.private_path(str(path.with_name(f"other-{path.name}"))) for path in paths]
     for path, private in [(Path(sockets.private_path(str(path))), other) for path, other in zip(paths, others)]:
@@ -328,7 +328,7 @@ def test_sockets_that_disappear_come_back(short: Path) -> None:
 
 
 def test_folder_that_is_made_anew_gets_the_socket_again(short: Path) -> None:
-    """What kubeadm reset does to the kubelet's folder: the names are the same, the folder is not."""
+    """The kubelet's directory is replaced, as by kubeadm reset: the name is the same, the inode is not."""
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
@@ -348,7 +348,7 @@ def test_folder_that_is_made_anew_gets_the_socket_again(short: Path) -> None:
 
 
 def test_folder_that_is_out_of_reach_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a service's own mount namespace the new folder is read-only: only a new process gets there."""
+    """In the mount namespace of a service the new directory is read-only: the process ends, because only a new process can write there."""
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         def refuse(path: str) -> None:
@@ -397,7 +397,7 @@ def test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said(short: Pat
                 with pytest.raises(SocketError, match=rf"{path} is served by process {os.getpid()} \(") as found:
                     await plugin.start()
                 assert found.value.code == "socket-taken"
-            finally:  # one that has started keeps the process from ending
+            finally:  # a started server keeps the process from ending
                 await plugin.stop()
 
         asyncio.run(main())
@@ -453,7 +453,7 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
 
 
 def test_field_numbers_are_the_kubelets() -> None:
-    """The wire format by hand, from the public description: what a kubelet sends and expects."""
+    """The encoded fields are compared with the bytes that the public protocol description gives for the kubelet."""
     claim = b"\x0a\x02ns" + b"\x12\x03uid" + b"\x1a\x04name"
     request = b"\x0a" + bytes([len(claim)]) + claim
     for messages in (dra_v1_pb2, dra_v1beta1_pb2):

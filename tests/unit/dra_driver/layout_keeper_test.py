@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node driver says that devices are not as the layout wants: when it has lasted, once, and not while a layout changes."""
+"""The node driver reports devices that differ from the layout: after a minimum time, once, and not during a layout change."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import board_model
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
-from dra_driver.core import repartition_record
-from dra_driver.core.layout_differences import ANNOTATION, read_note
-from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Fault, Finding
-from dra_driver.core.repartition_record import Record, Watch
-from dra_driver.core.system import System
+from dra_driver.core.partitioning.layout_differences import ANNOTATION, read_note
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.core.repartition import record as repartition_record
+from dra_driver.core.repartition.record import Record, Watch
 from dra_driver.inventory import Survey
+from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.layout import AGREES, DIFFERS, Differing, LayoutKeeper, differences, follow, paused
-from dra_driver.supervisors.shared import Shared, Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,7 +70,7 @@ def claim(device: Device, number: int, *, created: bool = True) -> ClaimRecord:
 
 
 class Scene:
-    """A keeper whose clock the test moves, and what it has said."""
+    """A layout checker with a test clock, and its reports."""
 
     def __init__(self, folder: Path, known: Shared[Differing] | None = None) -> None:
         self.folder, self.now = folder, 0.0
@@ -103,7 +103,7 @@ class Scene:
 
     @property
     def noted(self) -> set[int]:
-        """The devices that the last note names."""
+        """Return the devices in the last note."""
         return {each["index"] for each in read_note(self.notes[-1][ANNOTATION]).values()}
 
 
@@ -138,7 +138,7 @@ def test_what_was_said_before_a_start_stays_until_more_is_known(tmp_path: Path) 
     assert not scene.notes and not scene.events, "the note of the process before stands"
     scene.look(300, OTHER)
     assert scene.noted == {0} and len(scene.events) == 1
-    # Another configuration is taken over: what is known goes on, and its end is told.
+    # After a configuration change the known differences continue, and their end is reported.
     after = Scene(tmp_path, scene.known)
     after.look(310, OTHER)
     assert after.noted == {0} and not after.events
@@ -152,7 +152,7 @@ def test_partitions_of_claims_are_what_a_dynamic_layout_wants(tmp_path: Path) ->
     assert [each["surplus"][0]["placement"]["start"] for each in differences(survey(device), RULES, (mine,))] == [1]
     both = (mine, claim(device, 1))
     assert differences(survey(device), RULES, both) == []
-    # An administrator's partition that a claim has is still not in the layout.
+    # An administrator's partition that a claim holds is still not in the layout.
     assert len(differences(survey(device), RULES, (mine, claim(device, 1, created=False)))) == 1
 
 
@@ -192,7 +192,7 @@ seen = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(1, 200), st.bo
 
 @given(seen)
 def test_what_lasts_has_been_found_in_every_look_for_so_long(looks: list[tuple[set[int], int, bool]]) -> None:
-    """Against a model that keeps all looks; one during which nothing is judged forgets what was not said yet."""
+    """Compare with a model that keeps all scans. A scan without a judgment drops the differences that were not reported yet."""
     known, now, begun = Differing(), 0, dict[int, int]()
     decided, said = False, set[int]()
     for found, seconds, judged in looks:

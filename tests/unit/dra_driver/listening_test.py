@@ -15,10 +15,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from admission_flood_test import ATTACKER, REVIEW, SERVER
-from dra_driver.controller import listening
+from dra_driver.controller import connection_limit
 from dra_driver.controller.admission import rules_for
-from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.web import keep_serving
+from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.health_server import keep_serving
 from dra_driver.controller.webhook import PATH, application
 from scrapes_test import free_port, write_certificate
 
@@ -30,7 +30,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def webhook(folder: Path) -> AsyncIterator[tuple[int, aiohttp.ClientSession]]:
-    """Serve the webhook as the controller does; yield its port, and a client with the API server's address."""
+    """Serve the webhook as the controller does. Yield its port, and a client with the API server's address."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*write_certificate(folder, "webhook"))
     port = free_port()
@@ -77,7 +77,7 @@ async def is_ended(stream: Stream) -> bool:
 def test_many_idle_connections_do_not_keep_the_api_server_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_handshake: bool, addresses: int
 ) -> None:
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", MOST)
+    monkeypatch.setattr(connection_limit, "MOST_CONNECTIONS", MOST)
     context = ssl.create_default_context() if with_handshake else None
     if context is not None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -89,7 +89,7 @@ def test_many_idle_connections_do_not_keep_the_api_server_out(
                 source = ATTACKER if addresses == 1 else f"127.0.1.{1 + number % addresses}"
                 with contextlib.suppress(OSError):
                     opened.append(await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=context))
-            # The connection from before, and new ones beside it.
+            # The earlier connection, and new ones in parallel.
             await asyncio.gather(*(review(server) for _each in range(4)))
             ended = [await is_ended(each) for each in opened]
             assert ended.count(False) <= MOST - 1, "the connections are limited"
@@ -101,8 +101,8 @@ def test_many_idle_connections_do_not_keep_the_api_server_out(
 
 
 def test_idle_connections_are_closed_and_those_in_use_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "IDLE_SECONDS", 2.0)
-    monkeypatch.setattr(listening, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(connection_limit, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(connection_limit, "CHECK_SECONDS", 0.05)
 
     async def scenario() -> None:
         async with webhook(tmp_path) as (port, server):

@@ -59,7 +59,7 @@ def test_format_any_text_is_one_printable_line(
 
 @pytest.mark.parametrize("formatter", FORMATTERS)
 def test_format_long_text_keeps_its_beginning_and_end(formatter: logging.Formatter) -> None:
-    """journald splits a line above 48 KiB, and the rest would become a separate line."""
+    """journald splits a line above 48 KiB into separate lines: a long text keeps its start and its end."""
     long = f"begin{'x' * 1_000_000}end"
     found = line(formatter, long, long, value=long, values=[long])
     assert len(found) < 40_000

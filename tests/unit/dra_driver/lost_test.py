@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims whose records and CDI files are both lost: what was prepared for them is known again, and gone with them."""
+"""Claims whose records and CDI files are both lost: the driver recognizes their resources, and removes them with the claims."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL, prepare, unprepare
 from dra_driver.api.client import ApiError, ApiUnreachable
+from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.records import ClaimReference
-from dra_driver.claims.statuses import prepared_entries
-from dra_driver.core.cdi import remove_spec
-from dra_driver.core.companions import CLAIM, Companion, claim_told
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable
+from dra_driver.core.host.cdi import remove_spec
+from dra_driver.core.host.companions import CLAIM, Companion, claim_told
 from machine_model import Claims, Node
 
 API = "resource.nvidia.com/v1beta1"
@@ -42,29 +42,29 @@ CLAIMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "whole with a daemon": ("gpu-0", [config("GpuConfig", sharing=SHARED)]),
     "settings": ("gpu-0", [power(400)]),
 }
-#: One whose settings are the device's default, or cannot be read.
+#: A configuration whose settings equal the device's default, or cannot be read.
 BY_TURNS = {"by turns": ("gpu-0", [config("GpuConfig", sharing={"strategy": "TimeSlicing"})])}
 
 
 def traces(node: Node) -> tuple[Any, ...]:
-    """What of claims is there beside the store and the files."""
+    """Return the resources of claims outside the store and the files."""
     with node.gpus.state() as state:
         knobs = [entry["knobs"] for entry in state.values()]
     return node.partitions(), node.keeper.running(), knobs, [gpu.partitioning.enabled for gpu in node.gpus.devices()]
 
 
 def tell(node: Node, claims: Claims, claim: ClaimReference) -> None:
-    """Write the claim's status, as the driver does once a claim is prepared."""
+    """Write the claim's status, as the driver does after it has prepared a claim."""
     record = node.store.claims[claim.uid]
     entries = prepared_entries(DRIVER, record, node.inventory.offers, node.store.identity)
     claims.claims[claim.namespace, claim.name]["status"]["devices"] = entries
 
 
 def lose(node: Node, claim: ClaimReference) -> None:
-    """End the driver, and empty its folder and that of CDI files."""
+    """Stop the driver, and delete its state directory and the claim's CDI file."""
     node.close()
     shutil.rmtree(node.folder / "state")
-    remove_spec(node.system, node.service.hands.cdi_path(claim.uid))
+    remove_spec(node.system, node.service.hardware.cdi_path(claim.uid))
 
 
 def play(
@@ -75,7 +75,7 @@ def play(
     told: bool = True,
     away: bool = False,
 ) -> None:
-    """A claim is prepared, everything that is written of it is lost, and the driver starts; then the scenario."""
+    """Prepare a claim, lose all its files, start the driver, and run the scenario."""
 
     async def main() -> None:
         claims, (device, configs) = Claims(), CLAIMS[kind]
@@ -111,7 +111,7 @@ def play_fabric(
     is_administrators: bool = False,
     keeps_store: bool = False,
 ) -> None:
-    """Prepare a claim that is a fabric partition, lose everything that is written of it, and start the driver; then play the scenario."""
+    """Prepare a claim for a fabric partition, lose all its files, start the driver, and run the scenario."""
 
     async def main() -> None:
         claims = Claims()
@@ -250,10 +250,12 @@ def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
         claims.failures = [AWAY[1]]
-        assert await node.service.upkeep.orphans() == (), "a server that does not serve claims says nothing of this one"
+        assert await node.service.housekeeping.orphans() == (), (
+            "a server that does not serve claims says nothing of this one"
+        )
         claims.remove(claim)
-        assert await node.service.upkeep.orphans() == (claim.uid,)
-        await node.service.upkeep.end_companions(claim.uid)
+        assert await node.service.housekeeping.orphans() == (claim.uid,)
+        await node.service.housekeeping.end_companions(claim.uid)
         assert (node.keeper.running(), node.partitions()) == ({}, meanwhile[0])
 
     play(tmp_path, "partition with a daemon", scenario)
@@ -276,9 +278,10 @@ def test_a_partition_that_the_status_does_not_tell_of_is_an_administrators(tmp_p
 @pytest.mark.parametrize("by_hand", [{}, {"powerLimit": 400}], ids=["as it came", "as an administrator has set it"])
 @pytest.mark.parametrize("kind", {**CLAIMS, **BY_TURNS})
 def test_what_was_given_back_before_is_made_anew(tmp_path: Path, kind: str, by_hand: dict[str, Any]) -> None:
-    """A claim keeps its status while it keeps its devices: the status alone is no sign that something is there.
+    """A claim keeps its status while it keeps its devices: the status alone does not prove that its resources exist.
 
-    Nor is a device that is set just as the claim wants it: by default, or by an administrator, whose choice comes back.
+    Neither does a setting that already has the claim's value, by default or from an administrator. The administrator's
+    value is restored.
     """
 
     async def main() -> None:
@@ -304,7 +307,7 @@ def test_what_was_given_back_before_is_made_anew(tmp_path: Path, kind: str, by_h
                 replace(whole[0], devices=()),
                 whole[1],
             )
-        assert node.looks_asked == 0  # nobody has taken it for lost
+        assert node.looks_asked == 0  # the claim did not count as lost
         assert await unprepare(node, claim) == ""
         assert traces(node) == before
         node.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine for tests: a node made of real parts over the model of a backend.
+"""A node for tests: real components on the model of a backend.
 
-The backend is the only part that is not the real one: the store is SQLite, CDI files are files.
+Only the backend is a model. The store is SQLite, and CDI files are files.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any
 from backend_model import ALL_DYNAMIC, DRIVER, ModelBackend, ModelGpus
 from dra_driver import stages
 from dra_driver.api.client import ApiError
+from dra_driver.claims.claim_settings import void_settings
 from dra_driver.claims.container_files import ContainerFiles
-from dra_driver.claims.debts import void_fabric_debts
-from dra_driver.claims.execute import Hands
-from dra_driver.claims.guard import DeviceGuard
+from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.claims.ownership import Ownership
+from dra_driver.claims.pending_cleanups import void_fabric_debts
 from dra_driver.claims.plan import Inventory
 from dra_driver.claims.records import ClaimReference
-from dra_driver.claims.recovery import plan_recovery, stale_marks
 from dra_driver.claims.refusals import Refusals
 from dra_driver.claims.service import ClaimService
-from dra_driver.claims.settings import void_settings
+from dra_driver.claims.startup_recovery import plan_recovery, stale_marks
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_tables import Change
-from dra_driver.core import metadata
-from dra_driver.core.cdi import list_specs
-from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.discovery.device_locks import DeviceLocks
+from dra_driver.core.dra import device_metadata
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.layout_rules import Rule, parse_rules
-from dra_driver.core.repartition_record import Watch
+from dra_driver.core.host.cdi import list_specs
+from dra_driver.core.partitioning.rules import Rule, parse_rules
+from dra_driver.core.repartition.record import Watch
 from dra_driver.inventory import Survey, survey
 from dra_driver.metrics import NoMetrics
 from keeper_model import ModelKeeper
@@ -47,7 +47,7 @@ POOL = "node-1"
 
 
 def bus(folder: Path, gpus: ModelGpus) -> PciSystem:
-    """The machine's bus with its GPUs, each in an IOMMU group of its own."""
+    """Return the node's PCI bus with its GPUs, each in its own IOMMU group."""
     (folder / "root").mkdir(exist_ok=True)
     system = PciSystem(str(folder / "root"))
     for index in range(gpus.count):
@@ -97,7 +97,7 @@ class Claims:
 
 
 class Reports:
-    """Collects what would become Events."""
+    """A collector of the reports that would become Events."""
 
     def __init__(self) -> None:
         self.failures: list[tuple[ClaimReference, str, AcceleratorError]] = []
@@ -107,7 +107,7 @@ class Reports:
 
 
 class Node:
-    """A node's driver without its sockets: store, CDI folder, GPUs and the service over them, in one folder."""
+    """A node's driver without sockets: store, CDI directory, GPUs, and the service, all in one directory."""
 
     def __init__(
         self,
@@ -142,11 +142,11 @@ class Node:
         self.refusals = Refusals()
         self.looks_asked = 0
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
-        folder_of_files = metadata.folder("/var/run/cdi", self.backend.cdi_kind)
+        folder_of_files = device_metadata.folder("/var/run/cdi", self.backend.cdi_kind)
         files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, former="/var/lib/metadata")
         self.service = ClaimService(
             driver=DRIVER,
-            hands=Hands(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
+            hardware=HardwareExecutor(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
             store=self.store,
             source=claims,
             reporter=self.reports,
@@ -163,11 +163,11 @@ class Node:
         )
 
     def look_soon(self) -> None:
-        """Count how often the service asks for a look that nobody waits for."""
+        """Count the scans that the service requests without waiting for them."""
         self.looks_asked += 1
 
     async def start(self) -> None:
-        """What the daemon does when its hardware answers: look, recover, serve."""
+        """Start as the daemon does when its hardware answers: scan, recover, serve."""
         await self.look()
         assert self.survey is not None
         plan = plan_recovery(
@@ -177,7 +177,7 @@ class Node:
             self.store.meta,
             dynamic=self.survey.dynamic,
             boot_id=self.boot_id,
-            invalid=self.service.hands.invalid_cdi_uids(),
+            invalid=self.service.hardware.invalid_cdi_uids(),
         )
         marks = {
             **stale_marks(self.survey.devices, self.store.meta),
@@ -190,11 +190,11 @@ class Node:
         for uid in plan.undo:
             await self.service.forget(uid)
         for uid in plan.stale_files:
-            self.service.hands.remove_cdi(uid)
-        for uid in await self.service.upkeep.orphans():
-            await self.service.upkeep.end_companions(uid)
+            self.service.hardware.remove_cdi(uid)
+        for uid in await self.service.housekeeping.orphans():
+            await self.service.housekeeping.end_companions(uid)
         for change in plan.mode_changes:
-            await self.service.upkeep.switch_off(change.device_uuid)
+            await self.service.housekeeping.switch_off(change.device_uuid)
         for uid in plan.restore:
             await self.service.restore(uid)
         await self.look()
@@ -216,15 +216,15 @@ class Node:
         return list_specs(self.system, "/var/run/cdi", self.backend.cdi_kind)
 
     def cdi(self, uid: str) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self.system.read_text(self.service.hands.cdi_path(uid)))
+        document: dict[str, Any] = json.loads(self.system.read_text(self.service.hardware.cdi_path(uid)))
         return document
 
     def owing(self) -> frozenset[str]:
-        """The UUIDs of the GPUs on which something is still to be undone."""
+        """Return the UUIDs of the GPUs with pending cleanup."""
         return self.service.undoing.owing
 
     def partitions(self) -> list[tuple[str, str]]:
-        """UUID of the GPU and of the partition, for every partition that exists."""
+        """Return the UUID of the GPU and of the partition, for each partition."""
         return [(device.uuid, each.uuid) for device in self.gpus.devices() for each in device.partitions]
 
     def close(self) -> None:
@@ -234,6 +234,6 @@ class Node:
 
 
 def copy_of(folder: Path, target: Path) -> Path:
-    """The disk as it is at this moment: what a process that is killed now leaves behind."""
+    """Copy the current files: the state that a process leaves behind if it is killed now."""
     shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp"))
     return target

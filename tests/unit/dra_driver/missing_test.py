@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Devices and partitions that vanish under prepared claims: reported to all, and restored once they can exist again."""
+"""Devices and partitions that disappear under prepared claims are reported everywhere, and restored as soon as possible."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ LARGE = "gpu-0-mig-3g40gb-9-4"
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.statuses.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.core.health.VERIFY_SECONDS", 0.2)
-    monkeypatch.setattr("dra_driver.supervisors.missing.RETRY_FIRST", 0.2)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.claim_status_writer.SPREAD_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.2)
+    monkeypatch.setattr("dra_driver.supervisors.missing_reports.RETRY_FIRST", 0.2)
     return tmp_path_factory.mktemp("m")
 
 
 async def health_of(scene: Scene, name: str) -> tuple[int, str]:
-    """Return what the kubelet hears of a device: its state and the message; (0, "") if it hears nothing."""
+    """Return the kubelet's information about a device: its state and the message, or (0, "") without information."""
     async with grpc.aio.insecure_channel(f"unix:{scene.paths.service}") as channel:
         stub: Any = dra_health_v1_pb2_grpc.DRAResourceHealthStub(channel)  # type: ignore[no-untyped-call]
         stream = stub.NodeWatchResources(dra_health_v1_pb2.NodeWatchResourcesRequest())
@@ -249,5 +250,24 @@ def test_claim_ended_while_its_gpu_is_missing_is_forgotten(short: Path) -> None:
         plug_in(scene, uuid)
         await until_health(scene, SMALL, 1)
         assert scene.partitions() == [] and DRIVER in scene.driver.driver
+
+    run(short, scenario)
+
+
+def test_missing_partition_of_a_claim_that_has_ended_is_not_created_again(
+    short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim has ended, but is in the store, because an old copy of the store was restored: its partition is not created again."""
+
+    async def scenario(scene: Scene) -> None:
+        await begin(scene, SMALL)
+        (spec,) = scene.cdi()
+        spec.unlink()
+        del scene.api.claims["a"]
+        gpu = scene.backend.gpus.devices()[0]
+        scene.backend.destroy_partition(gpu.uuid, gpu.partitions[0].instance_id)
+        scene.driver.look_again()
+        await scene.until(lambda: sum("claim has ended" in each.message for each in caplog.records) > 1)
+        assert scene.partitions() == [] and scene.cdi() == []
 
     run(short, scenario)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""docs/monitoring.md and the code name the same metrics, labels and alerts; rules and dashboard use no other."""
+"""docs/monitoring.md and the code name the same metrics, labels, and alerts. Rules and dashboards use no others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import yaml
-from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.metrics import PREFIX, MetricsRegistry
 from dra_driver.monitoring.families import COUNTER, FAMILIES
 
@@ -20,7 +20,7 @@ DASHBOARD = ROOT / "roles/monitoring/files/dashboard.json"
 
 
 def metrics() -> dict[str, set[str]]:
-    """Every metric with its labels, as a scrape has it."""
+    """Return each metric with its labels, as in a scrape."""
     found = {
         f"{PREFIX}_{name}" + ("_total" if family.kind == COUNTER else ""): set(family.labels)
         for name, family in FAMILIES.items()
@@ -32,7 +32,7 @@ def metrics() -> dict[str, set[str]]:
 
 
 def controllers_metrics() -> set[str]:
-    """The names of what the controller tells beside what every process does."""
+    """Return the names of the controller's metrics without those of every process."""
     named = re.findall(rf"^# TYPE ({PREFIX}_\w+) ", Measurements().text().decode(), re.MULTILINE)
     return {name for name in named if not name.endswith("_created")}
 
@@ -69,8 +69,8 @@ def test_rules_and_dashboard_use_metrics_that_there_are() -> None:
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in used} <= set(known) | controllers_metrics()
 
 
-#: Where the values of each label come from. What has no end of its own (names of claims and pods) is only on series that go with
-#: what the node has at the moment; counters and histograms, which stay, have words of this program alone, or limited ones.
+#: Sources of the values of each label. Unlimited values (names of claims and pods) occur only on series that end with
+#: the node's current objects. Permanent counters and histograms have fixed or limited values.
 OF_THE_NODE = {
     *(
         "driver",

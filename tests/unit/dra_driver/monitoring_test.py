@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is so at a moment, as metrics: who has which device, what is wrong with it, and that one bad source hides no other."""
+"""Metrics of the current state: devices by claim, and conditions. A failing source does not hide the others."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ P = "dra_accelerators_"
 
 @pytest.fixture()
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short path: sockets lie in it."""
+    """Return a short path, because it contains sockets."""
     return tmp_path_factory.mktemp("s")
 
 
 class Kubelet(pod_resources_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
-    """Tells of one pod for each claim that it was told of."""
+    """A kubelet that returns one pod for each registered claim."""
 
     def __init__(self) -> None:
         self.pods: list[tuple[str, str, str]] = []  # pod, claim, device
         self.containers: list[tuple[str, str, str, str]] = []  # pod, container, claim, device
-        self.foreign: list[tuple[str, str, str, str]] = []  # the same, devices of another driver
+        self.foreign: list[tuple[str, str, str, str]] = []  # the same with devices of another driver
         self.calls = 0
 
     def List(self, request: Any, context: Any) -> Any:
@@ -87,7 +87,7 @@ def registry_of(scene: Scene, expires: float = 0.0) -> MetricsRegistry:
 
 
 async def lines(registry: MetricsRegistry) -> dict[str, float]:
-    """Every sample by its name and labels."""
+    """Return each sample by its name and labels."""
     text = (await asyncio.to_thread(registry.text)).decode()
     return {name: float(value) for name, value in re.findall(r"^(\w+(?:\{.*\})?) (\S+)$", text, re.MULTILINE)}
 
@@ -141,7 +141,7 @@ def test_a_fault_is_told_with_its_cause_and_effect_and_goes_with_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "FRESH_SECONDS", 0.0)
-    monkeypatch.setattr("dra_driver.core.health.VERIFY_SECONDS", 0.2)
+    monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.2)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -184,7 +184,7 @@ def test_a_source_that_fails_hides_no_other(home: Path, monkeypatch: pytest.Monk
         registry = registry_of(scene)
         assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
         scene.backend.failures["telemetry"] = [AcceleratorError("it is closed")]
-        found = await lines(registry)  # no kubelet answers here, and the devices do not
+        found = await lines(registry)  # neither the kubelet nor the devices answer
         success = {labels(line)["source"]: found[line] for line in found if "collection_success" in line}
         assert success == {"state": 1, "kubelet": 0, "telemetry": 0}
         assert len(of(found, "claim_device_info")) == 1 and of(found, "device_power_watts") == []
@@ -194,7 +194,7 @@ def test_a_source_that_fails_hides_no_other(home: Path, monkeypatch: pytest.Monk
 
 def test_a_loop_that_hangs_is_told_and_ends_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "VIEW_SECONDS", 0.05)
-    loop = asyncio.new_event_loop()  # which nobody runs
+    loop = asyncio.new_event_loop()  # a loop that does not run
     registry = MetricsRegistry()
     registry.register(Collector(loop, [], pod_resources="/none", expires=lambda: 0.0))
     text = registry.text().decode()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A claim for a partition that has a number and no place: the number is chosen when it is planned, and stands in the record."""
+"""A claim for a partition with a number instead of a place: the number is selected at planning time, and is in the record."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dra_driver.claims.allocation import AllocatedDevice, Allocation, ClaimError
 from dra_driver.claims.plan import Inventory, PreparePlan, plan_prepare, plan_restore, plan_undo
 from dra_driver.claims.records import ClaimRecord, ClaimReference
 from dra_driver.core.errors import InUse
-from dra_driver.core.health import Ailment
+from dra_driver.core.health.conditions import Severity, Sign
+from dra_driver.core.health.tracker import Ailment
 from dra_driver.core.model import PARTITION, Device, Offer, Placement
-from dra_driver.core.signs import Severity, Sign
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +78,7 @@ def test_the_lowest_number_that_nobody_has() -> None:
 
 @given(st.data())
 def test_numbers_are_one_partitions_at_a_time(data: st.DataObject) -> None:
-    """Claims come and go; each partition that is there is where its record says."""
+    """Claims start and end: each existing partition has the number in its record."""
     device, records = model.device(), dict[str, ClaimRecord]()
     for step in range(data.draw(st.integers(1, 12))):
         held = {each.name for record in records.values() for each in record.devices}
@@ -101,7 +101,7 @@ def test_numbers_are_one_partitions_at_a_time(data: st.DataObject) -> None:
             }
             assert entry.placement_start == min(set(range(model.NUMBERS)) - taken)
             records[f"c{step}"] = made.record
-            if data.draw(st.booleans()):  # else the driver was killed before it made it
+            if data.draw(st.booleans()):  # otherwise the driver was killed before it created the partition
                 assert entry.profile is not None
                 there = model.partition(entry.profile, entry.placement_start)
                 device = replace(device, partitions=(*device.partitions, there))

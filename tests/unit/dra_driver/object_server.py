@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A small API server over HTTP that keeps objects of any kind: pages, watches, merge patches, preconditions."""
+"""A small API server over HTTP for objects of any kind: pages, watches, merge patches, and preconditions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from tests.unit.undecodable import dumps
 
 Json = dict[str, Any]
 
-RESOURCES = {
+RESOURCES: dict[str, Json] = {
+    "/apis": {"kind": "APIGroupList", "groups": [{"name": "apps"}, {"name": "resource.k8s.io"}]},
     "/apis/resource.k8s.io": {"versions": [{"version": "v1"}, {"version": "v1beta2"}, {"version": "v1beta1"}]},
     "/apis/resource.k8s.io/v1": {"resources": [{"name": "resourceclaims"}, {"name": "devicetaintrules"}]},
 }
 
 
 class ObjectServer:
-    """``objects`` are by path. ``log`` holds method and path of every request, ``refusals`` answers for coming ones.
+    """An API server. ``objects`` are by path. ``log`` has method and path of each request, ``refusals`` has answers for the next ones.
 
-    A GET of a path that contains one of ``unserved`` gets 404 without a reason, as from a load balancer without a server for it.
+    A GET of a path that contains one of ``unserved`` gets 404 without a reason, as from a load balancer without a
+    server for it.
     """
 
     def __init__(self) -> None:
@@ -35,8 +37,10 @@ class ObjectServer:
         self.log: list[tuple[str, str]] = []
         self.refusals: list[tuple[str, str, int]] = []
         self.unserved: tuple[str, ...] = ()
+        #: Writes of paths that contain one of these are not answered.
+        self.hanging: tuple[str, ...] = ()
         self.retry_after = ""
-        #: So many later pages of lists get 410: the snapshot of the list has expired.
+        #: The number of later pages of lists that get 410: the snapshot of the list has expired.
         self.expired_pages = 0
         self.revision = 100
         self.url = ""
@@ -44,7 +48,7 @@ class ObjectServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, folder: Path) -> str:
-        """Begin, and return the path of a kubeconfig."""
+        """Start, and return the path of a kubeconfig."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.2)
@@ -61,13 +65,13 @@ class ObjectServer:
             await self._runner.cleanup()
 
     def put(self, path: str, body: Json) -> Json:
-        """Write an object as somebody else would."""
+        """Write an object as another client does."""
         self.revision += 1
         kind = "MODIFIED" if path in self.objects else "ADDED"
         metadata = {"name": path.rsplit("/", 1)[1], "uid": f"uid-{self.revision}", **body.get("metadata", {})}
         self.objects[path] = {**body, "metadata": {**metadata, "resourceVersion": str(self.revision)}}
         self._tell(kind, path)
-        # A list of all namespaces has the object as well, where the test has put it there.
+        # A list of all namespaces has the object as well, if the test has added it there.
         everywhere = re.sub(r"/namespaces/[^/]+/", "/", path)
         if everywhere != path and everywhere in self.objects:
             self.objects[everywhere] = self.objects[path]
@@ -99,7 +103,9 @@ class ObjectServer:
         for refusal in self.refusals:
             if refusal[0] == method and refusal[1] in path:
                 self.refusals.remove(refusal)
-                return self._error(refusal[2])
+                return self._error(refusal[2], path)
+        if method not in ("GET", "WATCH") and any(part in path for part in self.hanging):
+            await asyncio.sleep(3600)
         if method == "GET" and any(part in path for part in self.unserved):
             return web.Response(status=404, text="404 page not found\n")
         if path in RESOURCES:
@@ -112,15 +118,17 @@ class ObjectServer:
                 return _answer(present)
             if path.rsplit("/", 1)[1] in LISTED:
                 return self._list(request, path)
-            return self._error(404)
+            return self._error(404, path)
         body = await request.json()
         if method == "POST":
             name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.revision}"
             if f"{path}/{name}" in self.objects:
                 return self._error(409)
             return web.json_response(self.put(f"{path}/{name}", body), status=201)
+        if request.content_type == "application/apply-patch+yaml":
+            return self._apply(path, present, body)
         if present is None:
-            return self._error(404)
+            return self._error(404, path)
         if isinstance(body, list):
             return self._json_patch(path, present, body)
         bound = body.get("preconditions") or body.get("metadata") or {}
@@ -135,8 +143,15 @@ class ObjectServer:
         merged["metadata"] = {**known, **merged.get("metadata", {})}
         return _answer(self.put(path, merged))
 
+    def _apply(self, path: str, present: Json | None, body: Json) -> web.Response:
+        """Server-side apply by the only manager of an object: it replaces labels, owners, and data."""
+        if present is None:
+            return web.json_response(self.put(path, body), status=201)
+        applied = {**present, **body, "metadata": {**present["metadata"], **body["metadata"]}}
+        return _answer(present if applied == present else self.put(path, applied))
+
     def _json_patch(self, path: str, present: Json, operations: list[Json]) -> web.Response:
-        """RFC 6902, as far as it is used."""
+        """Apply a JSON patch (RFC 6902), limited to the used operations."""
         changed = copy.deepcopy(present)
         for operation in operations:
             *way, last = operation["path"].strip("/").split("/")
@@ -149,8 +164,9 @@ class ObjectServer:
                 holder[last] = operation["value"]
         return web.json_response(self.put(path, changed))
 
-    def _error(self, status: int) -> web.Response:
-        reason = {"reason": "NotFound"} if status == 404 else {}
+    def _error(self, status: int, path: str = "") -> web.Response:
+        name = path.removesuffix("/status").rpartition("/")[2]
+        reason = {"reason": "NotFound", "details": {"name": name}} if status == 404 else {}
         return web.json_response(
             {"kind": "Status", "message": "as the test says", "code": status, **reason},
             status=status,
@@ -158,7 +174,13 @@ class ObjectServer:
         )
 
     def _list(self, request: web.Request, path: str) -> web.Response:
-        named = sorted(name for name in self.objects if name.rsplit("/", 1)[0] == path)
+        wanted = [each.split("=") for each in request.query.get("labelSelector", "").split(",") if each]
+        named = sorted(
+            name
+            for name, item in self.objects.items()
+            if name.rsplit("/", 1)[0] == path
+            and all((item["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
+        )
         start, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
         metadata = {"resourceVersion": str(self.revision)}
         if start and self.expired_pages:
@@ -182,7 +204,7 @@ class ObjectServer:
         return response
 
 
-LISTED = ("nodes", "deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules")
+LISTED = ("configmaps", "nodes", "deviceclasses", "resourceslices", "resourceclaims", "devicetaintrules")
 
 
 def _answer(value: Json) -> web.Response:
@@ -190,7 +212,7 @@ def _answer(value: Json) -> web.Response:
 
 
 def merge(present: Json, patch: Json) -> Json:
-    """A merge patch as RFC 7396 has it."""
+    """Apply a merge patch (RFC 7396)."""
     result = copy.deepcopy(present)
     for key, value in patch.items():
         if value is None:

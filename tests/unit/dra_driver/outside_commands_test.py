@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The commands of the node: explain, claims, devices, probe and collect; with the driver running, and stopped."""
+"""The commands on the node: explain, claims, devices, probe, and collect, with a running and with a stopped driver."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dra_driver.api.client import ApiClient
 from dra_driver.commands.explain import Facts, explain, room_left
 from dra_driver.commands.output import outline, table
 from dra_driver.commands.redact import MARK, redact
+from dra_driver.core.health.conditions import Ends, Severity, Sign
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Notice
-from dra_driver.core.signs import Ends, Severity, Sign
-from dra_driver.core.system import System
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics
 from dra_driver.status_command import troubles_of
-from dra_driver.supervisors.identity import IdentityKeeper
-from dra_driver.supervisors.storage import unwritable
+from dra_driver.supervisors.store_recovery import unwritable
+from dra_driver.supervisors.token_renewal import IdentityKeeper
 from hypothesis import given
 from hypothesis import strategies as st
 from store_model import record
@@ -39,12 +39,12 @@ DRIVER = "gpu.nvidia.com"
 
 @pytest.fixture()
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short path: sockets lie in it."""
+    """Return a short path, because it contains sockets."""
     return tmp_path_factory.mktemp("s")
 
 
 def configured(scene: Scene, **more: Any) -> list[str]:
-    """The option that names a configuration of the scene's node."""
+    """Write a configuration of the scene's node, and return the option that names it."""
     file = scene.folder / "driver.yaml"
     settings = {
         "node_name": "node-1",
@@ -95,7 +95,7 @@ def test_a_claim_is_explained_while_it_is_prepared_and_when_the_driver_is_gone(
             await Scene.until(lambda: scene.driver.status().published)
             assert await said(capsys, "probe", what, *options) == (0, "ok\n"), what
         await scene.stop()
-        # The stores and the API server tell still.
+        # The stores and the API server still answer.
         status, text = await said(capsys, "explain", "a", "--json", *options)
         (answer,) = json.loads(text)
         assert answer["verdict"] == "prepared" and "no process answers" in answer["driver"]
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_device_is_told_with_its_remedy(home: Path, capsys:
         options = configured(scene)
         words = ["status"], ["devices"], ["devices", "--output", "json"]
         for command in words:
-            for _try in range(10):  # a busy machine's driver may not answer in time
+            for _try in range(10):  # on a busy machine the driver may not answer in time
                 _status, text = await said(capsys, *command, *options)
                 if "error 9" in text:
                     break
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_device_is_told_with_its_remedy(home: Path, capsys:
 
 
 def asked(scene: Scene) -> list[dict[str, Any]]:
-    """What the driver says of its devices at this moment."""
+    """Return the devices in the driver's current status."""
     assert scene.driver is not None
     return [dict(vars(device)) for device in scene.driver.status().devices]
 
@@ -165,7 +165,7 @@ OPAQUE = "s3cr3t-0f-n0-f0rm"
 
 
 def planted(text: str) -> list[str]:
-    """What of the planted secrets is in a text, in whatever form."""
+    """Return the planted secrets that a text contains in any form."""
     forms = [TOKEN, KEY, "MIIEvQIBADANBgkqhkiG9w0", OPAQUE, "hunter2"]
     forms += [base64.b64encode(each.encode()).decode().rstrip("=") for each in (TOKEN, KEY, OPAQUE)]
     return [each for each in forms if each in text]
@@ -182,7 +182,7 @@ def test_the_bundle_has_everything_and_no_secret(home: Path, capsys: pytest.Capt
         kubeconfig["users"] = [{"name": entry["name"], "user": user} for entry in kubeconfig["users"]]
         (scene.folder / "kubeconfig").write_text(json.dumps(kubeconfig))
         options = configured(scene)
-        # Where secrets have come to lie by mistake: in the configuration as a comment, and in a claim's CDI file.
+        # Secrets in unexpected places: as a comment in the configuration, and in a claim's CDI file.
         with (scene.folder / "driver.yaml").open("a") as file:
             file.write(f"\n# Authorization: Bearer {TOKEN}\n# proxy http://me:hunter2@proxy:3128\n# {OPAQUE}\n")
         (cdi,) = scene.cdi()
@@ -246,7 +246,7 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, left: str) -> None:
 def test_collect_partial_file_is_new_and_follows_no_link(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user of the directory knows the name that the partial file had before."""
+    """Another user of the directory knows the earlier name of the partial file: the file is new, and no link is followed."""
 
     async def scenario(scene: Scene) -> None:
         options = configured(scene)
@@ -295,7 +295,7 @@ BEGIN, END = (f"-----{word} RSA PRIVATE KEY-----" for word in ("BEGIN", "END"))
     ],
 )
 def test_redact_time_is_proportional_to_the_length(part: str) -> None:
-    """A container can write what it likes to the journal, which is redacted whole."""
+    """A container can write any text to the journal: the time for its redaction is proportional to its length."""
     text = part * (1_000_000 // len(part))
     began = time.process_time()
     redact(text)
@@ -345,7 +345,7 @@ def test_a_probe_is_no_request_of_the_kubelets(home: Path, capsys: pytest.Captur
         assert (await said(capsys, "probe", "liveness", *configured(scene)))[0] == 0
         assert 'method="NodePrepareResources"' not in registry.text().decode()
         assert await Scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
-        # The metrics tell of a call when it is over, which may be a moment after its answer is here.
+        # The metrics count a call at its end, which can be later than its answer.
         await Scene.until(lambda: 'method="NodePrepareResources"' in registry.text().decode())
 
     run(home, scenario)
@@ -389,7 +389,7 @@ def test_an_unallocated_claim_is_told_what_rules_each_device_out() -> None:
     ],
 )
 def test_explain_selector_excludes_no_device(expression: str) -> None:
-    """``A || B && C`` with A true and C false was reported as excluded."""
+    """``A || B && C`` with A true and C false excludes no device. An earlier release reported it as excluded."""
     wish = unallocated(expression=expression)
     assert wish["ruled out"] == {} and wish["nothing here rules out"] == f"2: gpu-0, {SMALL}"
     assert wish["selectors of the request and its class"].startswith("not evaluated on the node; run the why playbook")
@@ -449,7 +449,7 @@ def test_a_store_that_cannot_be_written_is_known_before_a_claim_comes(
             raise OSError(5, "Input/output error")
         return SimpleNamespace(**{"f_flag": 0, "f_bavail": 10**6, "f_frsize": 4096, **seen})
 
-    assert unwritable(str(tmp_path)) == ""  # the real one
+    assert unwritable(str(tmp_path)) == ""  # the file system of this machine
     monkeypatch.setattr(os, "statvfs", statvfs)
     assert problem in unwritable("/data") and bool(unwritable("/data")) == bool(problem)
 
@@ -457,8 +457,8 @@ def test_a_store_that_cannot_be_written_is_known_before_a_claim_comes(
 def test_an_identity_that_has_ended_is_a_reason_not_to_be_ready(tmp_path: Path) -> None:
     now = [1000.0]
     keeper = IdentityKeeper(ApiClient(""), "", lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0])
-    assert keeper.problem() == ""  # one that does not end
-    # A pod's token lies in a file that the kubelet renews.
+    assert keeper.problem() == ""  # a token without an end
+    # A pod's token is in a file that the kubelet renews.
     claims = base64.urlsafe_b64encode(json.dumps({"sub": "s", "iat": 500, "exp": 1100}).encode()).decode().rstrip("=")
     (tmp_path / "token").write_text(f"e30.{claims}.x")
     user = {"name": "u", "user": {"tokenFile": "/token"}}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Two instances of one driver on one node: whole drivers over one store, one hardware and one API server."""
+"""Two instances of one driver on one node: whole drivers with one store, one hardware, and one API server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.core.errors import BackendUnavailable
-from dra_driver.kubelet.sockets import LIMIT, SocketError, paths_of, status_paths
+from dra_driver.kubelet.sockets import LIMIT, SocketError, lock_instance, paths_of, status_paths
+from dra_driver.supervisors.active_instance import Turn
 from dra_driver.supervisors.status import Role
-from dra_driver.supervisors.turn import Turn
 from store_model import write_entry
 from vendor_scene import Scene, run
 
@@ -29,12 +29,12 @@ GPU_1_SMALL = "gpu-1-mig-1g10gb-19-0"
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.turn.STANDBY_SECONDS", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.turn.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.STANDBY_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.REGISTER_SECONDS", 5.0)
     monkeypatch.setattr("dra_driver.vendor.SETTLE_SECONDS", 0.05)
     return tmp_path_factory.mktemp("o")
@@ -52,7 +52,7 @@ async def until_role(scene: Scene, wanted: Role) -> None:
 
 
 def overlap(folder: Path, scenario: Any) -> None:
-    """Run a scenario with an old instance that serves one claim, and a new one that is not started yet."""
+    """Run a scenario with an old instance that serves one claim, and a new one that is not started."""
 
     async def whole(old: Scene) -> None:
         old.instance = OLD
@@ -72,7 +72,7 @@ def overlap(folder: Path, scenario: Any) -> None:
 
 
 async def come_up(new: Scene) -> None:
-    """The new instance starts, is registered, and gets its turn."""
+    """Start and register the new instance, and wait until it serves."""
     await new.start()
     await new.register()
     await until_role(new, Role.SERVING)
@@ -97,7 +97,7 @@ def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
 
 
 def test_calls_wait_for_the_hand_over_and_none_fails(short: Path) -> None:
-    """One claim is under way at the old instance when the new one asks; another one waits at the new one meanwhile."""
+    """One call runs at the old instance when the new one requests the handover, and another call waits at the new one: none fails."""
 
     async def scenario(old: Scene, new: Scene) -> None:
         entered, gate = threading.Event(), threading.Event()
@@ -114,7 +114,7 @@ def test_calls_wait_for_the_hand_over_and_none_fails(short: Path) -> None:
         await new.start()
         await new.register()
         waiting = asyncio.ensure_future(new.prepare("waiting", "gpu-1-mig-1g10gb-19-1"))
-        await until_role(old, Role.STANDBY)  # it has been asked, and finishes
+        await until_role(old, Role.STANDBY)  # it has accepted the request, and completes its call
         assert not waiting.done() and not under_way.done()
         assert await role(new) == Role.WAITING
         gate.set()
@@ -129,7 +129,8 @@ def test_one_that_stands_by_takes_up_again_and_does_not_ask(short: Path) -> None
     async def scenario(old: Scene, new: Scene) -> None:
         await come_up(new)
         assert await new.prepare("after", GPU_1_SMALL) == ""
-        # The old one is killed and started again: nothing tells it so but its note. Two that ask would take turns for ever.
+        # The old instance is killed and restarted: only its note shows the handover. Two requesting instances would
+        # alternate forever.
         old.task.cancel()
         note = short / f"kubelet/plugins/{DRIVER}/handed-over"
         text = note.read_text()
@@ -162,7 +163,7 @@ def test_one_that_was_stopped_in_order_asks_when_it_is_started(short: Path) -> N
 def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
     short: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.05)
 
     async def scenario(old: Scene, new: Scene) -> None:
         path = short / f"kubelet/plugins/{DRIVER}/state.db"
@@ -197,7 +198,7 @@ def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
 
 
 def test_work_that_does_not_end_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would go on working on devices that are the other instance's."""
+    """Work that does not end would continue on devices of the other instance: the process ends."""
     monkeypatch.setattr("dra_driver.serving.DRAIN_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.HAND_OVER_SECONDS", 0.05)
 
@@ -293,8 +294,8 @@ def test_who_lives_is_found_by_the_sockets_of_its_status(short: Path) -> None:
 
 @pytest.mark.parametrize("way", ["begin", "ask", "stand_by"])
 def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """The file is created, its content is not. The process serves all vendors, and goes on."""
-    monkeypatch.setattr("dra_driver.supervisors.turn.DISK_SECONDS", 0.01)
+    """The file is created, but its content cannot be written: the process, which serves all vendors, continues and retries."""
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async def scenario() -> None:
@@ -314,7 +315,7 @@ def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch
 
 
 def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.turn.DISK_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
     (short / "state").write_text("in the way of the folder")
 
     async def scenario() -> None:
@@ -323,6 +324,42 @@ def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch
         assert await asyncio.wait({beginning}, timeout=0.1) == (set(), {beginning})
         (short / "state").unlink()
         assert await asyncio.wait_for(beginning, 30) is True
+        turn.drop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["begin", "ask", "stand_by", "asked"])
+@pytest.mark.parametrize("obstacle", ["file", "link"])
+def test_unusable_successor_lock_is_retried(
+    short: Path, monkeypatch: pytest.MonkeyPatch, way: str, obstacle: str
+) -> None:
+    """The lock's directory cannot be created on a full disk, or the disk fails: the process, which serves all vendors, continues and retries."""
+    monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
+    state, locks = short / "state", short / "state/locks"
+    state.mkdir()
+    if obstacle == "file":
+        locks.touch()
+    else:
+        locks.mkdir()
+        (locks / "successor.lock").symlink_to("successor.lock")
+    is_asked = way == "asked"
+
+    async def scenario() -> None:
+        holder = Turn(str(state), OLD, "boot")
+        turn = holder if is_asked else Turn(str(state), NEW, "boot")
+        if way == "ask":
+            holder._file = lock_instance(str(state), OLD)
+        task = asyncio.ensure_future(getattr(turn, way)())
+        if obstacle == "link" or way == "ask":
+            assert await asyncio.wait({task}, timeout=0.2) == (set(), {task})
+        locks.unlink() if obstacle == "file" else (locks / "successor.lock").unlink()
+        holder.drop()
+        successor = Turn(str(state), NEW, "boot")
+        if is_asked:
+            assert successor._asking.take("successor")
+        await asyncio.wait_for(task, 30)
+        assert turn.is_held is not is_asked
         turn.drop()
 
     asyncio.run(scenario())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Configuration, logs, stages, metrics, locks and the decoding of claims."""
+"""Configuration, logs, stages, metrics, locks, and the decoding of claims."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 from dra_driver import config, logs, stages
 from dra_driver.claims.allocation import ClaimError, allocated_here, decode_allocation
 from dra_driver.claims.locks import NamedLocks
-from dra_driver.claims.opaque import configurations_of, settings_for
+from dra_driver.claims.opaque_configs import configurations_of, settings_for
 from dra_driver.claims.records import ClaimReference, DeviceRecord
 from dra_driver.config import InvalidConfiguration, load, parse
-from dra_driver.core.backend import BACKENDS
-from dra_driver.core.nvidia.configs import CONFIG_KINDS
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS
+from dra_driver.core.vendors.registry import BACKENDS
 from dra_driver.metrics import MetricsRegistry, PrometheusMetrics, Stopwatch
 
 from tests.cluster import stop_at
@@ -120,7 +120,7 @@ MULTI_USER = {"strategy": "MPS", "mpsConfig": {"multiUser": True}}
             "device",
             "sharing.strategy is 'Quick'; expected TimeSlicing or MPS",
         ),
-        # Of another kind of device, and for all requests: it does not hold here, but it has to be right.
+        # A configuration for another kind of device, for all requests: it does not apply here, but it has to be valid.
         ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}, [], "device", None),
         ({"apiVersion": V, "kind": "MigDeviceConfig", "sharing": {}}, [], "device", "sharing.strategy is missing"),
     ],
@@ -174,7 +174,7 @@ def test_each_kind_holds_for_itself_and_none_may_contradict_another() -> None:
         "computeMode": "Default",
         "timeSlice": "Long",
     }
-    # Of one kind the claim's takes the class's place as a whole.
+    # Of one kind, the claim's configuration replaces that of the class completely.
     assert settings(limited, entry("FromClaim", SETTINGS)) == {}
     assert settings(entry("FromClaim", {**SETTINGS, "computeMode": "Default"}), entry("FromClaim", SHARED))
     with pytest.raises(ClaimError, match=r"computeMode ExclusiveProcess .*wants Default.* Leave computeMode to one"):
@@ -288,7 +288,7 @@ def test_state_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> No
 
 def test_stages_are_told_to_whoever_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_listeners", [])
-    stages.reached("planned")  # nobody listens
+    stages.reached("planned")  # without a listener
     heard: list[str] = []
     stages.listen(heard.append)
     for stage in stages.STAGES:
@@ -445,7 +445,7 @@ def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
 
 
 def test_the_launcher_of_the_kill_tests_ends_the_process_as_a_crash_does(tmp_path: Path) -> None:
-    """On a node it is started by its path, with the driver's own command line behind the stage."""
+    """On a node it is started by its path, with the driver's command line after the stage: the process ends with SIGKILL."""
     script = (
         "import runpy, sys\n"
         "from dra_driver import cli, stages\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims of whole devices for virtual machines: what is published, prepared, refused and taken back."""
+"""Claims of whole devices for virtual machines: published, prepared, refused, and unprepared devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from backend_model import DRIVER
 from claim_steps import prepare, run, unprepare
 from dra_driver.claims.records import record_of_document
 from dra_driver.core.errors import AcceleratorError, InUse
-from dra_driver.core.prepared import prepared_claims
+from dra_driver.core.model import Process
+from dra_driver.core.store.prepared_claims import prepared_claims
+from dra_driver.core.vendors.nvidia.vendor import FACTS
 from dra_driver.inventory import survey
 from machine_model import Claims, Node
 
@@ -55,6 +57,35 @@ def test_prepared_and_taken_back(tmp_path: Path) -> None:
         assert drivers(node) == ["nvidia", "nvidia"] and node.cdi_files() == ()
         await node.look()
         assert offers_of(node) == before
+
+    run(tmp_path, scenario, rules=RULES)
+
+
+def test_device_that_only_the_persistence_daemon_has_open_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The persistence daemon closes the device when the claim disables persistence mode: the device can be switched."""
+    from dra_driver.core.host import passthrough
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        other: list[Process] = [Process(8, "monitor")]
+
+        def persistence() -> bool:
+            with node.gpus.state() as state:
+                return bool(state[node.gpus.template(0).uuid]["knobs"]["persistence"])
+
+        def users(_system: Any, _numbers: Any) -> tuple[Process, ...]:
+            daemon = [Process(7, FACTS.persistence_daemon)] if persistence() else []
+            return (*daemon, *other)
+
+        monkeypatch.setattr(passthrough, "users", users)
+        claim = claims.allocate("machine", GPU)
+        said = await prepare(node, claim)
+        assert "8 (monitor)" in said and "persiste" not in said and persistence()
+        other.clear()
+        assert await prepare(node, claim) == "" and not persistence()
+        assert drivers(node) == ["vfio-pci", "nvidia"]
+        assert await unprepare(node, claim) == "" and persistence()
 
     run(tmp_path, scenario, rules=RULES)
 
@@ -114,7 +145,7 @@ def test_a_wrong_configuration_is_refused_before_anything_is_done(tmp_path: Path
 
 @pytest.mark.parametrize("held", ["gpu-0", "gpu-0-mig-1g10gb-19-0", {"device": "gpu-0", "adminAccess": True}])
 def test_what_other_claims_hold_is_not_given_away(tmp_path: Path, held: Any) -> None:
-    """The scheduler's counters see to it; a claim with administrator's access takes none of them."""
+    """The scheduler's counters prevent conflicts, but a claim with administrator access consumes none: a held device is refused."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         other = claims.allocate("other", held)
@@ -177,13 +208,13 @@ def test_a_second_device_that_cannot_be_bound_brings_the_first_one_back(tmp_path
 
 
 def test_a_machine_that_still_runs_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dra_driver.core import passthrough
+    from dra_driver.core.host import passthrough
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("machine", GPU)
         assert await prepare(node, claim) == ""
 
-        def busy(_system: Any, paths: Any, what: str) -> None:
+        def busy(_system: Any, paths: Any, what: str, **_more: Any) -> None:
             raise InUse(f"{what} is in use: {', '.join(paths)} is open in 99 (qemu)", pids=[99])
 
         with monkeypatch.context() as patched:

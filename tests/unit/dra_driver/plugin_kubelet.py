@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A kubelet's side of the device-plugin API and of its pod-resources API, over real unix sockets."""
+"""The kubelet's side of the device-plugin API and of its pod-resources API, over real unix sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dra_driver.protocol import pod_resources_pb2, pod_resources_pb2_grpc
 
 
 class PluginKubelet:
-    """Takes registrations, follows each resource's devices and asks for them. start() and kill() may be called again and again."""
+    """Accept registrations, watch the devices of each resource, and request them. start() and kill() can be called repeatedly."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "device-plugins"
@@ -27,14 +27,14 @@ class PluginKubelet:
         self.refuses = ""
         #: The last list of each resource: state and NUMA nodes by device.
         self.lists: dict[str, dict[str, tuple[str, list[int]]]] = {}
-        #: Which containers have devices: pod, resource and ids.
+        #: The devices of containers: pod, resource, and ids.
         self.held: list[tuple[str, str, list[str]]] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._servers: list[grpc.aio.Server] = []
 
     async def start(self) -> None:
-        """Remove all sockets, as a kubelet does when it starts, and take registrations."""
+        """Remove all sockets, as a kubelet does at its start, and accept registrations."""
         for path in (self.folder, self.pod_resources.parent):
             path.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
@@ -52,7 +52,7 @@ class PluginKubelet:
             self._servers.append(server)
 
     async def kill(self) -> None:
-        """End as a killed process does: streams and sockets with it."""
+        """End like a killed process, with all streams and sockets."""
         servers, self._servers = self._servers, []
         for server in servers:
             await server.stop(0)
@@ -76,7 +76,7 @@ class PluginKubelet:
         return messages.Empty()
 
     async def List(self, request: Any, context: Any) -> Any:
-        """Tell which containers have devices."""
+        """Return the devices of containers."""
         answer = pod_resources_pb2.ListPodResourcesResponse()
         for pod, resource, ids in self.held:
             container = answer.pod_resources.add(name=pod, namespace="default").containers.add(name="c")
@@ -89,7 +89,7 @@ class PluginKubelet:
                 self.lists[resource] = {
                     each.ID: (each.health, [node.ID for node in each.topology.nodes]) for each in response.devices
                 }
-        # The kubelet gives none of them away any more.
+        # The kubelet allocates none of them any more.
         self.lists.pop(resource, None)
 
     async def _forget(self, resource: str) -> None:
@@ -101,18 +101,18 @@ class PluginKubelet:
             await channel.close()
 
     def states(self, resource: str) -> dict[str, str]:
-        """Return how each device of a resource is."""
+        """Return the state of each device of a resource."""
         return {name: state for name, (state, _nodes) in self.lists.get(resource, {}).items()}
 
     async def allocate(self, resource: str, *containers: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-        """Ask for devices, for each container the CDI devices and variables that come back."""
+        """Request devices, and return the CDI devices and variables for each container."""
         requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
         stub = stubs.DevicePluginStub(self._channels[resource])  # type: ignore[no-untyped-call]
         answer = await stub.Allocate(messages.AllocateRequest(container_requests=requests), timeout=10)
         return [([each.name for each in one.cdi_devices], dict(one.envs)) for one in answer.container_responses]
 
     async def prefers(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-        """Ask which devices to take."""
+        """Request the preferred devices."""
         one = messages.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )

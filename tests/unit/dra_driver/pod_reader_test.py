@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The reader of pods for metrics: what it asks of an API server that is slow, or rejects the reads."""
+"""The reader of pods for metrics: its requests to an API server that is slow, or rejects the reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pods_read(api: ApiModel) -> int:
 
 
 def test_pods_that_cannot_be_read_in_time_are_read_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node with many pods, and an API server that answers slowly: what was read is not read again."""
+    """A node has many pods, and the API server answers slowly: pods that were read are not read again."""
     monkeypatch.setattr("dra_driver.monitoring.pods.READ_SECONDS", 0.5)
 
     async def scenario(api: ApiModel, client: ApiClient) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver in a pod: it moves into the node's root, keeps its own modules, and takes over a changed configuration."""
+"""The driver in a pod: it changes to the node's root, keeps its own modules, and applies a changed configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dra_driver.status_command import living
 from dra_driver.supervisors.configuration import ConfigurationKeeper
 
 STATUS = Path(__file__).resolve().parents[3] / "roles/dra_driver/files/pod_status.py"
-# As root of a namespace of one's own, where one is not root.
+# As root of a separate user namespace if the user is not root.
 AS_ROOT = [] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user"]
 
 
@@ -111,7 +111,7 @@ def test_a_changed_file_is_taken_over_or_ends_the_process(
             asyncio.ensure_future(keeper.run()),
             asyncio.ensure_future(node._watch_configuration(keeper, str(path), stop)),
         ]
-        path.write_text("{")  # half written
+        path.write_text("{")  # a partial write
         await asyncio.sleep(0.1)
         assert not taken.is_set() and not stop.is_set()
         path.write_text(yaml.safe_dump({"node_name": "node-1", **change}))
@@ -135,7 +135,7 @@ connection.sendall(b'{"pid": %d, "ready": true}' % os.getpid())
 
 
 def test_a_process_in_a_pod_is_called_by_the_number_that_it_has_on_the_node(tmp_path: Path) -> None:
-    """What it knows as its number is another process on the node: that one must not be told to reload."""
+    """The PID in the pod belongs to another process on the node, which must not get the reload signal: the node's PID is used."""
     path = str(tmp_path / "status.sock")
     unshare = ["unshare", *AS_ROOT[1:], "--pid", "--fork", "--kill-child"]
     with subprocess.Popen([*unshare, sys.executable, "-c", ANSWER, path], stdout=subprocess.PIPE, text=True) as outer:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is published while claims hold devices, where that depends on it: one write for what came together, none for nothing."""
+"""Publication of content that depends on held devices: one write for simultaneous changes, none without changes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from claim_steps import run
 from dra_driver.core.model import Device, Offer
 from dra_driver.publish.publisher import Content
-from dra_driver.supervisors import pool
+from dra_driver.supervisors import pool_updates
+from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.health import Picture
-from dra_driver.supervisors.pool import PoolKeeper
-from dra_driver.supervisors.shared import Shared, Snapshot
+from dra_driver.supervisors.pool_updates import PoolKeeper
 from machine_model import Claims, Node
 
 
 class Told:
-    """A publisher that only listens."""
+    """A publisher that only records content."""
 
     def __init__(self) -> None:
         self.contents: list[Content] = []
@@ -31,7 +31,7 @@ class Told:
 
 
 def marked(offers: Sequence[Offer], devices: Mapping[str, Device], held: Collection[str]) -> tuple[Offer, ...]:
-    """Say with each offer how many devices are held."""
+    """Add the number of held devices to each offer."""
     assert set(held) <= set(devices)
     return tuple(replace(offer, attributes={**offer.attributes, "held": len(held)}) for offer in offers)
 
@@ -41,7 +41,7 @@ def said(content: Content) -> set[object]:
 
 
 def test_what_is_published_follows_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "HELD_SECONDS", 0.01)
+    monkeypatch.setattr(pool_updates, "HELD_SECONDS", 0.01)
 
     async def scenario(node: Node, _claims: Claims) -> None:
         assert node.survey is not None
@@ -51,13 +51,13 @@ def test_what_is_published_follows_claims(tmp_path: Path, monkeypatch: pytest.Mo
         keeper = PoolKeeper(told, pictures, marked, lambda: held[0])  # type: ignore[arg-type]
         running = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0.05)
-        assert not told.contents  # before the first look the pool is left as it is
+        assert not told.contents  # before the first scan the pool does not change
         pictures.put(picture)
         await asyncio.sleep(0.05)
         assert [said(each) for each in told.contents] == [{0}]
         held[0] = frozenset(uuids[:1])
         await asyncio.sleep(0.05)
-        # The same again, and the same picture anew, which is for the publisher to compare.
+        # Equal held devices cause no new content. Equal content is left to the publisher's comparison.
         held[0] = frozenset(uuids[:1])
         await asyncio.sleep(0.05)
         assert [said(each) for each in told.contents] == [{0}, {1}]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The pool in the API server becomes what is wanted, whatever others do to it, and is left alone then."""
+"""The pool in the API server converges to the desired content, whatever other clients do, and is then unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api_model import ApiModel, kubeconfig
 from dra_driver.api.client import ApiClient
 from dra_driver.api.resources import ResourceApi
 from dra_driver.core.model import Taint
-from dra_driver.core.nvidia import offers
+from dra_driver.core.vendors.nvidia import offers
 from dra_driver.metrics import NoMetrics
 from dra_driver.publish import publisher as module
 from dra_driver.publish.publisher import Content, Publisher
@@ -84,6 +84,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(module, "RETRY_FIRST", 0.02)
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "CHECK_INTERVAL", (0.02, 0.04))
     monkeypatch.setattr("dra_driver.api.watching.RETRY_FIRST", 0.02)
 
 
@@ -92,8 +93,8 @@ def test_published_once_and_then_left_alone(tmp_path: Path) -> None:
         scene.publisher.set_content(content("h100-80", "l4"))
         await scene.until(scene.publisher.published.is_set)
         slices = [scene.api.slices[name] for name in sorted(scene.api.slices)]
-        assert len(slices) == 3
-        assert {item["spec"]["pool"]["resourceSliceCount"] for item in slices} == {3}
+        assert len(slices) == 2
+        assert {item["spec"]["pool"]["resourceSliceCount"] for item in slices} == {2}
         assert "sharedCounters" in slices[0]["spec"]
         assert slices[0]["metadata"]["ownerReferences"] == [
             {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-uid-1", "controller": True}
@@ -134,7 +135,7 @@ def test_slices_that_the_kubelet_wipes_come_back(tmp_path: Path) -> None:
         await scene.until(scene.publisher.published.is_set)
         for name in list(scene.api.slices):
             scene.api.delete_slice(name)
-        await scene.until(lambda: len(scene.api.slices) == 3)
+        await scene.until(lambda: len(scene.api.slices) == 2)
         assert await scene.at_rest() == 0
 
     run(tmp_path, scenario)
@@ -164,6 +165,31 @@ def test_node_made_anew_owns_the_slices(tmp_path: Path) -> None:
         await scene.until(lambda: len(scene.api.slices) == 1)
         (item,) = scene.api.slices.values()
         assert item["metadata"]["ownerReferences"][0]["uid"] == "node-uid-2"
+
+    run(tmp_path, scenario)
+
+
+def test_publisher_node_out_of_service_leaves_deleted_slices_alone_until_that_is_over(tmp_path: Path) -> None:
+    """The controller deletes the slices of an out-of-service node, although its driver runs: they stay deleted until that ends."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        node = scene.api.nodes["node-1"]
+        node["spec"] = {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}
+        for ready, are_published in (("Unknown", False), ("True", True), ("False", False)):
+            node["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
+            for name in list(scene.api.slices):
+                scene.api.delete_slice(name)
+            before = len(scene.api.log)
+            if are_published:
+                await scene.until(lambda: len(scene.api.slices) == 2)
+                continue
+            await scene.until(lambda before=before: scene.api.log[before:].count(("GET", "/api/v1/nodes/node-1")) > 2)
+            assert not scene.api.slices and "node.kubernetes.io/out-of-service" in scene.publisher.problem
+        del node["spec"]
+        await scene.until(lambda: scene.publisher.published.is_set() and len(scene.api.slices) == 2)
+        assert not scene.publisher.problem
 
     run(tmp_path, scenario)
 
@@ -242,7 +268,7 @@ def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> N
         healthy = content("l4", "t4", dynamic=False)
         scene.publisher.set_content(healthy)
         await scene.until(scene.publisher.published.is_set)
-        assert not scene.api.dry_runs  # there is nothing to ask
+        assert not scene.api.dry_runs  # no dry run is needed
         ill = [replace(healthy.offers[0], taints=(Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)), healthy.offers[1]]
         before = len(bodies)
         scene.publisher.set_content(replace(healthy, offers=tuple(ill)))
@@ -402,6 +428,28 @@ def test_invalid_slice_is_an_event(tmp_path: Path) -> None:
         await scene.until(lambda: scene.problems)
         assert scene.problems[0][0] == "SlicesRefused"
         await scene.until(scene.publisher.published.is_set)
+
+    run(tmp_path, scenario, api)
+
+
+@pytest.mark.parametrize("status", [401, 409, 410, 503])
+def test_pool_of_another_name_is_removed_after_an_error_of_the_server(tmp_path: Path, status: int) -> None:
+    api = ApiModel()
+    api.slices["old"] = {
+        "metadata": {"name": "old", "uid": "x", "resourceVersion": "7"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": "node-1",
+            "pool": {"name": "old-name", "generation": 4, "resourceSliceCount": 1},
+        },
+    }
+    api.failures.append(("DELETE", status, "once"))
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(lambda: "old" not in scene.api.slices)
+        await scene.until(scene.publisher.published.is_set)
+        assert not scene.problems and scene.publisher.problem == ""
 
     run(tmp_path, scenario, api)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A claim that was prepared and then allocated anew gets what it has now, or a refusal that names what is in the way."""
+"""A prepared claim with a new allocation gets its new devices, or a refusal that names the reason."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
 from dra_driver.claims.allocation import AllocatedDevice, Allocation
-from dra_driver.claims.compare import prepared_for, reallocated
+from dra_driver.claims.allocation_match import prepared_for, reallocated
 from dra_driver.claims.records import ClaimRecord, ClaimReference, DeviceRecord
 from dra_driver.core.errors import AcceleratorError
+from dra_driver.supervisors.driver_state import Shared, Snapshot
 from dra_driver.supervisors.reconciler import Reconciler
-from dra_driver.supervisors.shared import Shared, Snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import POOL, Claims, Node
@@ -152,9 +152,9 @@ def test_files_of_claims_that_are_not_there_go_with_the_next_visit(tmp_path: Pat
         claim = claims.allocate("a", "gpu-0")
         assert await prepare(node, claim) == ""
         before = sorted(tmp_path.rglob("*"))
-        hands = node.service.hands
-        node.system.write_atomic(hands.cdi_path("0uid-gone"), b"tells nothing")
-        node.system.write_atomic(f"{hands.files.path('0uid-gone-too')}/r0.json", b"{}")
+        hardware = node.service.hardware
+        node.system.write_atomic(hardware.cdi_path("0uid-gone"), b"tells nothing")
+        node.system.write_atomic(f"{hardware.files.path('0uid-gone-too')}/r0.json", b"{}")
         await reconciler.visit()
         assert sorted(tmp_path.rglob("*")) == before and sorted(node.cdi_files()) == [claim.uid]
 

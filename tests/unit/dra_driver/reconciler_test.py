@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims that are missing from the API server: by times, not by counts, and each claim on its own."""
+"""Claims that are missing in the API server: the decision uses times, not counts, and is separate for each claim."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ from claim_steps import SMALL, SMALL_2, prepare, run
 from dra_driver.api.client import ApiError, ApiUnreachable
 from dra_driver.claims.records import ClaimReference
 from dra_driver.claims.store_tables import Change
-from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.core.discovery.device_locks import DeviceLocks
+from dra_driver.core.host.companions import Companion
 from dra_driver.kubelet.pod_resources import container_devices, socket_path
-from dra_driver.supervisors.reconciler import FULL_VISITS, RECONCILE_SECONDS, Reconciler, visit_pause
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
+from dra_driver.supervisors.reconciler import (
+    FULL_VISITS,
+    RECONCILE_SECONDS,
+    Reconciler,
+    first_visit_pause,
+    visit_pause,
+)
 from dra_driver.supervisors.recovery import Recovery
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
 from machine_model import POOL, Claims, Node
 from monitoring_test import kubelet
 
 
 class Reader:
-    """Reads claims; the reads of some fail."""
+    """A reader of claims. The reads of some claims fail."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
@@ -78,7 +85,7 @@ FAILURES: list[Callable[[], Exception]] = [
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_visits_repeated_for_another_claim_do_not_count(tmp_path: Path, failure: Callable[[], Exception]) -> None:
-    """The first claim is missing, the read of the second one fails, and visits are repeated within seconds."""
+    """The first claim is missing, the read of the second one fails, and visits repeat within seconds: they do not count."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         first, second, third = await three(node, claims)
@@ -117,7 +124,7 @@ def test_missing_claim_that_returned_starts_a_new_wait(tmp_path: Path) -> None:
 
 
 def test_unreachable_server_gets_few_requests(tmp_path: Path) -> None:
-    """Each read costs a timeout. The next try begins with those that were not read."""
+    """Each read costs a timeout: the next try begins with the claims that were not read."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         uids = [each.uid for each in await three(node, claims)]
@@ -134,7 +141,7 @@ def test_unreachable_server_gets_few_requests(tmp_path: Path) -> None:
     "failure", [ApiError("404 page not found", status=404), ApiError("an answer without metadata.uid", status=502)]
 )
 def test_claim_whose_path_server_does_not_serve_is_not_missing(tmp_path: Path, failure: ApiError) -> None:
-    """An older API server during an upgrade of the control plane, and a load balancer, answer 404 without a reason."""
+    """An older API server during an upgrade, or a load balancer, answers 404 without a reason: the claim is not missing."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         uids = {each.uid for each in await three(node, claims)}
@@ -152,7 +159,7 @@ def test_claim_whose_path_server_does_not_serve_is_not_missing(tmp_path: Path, f
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
 def test_server_that_rejects_all_reads_is_asked_for_few_claims(tmp_path: Path, status: int) -> None:
-    """A node can have hundreds of claims, and after a rejection with status 401 each read opens a connection."""
+    """A node can have hundreds of claims, and after status 401 each read opens a connection: few claims are requested."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         uids = [each.uid for each in await three(node, claims)]
@@ -166,14 +173,54 @@ def test_server_that_rejects_all_reads_is_asked_for_few_claims(tmp_path: Path, s
 
 
 def test_nodes_that_started_together_do_not_visit_together() -> None:
-    """After a power failure thousands of nodes start within a minute, and each reads all its claims at every visit."""
+    """After a power failure thousands of nodes start within a minute, and each reads all its claims at each visit: visits spread out."""
     third_visits = sorted(visit_pause() + visit_pause() for _node in range(1000))
     assert third_visits[0] >= 2 * RECONCILE_SECONDS, "a claim that was missing at one visit is dropped at the next"
     assert third_visits[900] - third_visits[100] > 60
 
 
+def test_first_visits_of_nodes_that_started_together_are_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = sorted(first_visit_pause() for _node in range(1000))
+    assert pauses[900] - pauses[100] > RECONCILE_SECONDS / 10 and pauses[-1] <= RECONCILE_SECONDS / 4
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 100.0)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        await three(node, claims)
+        orphan = node.service.housekeeping
+        asked: list[str] = []
+
+        async def stale_files() -> list[str]:
+            asked.append("files")
+            return []
+
+        monkeypatch.setattr(orphan, "stale_files", stale_files)
+        reader, clock = Reader(claims), Clock()
+        snapshot = Snapshot(survey=node.survey, looked_at=1.0)
+        sleeps: list[float] = []
+        sleep = asyncio.sleep
+
+        async def recorded(seconds: float) -> None:
+            sleeps.append(seconds)
+            clock.now += seconds
+            await sleep(0)
+
+        monkeypatch.setattr("dra_driver.supervisors.reconciler.asyncio.sleep", recorded)
+        work = asyncio.ensure_future(reconciler_of(node, reader, clock, snapshot).run())
+        while not sleeps:
+            await sleep(0)
+        assert sleeps == [100.0] and asked == ["files"] and not reader.reads, "work without requests is not delayed"
+        while len(reader.reads) < 3:
+            await sleep(0)
+        work.cancel()
+
+    run(tmp_path, scenario)
+
+
 def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 0.0)
 
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
@@ -192,7 +239,8 @@ def test_retry_after_of_server_is_heeded(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_only_failed_claims_are_visited_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.reconciler.first_visit_pause", lambda: 0.0)
 
     async def scenario(node: Node, claims: Claims) -> None:
         await three(node, claims)
@@ -215,8 +263,8 @@ def test_only_failed_claims_are_visited_again(tmp_path: Path, monkeypatch: pytes
 def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layout run holds the device while the driver starts; the kubelet never asks for the claim again."""
-    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.1)
+    """A layout run locks the device while the driver starts, and the kubelet never requests the claim again: it is undone later."""
+    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.1)
 
     async def main() -> None:
         claims = Claims()
@@ -254,6 +302,27 @@ def test_half_prepared_claim_whose_device_was_locked_at_start_is_undone(
     asyncio.run(main())
 
 
+def test_programs_without_claims_are_ended_although_a_device_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.1)
+
+    async def scenario(node: Node, claims: Claims) -> None:
+        uuid = node.gpus.template(0).uuid
+        for owner in (f"device-{uuid}", "e0uid-gone"):
+            node.keeper.start(Companion("mps", f"{owner}.0", (), {"CUDA_VISIBLE_DEVICES": uuid}))
+        other = DeviceLocks(str(tmp_path / "state"), "the layout run")
+        assert other.take(uuid)
+        reconciler = reconciler_of(node, Reader(claims), Clock())
+        await reconciler.visit()
+        assert set(node.keeper.running()) == {f"device-{uuid}.0"}
+        other.drop(uuid)
+        await reconciler.visit()
+        assert node.keeper.running() == {}
+
+    run(tmp_path, scenario)
+
+
 def test_claims_that_containers_have_are_read_in_one_of_several_visits(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -282,12 +351,12 @@ def test_claims_that_containers_have_are_read_in_one_of_several_visits(
             return sorted(found)
 
         with kubelet(root) as shown:
-            # Claim a as it was prepared; claim b with a device that it does not have; nothing of claim c.
+            # Claim a as prepared, claim b with a device that is not its own, and claim c without devices.
             shown.pods = [("pod-a", "a", SMALL), ("pod-b", "b", "gpu-3")]
             await reconciler.visit()
             assert sorted(reader.reads) == ["a", "b", "c"], "all are read after a start"
             assert await reads_of_visits() == [["a", "b", "c"], *[["b", "c"]] * (FULL_VISITS - 1)]
-            # A claim that is missing is read until it is dropped, whatever the kubelet shows.
+            # A missing claim is read until it is dropped, independent of the kubelet's answer.
             claims.remove(first)
             await reads_of_visits()
             clock.now += RECONCILE_SECONDS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The record of a claim changes while a call for it waits for the claim's device. The call then uses the changed record."""
+"""The record of a claim changes while a call for the claim waits for its device: the call uses the changed record."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from claim_steps import SMALL, SMALL_2, prepare, unprepare
-from dra_driver.claims.execute import Hands
+from dra_driver.claims.hardware_executor import HardwareExecutor
 from dra_driver.core.errors import BackendUnavailable
 from dra_driver.core.model import Fault
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep
 from dra_driver.supervisors.recovery import Recovery
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
 from machine_model import POOL, Claims, Node
 
 
@@ -30,9 +30,11 @@ class Restart:
         self.conditions = Conditions("claims")
         self.stages: list[str] = []
         self.boot_id = "boot-1"
-        #: The stages at whose completion an exception is raised, once for each entry.
+        #: The stages after which an exception is raised, once for each entry.
         self.defects: list[str] = []
         self.stops_at = ""
+        #: The faults of devices, by index, at the first scan.
+        self.faults: dict[int, Fault] = {}
         self.has_stopped, self.may_continue = threading.Event(), threading.Event()
 
     async def prepare_before(self, *devices: str) -> list[str]:
@@ -43,7 +45,7 @@ class Restart:
         for number, device in enumerate(devices):
             reference = self.claims.allocate(f"old-{number}", device)
             assert await prepare(node, reference) == ""
-            node.service.hands.remove_cdi(reference.uid)
+            node.service.hardware.remove_cdi(reference.uid)
             uids.append(reference.uid)
         node.close()
         return uids
@@ -52,6 +54,7 @@ class Restart:
     async def running(self) -> AsyncIterator[Node]:
         """Start the driver with its recovery, and stop both at the end."""
         node = Node(self.directory, self.claims, reached=self.reached, boot_id=self.boot_id)
+        node.backend.faults.update(self.faults)
         await node.look()
         recovery = Recovery(
             node.service,
@@ -103,8 +106,8 @@ def run(tmp_path: Path, scenario: Callable[[Restart], Awaitable[None]]) -> None:
 def test_exception_in_restore_does_not_undo_claim_prepared_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a claim is being prepared, the restore of another one fails and the supervisor restarts."""
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
+    """While a claim is prepared, the restore of another one fails and the supervisor restarts: the new claim stays prepared."""
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.05)
 
     async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
@@ -146,7 +149,7 @@ def test_exception_in_one_restore_leaves_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
 @pytest.mark.parametrize("state", ["deleted", "new UID", "deallocated", "exists", "no answer"])
 def test_claim_of_an_old_store_is_restored_only_if_it_may_exist(tmp_path: Path, boot_id: str, state: str) -> None:
-    """A copy of the store was put back after its claims had ended: the API server is asked before partitions are created."""
+    """A copy of the store was restored after its claims had ended: the API server is queried before partitions are created."""
 
     async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
@@ -176,23 +179,46 @@ def test_claim_of_an_old_store_is_restored_only_if_it_may_exist(tmp_path: Path, 
     run(tmp_path, scenario)
 
 
+def test_claim_of_an_old_store_that_has_ended_is_not_restored_when_its_device_recovers(tmp_path: Path) -> None:
+    async def scenario(restart: Restart) -> None:
+        (old,) = await restart.prepare_before(SMALL)
+        copy = (tmp_path / "state/state.db").read_bytes()
+        node = Node(tmp_path, restart.claims)
+        await node.start()
+        reference = node.store.claims[old].reference
+        assert await unprepare(node, reference) == ""
+        node.close()
+        (tmp_path / "state/state.db").write_bytes(copy)
+        restart.claims.remove(reference)
+        restart.faults[0] = Fault("unknown-error", "999")
+        async with restart.running() as node:
+            await until(lambda: restart.stages.count("recovery-step-done") == 1)
+            node.backend.faults.clear()
+            await node.look()
+            restart.scanned(node, 2.0)
+            await until(lambda: restart.stages.count("recovery-step-done") == 2)
+            assert node.partitions() == [] and not node.cdi_files()
+
+    run(tmp_path, scenario)
+
+
 def test_exception_before_the_first_served_claim_repeats_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.05)
 
     async def scenario(restart: Restart) -> None:
         (old,) = await restart.prepare_before(SMALL)
         async with restart.running() as node:
             failures = [RuntimeError("the directory cannot be listed")]
-            list_uids = Hands.invalid_cdi_uids
+            list_uids = HardwareExecutor.invalid_cdi_uids
 
-            def uids(hands: Hands) -> tuple[str, ...]:
+            def uids(hardware: HardwareExecutor) -> tuple[str, ...]:
                 if failures:
                     raise failures.pop()
-                return list_uids(hands)
+                return list_uids(hardware)
 
-            monkeypatch.setattr(Hands, "invalid_cdi_uids", uids)
+            monkeypatch.setattr(HardwareExecutor, "invalid_cdi_uids", uids)
             await until(lambda: old in node.cdi_files())
             assert not failures
 
@@ -204,7 +230,7 @@ def test_unexpected_error_of_a_recovered_device_does_not_block_claims(tmp_path: 
         (old,) = await restart.prepare_before(SMALL)
         async with restart.running() as node:
             await until(lambda: old in node.cdi_files())
-            # The partition of a claim that was unprepared with a fault of its device is still to be destroyed.
+            # A claim was unprepared during a fault of its device: the cleanup of its partition is pending.
             reference = node.store.claims[old].reference
             node.backend.faults[0] = Fault("unknown-error", "999")
             await node.look()

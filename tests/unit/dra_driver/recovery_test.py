@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Wherever the driver is killed, after its next start every claim is prepared or cleanly gone.
+"""Wherever the driver is killed, after its next start each claim is prepared or completely removed.
 
-Hypothesis drives a node with random operations, kills it at a random stage (the disk and the GPUs are what they were at
-that moment) or reboots it, starts it again and compares everything with everything.
+Hypothesis runs random operations on a node, kills it at a random stage (disk and GPUs keep their state of that moment)
+or reboots it, starts it again, and compares all state.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 from backend_model import ALL_DYNAMIC, DEFAULT_KNOBS, DRIVER, ModelGpus
+from dra_driver.claims.claim_settings import SETTING_KEY
 from dra_driver.claims.plan import PARTITIONING_KEY
 from dra_driver.claims.records import ClaimReference
-from dra_driver.claims.settings import SETTING_KEY
-from dra_driver.core.nvidia import mps
+from dra_driver.core.vendors.nvidia import mps
 from dra_driver.stages import PREPARE, UNPREPARE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ DEVICES = (
 )
 RULES = ({"match": {}, "mode": "dynamic", "passthrough": True},)
 CLAIMS = ("a", "b", "c")
-#: Partitions pass it by.
+#: Settings for whole devices. Partitions ignore them.
 SETTINGS = {
     "opaque": {
         "driver": DRIVER,
@@ -66,18 +66,18 @@ OF_FABRIC = {"fabric-activated", "fabric-deactivated"}
 
 
 def shared(kind: str) -> dict[str, Any]:
-    """Containers of the claim share its devices of one kind through MPS."""
+    """Return a configuration with which containers of a claim share its devices of one kind through MPS."""
     sharing = {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
     return {"opaque": {"driver": DRIVER, "parameters": parameters}}
 
 
-#: What each claim is configured with, by its name.
+#: The configuration of each claim, by its name.
 CONFIGURED = {"a": [SETTINGS], "b": [SETTINGS, shared("GpuConfig"), shared("MigDeviceConfig")], "c": []}
 
 
 def fitting(name: str, devices: Sequence[str]) -> list[dict[str, Any]]:
-    """What a claim with these devices is configured with: a configuration that fits none of them is refused."""
+    """Return the configurations for a claim with these devices. A configuration that fits none of them would be refused."""
     kinds = {"partition" if "-mig-" in each else "machine" if "-vfio-" in each else "whole" for each in devices}
     return [
         each
@@ -94,11 +94,11 @@ endings = st.tuples(st.sampled_from((*PREPARE, *UNPREPARE)), st.integers(1, 3), 
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Simulated end of the process."""
 
 
 class World:
-    """A node over several lives, and the claims of its cluster."""
+    """A node over several starts, and the claims of its cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,7 +122,7 @@ class World:
 
         def reached(stage: str) -> None:
             if frozen:
-                raise Killed  # nothing that this process still does has any effect on what lives on
+                raise Killed  # further actions of this process do not affect the next start
             if stage == "recording-prepared":
                 await_written(nodes[0])
             point.reached(stage)
@@ -166,7 +166,7 @@ class World:
 
 
 def await_written(node: Node) -> None:
-    """Wait until the store's thread has written what it was given: the record is there then, and no file."""
+    """Wait until the store's thread has written its changes: then the record exists, but no file."""
     deadline = time.monotonic() + 30
     while not node.store._queue.empty() or node.store._writing.locked():
         assert time.monotonic() < deadline
@@ -174,7 +174,7 @@ def await_written(node: Node) -> None:
 
 
 def check(node: Node) -> None:
-    """Everything agrees: store, CDI folder, partitions and modes."""
+    """Assert that store, CDI directory, partitions, and modes agree."""
     records = node.store.claims
     assert all(record.prepared for record in records.values())
     assert set(node.cdi_files()) == {record.uid for record in records.values() if record.devices}
@@ -228,7 +228,7 @@ def check(node: Node) -> None:
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.lists(operations, min_size=1, max_size=4), st.none() | endings), min_size=1, max_size=4))
 def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
-    # A kill is a copy of the files here, so that nothing depends on what a disk has kept; memory is faster.
+    # A kill is a copy of the files, so nothing depends on the durability of the disk. Memory is faster.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         world = World(Path(folder))
         for steps, ending in lives:
@@ -264,7 +264,7 @@ def test_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: b
 
 
 def test_static_partition_comes_back_with_the_layout(tmp_path: Path) -> None:
-    """After a reboot the layout makes the partition again, with another number; the claim finds it."""
+    """After a reboot the layout creates the partition again with another number: the claim uses it."""
     from dra_driver.core.model import Placement
 
     claims = Claims()
@@ -310,7 +310,7 @@ def test_static_partition_comes_back_with_the_layout(tmp_path: Path) -> None:
 
 
 def test_remains_without_a_handle_are_replaced(tmp_path: Path) -> None:
-    """Killed between GPU instance and compute instance while restoring: the remains are destroyed, then made anew."""
+    """The driver was killed between GPU instance and compute instance during a restore: the remains are destroyed and created again."""
     claims = Claims()
 
     async def scenario() -> None:
@@ -340,7 +340,7 @@ def test_start_hook_without_environment_rewrites_the_cdi_file(tmp_path: Path, de
     def without_environment(node: Node, uid: str) -> None:
         document = node.cdi(uid)
         document["containerEdits"]["hooks"] = [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook"}]
-        node.system.write_atomic(node.service.hands.cdi_path(uid), json.dumps(document).encode(), mode=0o644)
+        node.system.write_atomic(node.service.hardware.cdi_path(uid), json.dumps(document).encode(), mode=0o644)
 
     async def live(reference: ClaimReference | None) -> ClaimReference:
         node = Node(tmp_path, claims, rules=RULES)
@@ -355,7 +355,7 @@ def test_start_hook_without_environment_rewrites_the_cdi_file(tmp_path: Path, de
                 await node.service.restore(uid)
             hooks = node.cdi(reference.uid).get("containerEdits", {}).get("hooks", [])
             assert all(hook.get("env") for hook in hooks)
-            assert node.service.hands.invalid_cdi_uids() == ()
+            assert node.service.hardware.invalid_cdi_uids() == ()
             assert node.store.claims[reference.uid].prepared
             return reference
         finally:

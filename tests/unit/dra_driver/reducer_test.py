@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The publisher's decisions against a small model of the API server, with a clock of their own and others about."""
+"""Compare the publisher's decisions with a small model of the API server, with a simulated clock and other writers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 
 import board_model
 import pytest
+from dra_driver.core.dra.resource_slices import SliceWrite
 from dra_driver.core.model import Taint
-from dra_driver.core.nvidia import offers
-from dra_driver.core.shares import shared
-from dra_driver.core.slices import SliceWrite
-from dra_driver.publish import reducer
-from dra_driver.publish.fit import COUNTERS, SHARES, TAINTS, Content, fit
-from dra_driver.publish.reducer import Decision, Identity, Pace, State
+from dra_driver.core.vendors.nvidia import offers
+from dra_driver.publish import publish_plan
+from dra_driver.publish.api_compatibility import COUNTERS, TAINTS, Content, fit
+from dra_driver.publish.publish_plan import Decision, Identity, Pace, State
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,13 +27,13 @@ LOST = (Taint("gpu.nvidia.com/gpu-lost", "NoSchedule"),)
 
 
 def content(*boards: str, dynamic: bool = True, ill: int | None = None) -> Content:
-    """A pool's content; ``ill`` is the board whose devices are tainted."""
+    """Return the content of a pool. ``ill`` is the index of the board with tainted devices."""
     devices = [board_model.device(board, index) for index, board in enumerate(boards)]
     found = [
         replace(offer, taints=LOST) if index == ill else offer
         for index, device in enumerate(devices)
         for number, offer in enumerate(offers.offers(device, dynamic))
-        if number % 8 == 0 or offer.kind == "device"  # a few of 26 will do, and quicker
+        if number % 8 == 0 or offer.kind == "device"  # a part of the 26 offers is enough, and faster
     ]
     return Content(tuple(found), tuple(offers.counter_set(device) for device in devices if dynamic))
 
@@ -57,7 +56,7 @@ class Failure(Exception):
 
 @dataclass
 class ServerModel:
-    """Slices, conflicts, gates, a policy on removals, and trouble from a time on."""
+    """A model of ResourceSlices with conflicts, feature gates, a removal policy, and failures from a given time on."""
 
     drops: frozenset[str] = frozenset()
     slices: dict[str, Any] = field(default_factory=dict)
@@ -129,7 +128,7 @@ class ServerModel:
         }
 
     def complete(self) -> bool:
-        """Whether the scheduler would look at the pool: it passes over one that lacks slices of the newest generation."""
+        """Return whether the scheduler would use the pool: it skips a pool that lacks slices of the newest generation."""
         newest = max((item["spec"]["pool"]["generation"] for item in self.own()), default=0)
         pools = [item["spec"]["pool"] for item in self.own() if item["spec"]["pool"]["generation"] == newest]
         return bool(pools) and all(pool["resourceSliceCount"] == len(pools) for pool in pools)
@@ -139,46 +138,51 @@ class ServerModel:
 
 
 class World:
-    """The executor's part, in no time: what the reducer decides is done, and what happened is told to it."""
+    """The executor without delays: it executes the reducer's decisions and reports the results to it."""
 
     def __init__(self, server: ServerModel, *, asks: bool = True) -> None:
         self.server = server
         self.asks = asks
         self.now = 0.0
-        self.state = reducer.listed(State(), copy.deepcopy(list(server.slices.values())), 0.0)
+        self.state = publish_plan.listed(State(), copy.deepcopy(list(server.slices.values())), 0.0)
         self.batches: list[tuple[float, Decision]] = []
         self.refusals: list[float] = []
+        #: Requests to the API server.
+        self.requests = 0
         self.history: list[dict[str, Any]] = []
 
     def want(self, wanted: Content) -> None:
-        self.state = reducer.wanted(self.state, wanted)
+        self.state = publish_plan.wanted(self.state, wanted)
 
     def watch(self) -> None:
         for kind, item in self.server.events:
-            self.state = reducer.seen(self.state, kind, item, self.now)
+            self.state = publish_plan.seen(self.state, kind, item, self.now)
         self.server.events.clear()
 
     def act(self, decision: Decision) -> None:
         try:
             self.server.answer(self.now)
+            self.requests += 1
             if decision.ask_server:
+                self.requests += 1  # the version, and the dry run
                 assert self.state.content is not None
-                sent = reducer.probe(IDENTITY, self.state.content, "separate", self.state.owner)
+                sent = publish_plan.probe(IDENTITY, self.state.content, "separate", self.state.owner)
                 answer = self.server.curtailed(sent) if sent and self.asks else None
-                self.state = reducer.asked(self.state, (1, 37), sent, answer)
+                self.state = publish_plan.asked(self.state, (1, 37), sent, answer)
             elif decision.ask_owner:
-                self.state = reducer.owned(self.state, OWNER)
+                self.state = publish_plan.owned(self.state, OWNER)
             else:
                 self.batches.append((self.now, decision))
                 self.carry_out(decision)
         except Failure as failure:
             if failure.status == 429:
                 self.refusals.append(self.now)
-            self.state = reducer.failed(
+            self.state = publish_plan.failed(
                 self.state, PACE, self.now, status=failure.status, retry_after=failure.retry_after
             )
-            if failure.status in reducer.OUTDATED:
-                self.state = reducer.listed(self.state, copy.deepcopy(list(self.server.slices.values())), self.now)
+            if decision.writes and publish_plan.needs_list(self.state):
+                self.requests += 1
+                self.state = publish_plan.listed(self.state, copy.deepcopy(list(self.server.slices.values())), self.now)
 
     def carry_out(self, decision: Decision) -> None:
         before = self.state.server
@@ -187,26 +191,26 @@ class World:
                 answer = self.server.write(write, self.now)
             except Failure as failure:
                 if decision.leftover and failure.status == 403:
-                    self.state = reducer.refused(self.state, PACE, write.name, self.now)
+                    self.state = publish_plan.refused(self.state, PACE, write.name, self.now)
                     continue
                 raise
-            self.state = reducer.answered(self.state, write, answer)
+            self.state = publish_plan.answered(self.state, write, answer)
             if self.server.complete():
                 self.history.append(copy.deepcopy(self.server.devices()))
             if self.state.server != before:
                 return
-        self.state = reducer.written(self.state, PACE, decision, self.now)
+        self.state = publish_plan.written(self.state, PACE, decision, self.now)
 
     def go_on(self, until: float, *, seen_after: float = 0.0) -> None:
-        """Let time pass; the watch tells of changes at the end of each wait, or ``seen_after`` seconds."""
+        """Advance the time until ``until``. The watch reports changes at the end of each wait, or after ``seen_after`` seconds."""
         for _round in range(2000):
-            decision = reducer.decide(IDENTITY, PACE, self.state, self.now)
+            decision = publish_plan.decide(IDENTITY, PACE, self.state, self.now)
             if decision.ask_server or decision.ask_owner or decision.writes:
                 self.act(decision)
                 self.watch()
                 continue
             if decision.current:
-                self.state = reducer.settled(self.state, decision)
+                self.state = publish_plan.settled(self.state, decision)
             if decision.wake_at is None or decision.wake_at > until:
                 self.now = until
                 self.watch()
@@ -251,7 +255,7 @@ def happen(world: World, what: str, number: int) -> None:
     elif what == "want":
         world.want(CONTENTS[number])
     elif what == "interrupt":
-        world.state = reducer.interrupted(world.state)
+        world.state = publish_plan.interrupted(world.state)
 
 
 @given(
@@ -269,12 +273,12 @@ def test_the_pool_becomes_what_is_wanted_and_rests(
         happen(world, what, number)
         world.watch()
     throttled = world.server.throttled_until
-    # Somebody who waits for everything to end waits no longer than this.
+    # A caller that waits for all changes waits no longer than this.
     world.go_on(max(world.now, world.server.away_until, throttled) + PACE.retry_limit + PACE.settle_limit + 5)
     wanted = world.state.content
     assert wanted is not None
     assert set(world.server.devices()) == expected(wanted, world.server.drops)
-    assert reducer.decide(IDENTITY, PACE, world.state, world.now).current
+    assert publish_plan.decide(IDENTITY, PACE, world.state, world.now).current
     done = len(world.batches)
     world.go_on(world.now + 3600)
     assert len(world.batches) == done, "nothing is written at rest"
@@ -315,7 +319,7 @@ def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, wha
         world.go_on(world.now + every)
         happen(world, what, 0)
         world.watch()
-    # 1, 2, 4, 8, 16 and then 30 seconds each; what never settles is answered all the same.
+    # Waits of 1, 2, 4, 8, 16, and then 30 seconds. Content that keeps changing is published nevertheless.
     assert 9 <= len(world.batches) <= 14
 
 
@@ -366,7 +370,7 @@ def test_a_server_that_learns_is_believed() -> None:
     world.go_on(5)
     assert set(world.server.devices()) == {"gpu-0"}
     world.server.drops = frozenset()
-    world.state = reducer.interrupted(world.state)
+    world.state = publish_plan.interrupted(world.state)
     world.go_on(10)
     assert set(world.server.devices()) == {offer.name for offer in CONTENTS[4].offers}
 
@@ -383,7 +387,7 @@ def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> Non
     world.go_on(5)
     assert set(server.devices()) == {"gpu-0"}
     assert ("old-slice" in server.slices) != allowed
-    assert reducer.decide(IDENTITY, PACE, world.state, world.now).current
+    assert publish_plan.decide(IDENTITY, PACE, world.state, world.now).current
     world.want(CONTENTS[2])
     world.go_on(6)
     assert set(server.devices()) == {"gpu-0", "gpu-1"}
@@ -394,11 +398,39 @@ def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> Non
     assert "old-slice" not in server.slices
 
 
+@pytest.mark.parametrize("status", [404, 409, 403, 422, 503])
+def test_failed_writes_refused_always_wait_longer_each_time(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(ServerModel())
+    world.requests = 3  # the versions of the API, the list, and the watch
+
+    def refuse(*_arguments: Any) -> None:
+        raise Failure(status)
+
+    monkeypatch.setattr(world.server, "write", refuse)
+    world.want(CONTENTS[3])
+    world.go_on(8)
+    assert world.requests <= 15
+    before = world.requests
+    world.go_on(600)
+    assert world.requests - before <= 60
+    # Another program changes the slices: the next attempt is not delayed.
+    assert publish_plan.decide(IDENTITY, PACE, world.state, world.now).writes == ()
+    changed = {"metadata": {"name": "other", "uid": "o", "resourceVersion": "1"}, "spec": {"pool": {"name": "n"}}}
+    assert publish_plan.listed(world.state, [changed], world.now).not_before < world.now
+    assert publish_plan.listed(world.state, [], world.now).not_before > world.now
+
+
+def test_failed_jitter_shortens_the_pause_and_not_the_retry_after() -> None:
+    assert publish_plan.failed(State(), PACE, 100.0).not_before == 100.0 + PACE.retry
+    found = publish_plan.failed(State(), PACE, 100.0, retry_after=5.0, jitter=0.5)
+    assert (found.not_before, found.told) == (100.0 + PACE.retry * 0.5, 105.0)
+
+
 def test_decide_unacceptable_content_is_a_problem_without_a_retry_loop() -> None:
     identity = replace(IDENTITY, pool="Not a pool")
-    state = reducer.listed(reducer.wanted(State(), CONTENTS[1]), (), 0.0)
-    state = reducer.asked(state, (1, 36), None, None)
-    decision = reducer.decide(identity, PACE, state, 1.0)
+    state = publish_plan.listed(publish_plan.wanted(State(), CONTENTS[1]), (), 0.0)
+    state = publish_plan.asked(state, (1, 36), None, None)
+    decision = publish_plan.decide(identity, PACE, state, 1.0)
     assert "Pool name" in decision.problem
     assert (decision.wake_at, decision.writes) == (None, ())
 
@@ -420,7 +452,7 @@ def test_decide_one_invalid_device_publishes_all_others(change: dict[str, Any], 
     world.want(Content((first, replace(second, **change))))
     world.go_on(100)
     assert set(world.server.devices()) == {"gpu-0"}
-    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
+    decision = publish_plan.decide(IDENTITY, PACE, world.state, world.now)
     assert decision.current and decision.problem == ""
     (withheld,) = decision.withheld
     assert word in withheld.describe() and (change.get("name") or "gpu-1") in withheld.describe()
@@ -434,7 +466,7 @@ def test_decide_invalid_counter_set_withholds_its_devices_only() -> None:
     world.go_on(100)
     of_first = {offer.name for offer in offered if offer.counter_set == valid.name}
     assert set(world.server.devices()) == of_first
-    decision = reducer.decide(IDENTITY, PACE, world.state, world.now)
+    decision = publish_plan.decide(IDENTITY, PACE, world.state, world.now)
     assert all("is not a DNS label" in each.describe() for each in decision.withheld)
 
 
@@ -453,62 +485,38 @@ def test_decide_invalid_attributes_are_shortened_or_left_out_and_all_devices_pub
     name = attributes["productName"]["string"]
     assert LONG_NAME.startswith(name) and 60 < len(name.encode()) <= 64
     assert "no name" not in attributes and len(attributes) + len(devices["gpu-1"]["capacity"]) == 32
-    (told,) = reducer.decide(IDENTITY, PACE, world.state, world.now).withheld
+    (told,) = publish_plan.decide(IDENTITY, PACE, world.state, world.now).withheld
     assert "productName is shortened to 64 bytes" in told.describe() and "'no name' is left out" in told.describe()
 
 
 def test_probe_of_content_with_an_invalid_device_is_of_a_valid_one() -> None:
     bad, good = content("h100-80", "h100-80").offers[:2]
     wanted = Content((replace(bad, name="Not a label"), good), content("h100-80").counter_sets)
-    sent = reducer.probe(IDENTITY, wanted, reducer.layout_of((1, 36)), OWNER)
+    sent = publish_plan.probe(IDENTITY, wanted, publish_plan.layout_of((1, 36)), OWNER)
     assert sent is not None and [each["name"] for each in sent["spec"]["devices"]] == [good.name]
 
 
-def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_dropped() -> None:
-    plain = content("l4")
-    wanted = Content(tuple(shared(offer, 4, dict(offer.capacities)) for offer in plain.offers))
-    kept, (told,) = fit(wanted, {SHARES})
-    assert [(offer.name, dict(offer.policies), "shares" in offer.capacities) for offer in kept.offers] == [
-        (offer.name, {}, False) for offer in plain.offers
-    ]
-    assert "are given to one at a time" in told.describe() and "DRAConsumableCapacity" in told.describe()
-    assert fit(wanted, set()) == (wanted, ())
+def test_probe_before_kubernetes_1_35_has_counters_that_one_slice_takes() -> None:
+    """The API server accepts 32 counters per slice with devices. The counters of several GPUs would make it reject the probe."""
+    wanted = content("h100-80", "h100-80", "h100-80", ill=1)
+    last = {offer.name: replace(offer, prepared_before_binding=True) for offer in wanted.offers[-1:]}
+    wanted = replace(wanted, offers=tuple(last.get(offer.name, offer) for offer in wanted.offers))
+    sent = publish_plan.probe(IDENTITY, wanted, publish_plan.layout_of((1, 34)), OWNER)
+    assert sent is not None and len(sent["spec"]["devices"]) == 3
+    assert sum(len(each["counters"]) for each in sent["spec"]["sharedCounters"]) <= 32
+    for feature in ("taints", "consumesCounters", "bindingConditions"):
+        assert any(device.get(feature) for device in sent["spec"]["devices"])
 
 
-def test_withheld_devices_are_named_with_the_gate() -> None:
-    kept, withheld = fit(content("h100-80", "l4", ill=1), {TAINTS, COUNTERS})
-    assert [offer.name for offer in kept.offers] == ["gpu-0"]
-    assert not kept.counter_sets
-    assert not kept.offers[0].consumes
-    taints, counters = withheld
-    assert "DRADeviceTaints" in taints.describe()
-    assert "gpu-1" in taints.describe()
-    assert "DRAPartitionableDevices" in counters.describe()
-    assert "4 devices are withheld" in counters.describe()
-
-
-def test_partitions_that_exist_stay_where_counters_are_dropped() -> None:
-    """Beside an administrator's partition no whole GPU is offered; what can be made is, as far as it fits together."""
-    device = board_model.device("h100-80", 0, places=((9, 4),))
-    wanted = Content(offers.offers(device, True), (offers.counter_set(device, ()),))
-    assert not any(offer.kind == "device" for offer in wanted.offers)
-    kept, _withheld = fit(wanted, {COUNTERS})
-    placements = [offer.placement for offer in kept.offers if offer.placement is not None]
-    assert [offer.name for offer in kept.offers if offer.partition_uuid]
-    assert sum(placement.size for placement in placements) > 4
-    assert not any(one.overlaps(other) for one in placements for other in placements if one is not other)
-
-
-def test_a_device_with_an_informative_taint_alone_is_published_without_it() -> None:
-    ill = replace(CONTENTS[1].offers[0], taints=(Taint("gpu.nvidia.com/degraded", "None"),))
-    kept, withheld = fit(Content((ill,)), {TAINTS})
-    assert kept.offers[0].taints == ()
-    assert not withheld
-
-
-def test_taints_without_an_effect_are_left_out_before_kubernetes_1_35() -> None:
-    taints = (Taint("gpu.nvidia.com/error", "None"), Taint("gpu.nvidia.com/degraded", "NoSchedule"))
-    ill = replace(CONTENTS[1].offers[0], taints=taints)
-    for version, kept_taints in {(1, 34): taints[1:], (1, 35): taints}.items():
-        kept, withheld = fit(Content((ill,)), frozenset(), reducer.layout_of(version))
-        assert kept.offers[0].taints == kept_taints and not withheld
+def test_decide_watch_opens_at_another_server_reads_its_features() -> None:
+    """The server is replaced between the query and the next watch, so that no watch ends at the replacement: its features are read again."""
+    world = World(ServerModel(drops=frozenset({COUNTERS})))
+    wanted = content("h100-80")
+    world.want(wanted)
+    world.go_on(10)
+    assert set(world.server.devices()) == {"gpu-0"}
+    world.server.drops = frozenset()
+    world.state = publish_plan.watch_opened(world.state, world.now + 5)
+    world.state = publish_plan.watch_opened(world.state, world.now + 500)
+    world.go_on(world.now + 20)
+    assert set(world.server.devices()) == {offer.name for offer in wanted.offers}

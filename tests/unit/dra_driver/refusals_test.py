@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a device refuses although the counters allow it: other ways are tried, and what follows for others."""
+"""A device refuses a partition that its counters allow: the driver tries alternatives and taints similar offers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.plan import plan_restore
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.refusals import FIRST_SECONDS, LONGEST_SECONDS, REFUSED, Refusals, clearance
-from dra_driver.core.ascend.offers import counter_set, offers
+from dra_driver.core.dra.device_json import FAILED_CONDITION
 from dra_driver.core.errors import DoesNotFit, InUse
 from dra_driver.core.model import Device, Offer, Partition, Process
-from dra_driver.core.published_form import FAILED_CONDITION
+from dra_driver.core.vendors.ascend.offers import counter_set, offers
 from health_keeper_test import reasons, taints
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ NO_ROOM = "There is no room on the board, in words of its own"
 
 
 class Clock:
-    """A clock that a test turns."""
+    """A clock that a test can set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -51,7 +51,7 @@ def tainted(refusals: Refusals, device: Device, published: Iterable[Offer]) -> s
     return {offer.name for offer in found if offer.taints}
 
 
-# ---------------------------------------------------------------------- what is kept from new claims
+# ---------------------------------------------------------------------- offers that are closed to new claims
 
 
 @given(st.sampled_from(sorted(model.CHIPS)), st.data())
@@ -66,12 +66,12 @@ def test_what_takes_no_less_of_anything_is_kept_back_and_nothing_else(kind: str,
     assert refused.name in found
     total = counter_set(device).counters
     for offer in published:
-        # Where it would fit beside less than what was refused it may still be made.
+        # It may still be created where it fits next to less than the refused partition.
         rest = {name: total[name] - amount for name, amount in offer.consumes.items()}
         is_larger = offer.dynamic and all(offer.consumes.get(name, 0) >= n for name, n in refused.consumes.items())
         assert (offer.name in found) == is_larger, (refused.name, offer.name, rest)
     assert not any(offer.kind == "device" and offer.name in found for offer in published)
-    # What was made there disproves it.
+    # A created partition disproves the refusal.
     refusals.made(refused)
     assert tainted(refusals, device, published) == set()
 
@@ -88,7 +88,7 @@ def test_it_ends_when_something_has_gone_or_after_a_while_that_grows() -> None:
     refusals = Refusals(clock)
     assert refusals.note(refused, before) == FIRST_SECONDS
     assert "npu-0-vir01-4" in tainted(refusals, before, offers(before, True))
-    # Asked for again meanwhile it is kept back from then on, no longer than the first time.
+    # A repeated refusal renews the taint, with the same duration as the first one.
     clock.now += FIRST_SECONDS - 1
     assert refusals.note(refused, before) == FIRST_SECONDS
     clock.now += FIRST_SECONDS - 1
@@ -100,7 +100,7 @@ def test_it_ends_when_something_has_gone_or_after_a_while_that_grows() -> None:
         waited.append(refusals.note(refused, before))
         clock.now += waited[-1]
     assert waited == [120.0, 240.0, 480.0, LONGEST_SECONDS, LONGEST_SECONDS, LONGEST_SECONDS]
-    # What comes changes nothing, what goes does; then it begins anew.
+    # A new partition changes nothing. A deleted partition ends the refusal, and the backoff restarts.
     refusals.note(refused, before)
     profile = next(each for each in model.profiles("310P") if each.name == "vir01")
     more = model.device("310P", [*vir02, model.partition("310P", "vir01", profile.placements[6])])
@@ -110,7 +110,7 @@ def test_it_ends_when_something_has_gone_or_after_a_while_that_grows() -> None:
     assert refusals.note(refused, empty) == FIRST_SECONDS
 
 
-# ---------------------------------------------------------------------- what can be cleared
+# ---------------------------------------------------------------------- partitions that can be cleared
 
 
 def record(uid: str, *held: Partition, prepared: bool = True, created: bool = True) -> ClaimRecord:
@@ -135,7 +135,7 @@ def record(uid: str, *held: Partition, prepared: bool = True, created: bool = Tr
 
 @given(st.data())
 def test_only_what_is_the_driver_s_own_and_idle_is_cleared(data: st.DataObject) -> None:
-    """Whatever is on the chip: nothing of others, nothing in use and nothing that a kubelet has asked for is ever touched."""
+    """Clearing destroys only the driver's own idle partitions that no kubelet has requested."""
     (profile,) = [each for each in model.profiles("310P") if each.name == "vir01"]
     partitions, records, waiting, allowed = [], [], set(), set()
     for place in profile.placements[: data.draw(st.integers(0, 7))]:
@@ -158,7 +158,7 @@ def test_only_what_is_the_driver_s_own_and_idle_is_cleared(data: st.DataObject) 
     moved = {key for each in found.movable for held in each.devices for key in [held.key]}
     assert {each.partition for each in found.destructions} == moved
     assert bool(found) == bool(allowed)
-    # Of a device whose lock is not held nothing is.
+    # Without the device's lock nothing is cleared.
     assert not clearance({}, device.uuid, records, waiting)
 
 
@@ -196,7 +196,7 @@ def test_claims_that_wait_for_their_pods_make_room_and_have_theirs_again(tmp_pat
         assert record.prepared and record.devices[0].instance_id == made[1]
         assert record.devices[0].partition_uuid in str(node.cdi(waiting.uid))
         assert waiting.uid not in node.service.suspect
-        # The kubelet asks at last: from now on it stays where it is.
+        # The kubelet requests the claim: from now on its partition keeps its place.
         assert await prepare(node, waiting) == ""
         other = claims.allocate("other", LARGE)
         refusing(node, 1)
@@ -245,8 +245,8 @@ def test_a_claim_that_cannot_be_brought_back_is_told_of_and_prepared_when_it_is_
 def test_what_was_left_over_goes(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         left, wanted = claims.allocate("left", NEXT), claims.allocate("wanted", SMALL)
-        # It is made, its file is not, and it cannot be taken back at that moment.
-        real = node.service.hands.write_cdi
+        # The partition is created, its CDI file is not, and the rollback fails.
+        real = node.service.hardware.write_cdi
 
         def failing(*_arguments: Any, **_options: Any) -> None:
             gpu = node.gpus.devices()[0]
@@ -254,9 +254,9 @@ def test_what_was_left_over_goes(tmp_path: Path) -> None:
             assert len(gpu.partitions) == 1
             raise OSError("no file")
 
-        object.__setattr__(node.service.hands, "write_cdi", failing)
+        object.__setattr__(node.service.hardware, "write_cdi", failing)
         assert "no file" in await prepare(node, left)
-        object.__setattr__(node.service.hands, "write_cdi", real)
+        object.__setattr__(node.service.hardware, "write_cdi", real)
         (remains,) = node.gpus.devices()[0].partitions
         assert remains.placement.start == 1 and not node.store.claims[left.uid].prepared
         refusing(node, 1)
@@ -280,12 +280,12 @@ def test_a_restart_in_between_finds_the_waiting_claim_s_partition_missing_and_ma
     run(tmp_path, scenario)
 
 
-# ---------------------------------------------------------------------- what the cluster sees
+# ---------------------------------------------------------------------- status in the cluster
 
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.RETRY_FIRST", 0.05)
     monkeypatch.setattr("dra_driver.publish.publisher.SETTLE_SECONDS", 0.05)
     return tmp_path_factory.mktemp("r")
@@ -322,6 +322,7 @@ def test_a_pod_that_is_not_bound_yet_goes_elsewhere_at_once(short: Path) -> None
 
     async def scenario(scene: Scene) -> None:
         scene.settings = AHEAD
+        scene.api.act_as_controller()
         await scene.api.start()
         await scene.start()
         await scene.until(scene.devices)

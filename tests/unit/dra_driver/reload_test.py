@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A driver takes over another configuration while it runs: no socket goes, no call fails, nothing else is begun anew."""
+"""A running driver applies a new configuration: sockets stay, no call fails, and nothing else restarts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WHOLE = [{"match": {"index": 1}, "mode": "whole"}, {"match": {}, "mode": "dynami
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.05)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.1)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.05)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.1)
     return tmp_path_factory.mktemp("r")
 
 
 @contextlib.asynccontextmanager
 async def reloading(scene: Scene) -> AsyncIterator[Path]:
-    """A driver that runs by a file, and is told of changes as by the node's process; yields the file."""
+    """Start a driver with a configuration file and reloads as in the node's process. Yields the file."""
     path = scene.folder / "driver.yaml"
     document = {
         "node_name": "node-1",

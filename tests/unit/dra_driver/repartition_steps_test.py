@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node driver tells the steps of a repartitioning: each once, also when it is started anew, and what nobody has ended."""
+"""The node driver reports the steps of a repartitioning: each step once, also after a restart, and an operation without an end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import board_model
-from dra_driver.core import repartition_record as records
-from dra_driver.core import repartition_steps as steps
-from dra_driver.core.repartition_record import Moment, Record, Watch
-from dra_driver.core.repartition_steps import Taken
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.repartition import progress as steps
+from dra_driver.core.repartition import record as records
+from dra_driver.core.repartition.progress import StartedStep
+from dra_driver.core.repartition.record import Moment, Record, Watch
+from dra_driver.supervisors.driver_state import Shared
 from dra_driver.supervisors.repartitioning import OLDEST_SECONDS, WORDS, StepTeller, name_of
-from dra_driver.supervisors.shared import Shared
 
 GPU = board_model.device("h100-80")
 NOW = 1_000_000.0
 
 
 class Scene:
-    """A teller, and what the API server has of it by name."""
+    """A step reporter, and its Events in the API server by name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now, self.room = folder, NOW, 100
@@ -29,13 +29,13 @@ class Scene:
         self.start()
 
     def start(self) -> None:
-        """Another process."""
+        """Start another process."""
         self.teller = StepTeller(
             driver="gpu.nvidia.com",
             node="node-1",
             directory=str(self.folder),
             repartition=Watch(str(self.folder), lambda: Moment("boot", self.now, self.now)),
-            told=Shared(frozenset[Taken]()),
+            told=Shared(frozenset[StartedStep]()),
             devices=lambda: {GPU.uuid: GPU},
             teller=self,
             counts=self,
@@ -54,7 +54,7 @@ class Scene:
 
     def take(self, step: str, reason: str = "") -> None:
         self.now += 1
-        steps.add(System(), str(self.folder), Taken(self.now, "replan-1", (GPU.uuid,), step, reason))
+        steps.add(System(), str(self.folder), StartedStep(self.now, "replan-1", (GPU.uuid,), step, reason))
         self.teller.look()
 
     @property
@@ -71,7 +71,7 @@ def test_each_step_is_told_once(tmp_path: Path) -> None:
     assert scene.counted == [records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED]
     for _reason, message, warning in scene.events.values():
         assert message.startswith(f"{GPU.describe()}: operation replan-1: ") and not warning
-    # A new process tells them again, of which the API server takes none.
+    # A new process reports them again, but the API server accepts none of them.
     scene.now += 1
     scene.start()
     scene.teller.look()
@@ -128,11 +128,11 @@ def test_an_operation_that_nobody_ends_is_told_once(tmp_path: Path) -> None:
 
 def test_names_are_those_of_objects_and_of_one_step_each() -> None:
     long = "n" * 190 + ".example-of-a-long-name.example.com"
-    first = Taken(1.0, "a", (), records.DRAINING)
+    first = StartedStep(1.0, "a", (), records.DRAINING)
     names = {
         name_of(long, driver, each)
         for driver in ("gpu.nvidia.com", "npu.huawei.com")
-        for each in (first, Taken(2.0, "a", (), records.DRAINING), Taken(1.0, "a", (), records.APPLYING))
+        for each in (first, StartedStep(2.0, "a", (), records.DRAINING), StartedStep(1.0, "a", (), records.APPLYING))
     }
     assert len(names) == 6 and all(len(each) <= 253 and not each.startswith(".") for each in names)
     assert set(WORDS) == {*steps.STEPS, steps.ABANDONED}

@@ -53,8 +53,14 @@ def test_run_without_a_module_explains_its_use(planted: Path) -> None:
     assert done.returncode == 1 and "usage: python -I run.py MODULE" in done.stderr
 
 
+def test_unit_of_an_earlier_release_starts_the_moved_dcmi_helper(planted: Path) -> None:
+    """``current`` names the new release before the role writes the new unit. In between, systemd can restart the helper."""
+    done = run(planted, "dra_driver.core.ascend.helper_server", "--help")
+    assert done.returncode == 0 and "--concurrency" in done.stdout, done.stderr
+
+
 def test_running_process_imports_from_the_release_that_it_was_started_from(tmp_path: Path) -> None:
-    """The role switches the link ``current`` before it restarts the process, which imports some modules late."""
+    """The role switches the link ``current`` before it restarts the process: late imports come from the release of the start."""
     for name in ("old", "new"):
         package = tmp_path / name / "dra_driver"
         package.mkdir(parents=True)

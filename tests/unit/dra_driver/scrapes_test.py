@@ -21,15 +21,15 @@ from cryptography.x509.oid import NameOID
 from dra_driver import scrapes
 from dra_driver.api.client import ApiClient
 from dra_driver.config import InvalidConfiguration, parse
+from dra_driver.controller.controller_config import parse as parse_controller
+from dra_driver.controller.controller_metrics import Measurements
 from dra_driver.controller.daemon import Webhook
-from dra_driver.controller.measurements import Measurements
-from dra_driver.controller.settings import parse as parse_controller
-from dra_driver.controller.web import status_application
+from dra_driver.controller.health_server import status_application
 from object_server import kubeconfig
 
 
 class Reviews:
-    """An API server that knows tokens NAME.AUDIENCE and allows the user "prometheus" to get /metrics."""
+    """An API server that knows tokens NAME.AUDIENCE and permits the user "prometheus" to get /metrics."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -130,7 +130,7 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
 
         try:
             await asyncio.sleep(0.2)
-            with pytest.raises(ClientError):  # no certificate yet: nothing is served, in clear text neither
+            with pytest.raises(ClientError):  # no certificate yet: nothing is served, not even in clear text
                 await get()
             write_certificate(tmp_path, "first")
             assert await eventually(lambda: served_name(port)) == "first"
@@ -143,7 +143,7 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
             assert await get("prometheus.dra-accelerators-metrics") == (200, "up 1\n")
             asked = len(reviews.asked)
             assert await get("prometheus.dra-accelerators-metrics") == (200, "up 1\n")
-            assert len(reviews.asked) == asked  # for a minute
+            assert len(reviews.asked) == asked  # the review is cached
             assert (await get("prometheus.dra-accelerators-metrics", "/other"))[0] == 404
             (tmp_path / "tls.crt").write_text("rubbish")
             await asyncio.sleep(0.2)
@@ -170,12 +170,12 @@ def test_metrics_tls_and_authorization(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_metrics_readers_are_reviewed_every_five_minutes(tmp_path: Path) -> None:
-    """Each node asks the API server about each scraper: at 5,000 nodes one minute would be 167 requests per second."""
+    """Each node sends a review for each scraper: at 5,000 nodes an interval of 1 min would be 167 requests per second."""
     assert scrapes.metrics_readers(ApiClient(str(tmp_path), user_agent="test"))._kept == 300
 
 
 def test_controller_serves_metrics_only_at_the_webhook_port(tmp_path: Path) -> None:
-    """It has a certificate there. The address of the status has no TLS."""
+    """The controller serves metrics at the webhook port, which has a certificate. The address of the status has no TLS."""
     webhook = {"address": "127.0.0.1:1", "names": ["n"]}
     for settings, expected in (({**webhook, "metrics": True}, True), (webhook, False)):
         chosen = parse_controller({"name": "n", "kubeconfig": str(tmp_path / "kubeconfig"), "webhook": settings})

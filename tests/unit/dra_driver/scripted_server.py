@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A server of sockets that does with each connection what a script says, byte by byte: what no server of HTTP would."""
+"""A socket server with a script for each connection, byte by byte, for answers that no HTTP server sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
-#: What a server does with one connection: it is given the requests' heads one after the other, and sends.
+#: The actions of a server on one connection: it gets the requests one after the other, and sends bytes.
 Script = Callable[["Peer"], Awaitable[None]]
 
 
@@ -19,7 +19,7 @@ class Peer:
         self._server, self._reader, self._writer = server, reader, writer
 
     async def request(self) -> str:
-        """The next request, head and body; "" where none comes any more."""
+        """Return the next request with head and body, or "" after the last one."""
         try:
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -39,7 +39,7 @@ class Peer:
 
 
 class Server:
-    """Has a script for each connection; the last one for all others as well."""
+    """A server with a script for each connection. The last script is also for all later ones."""
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
@@ -68,7 +68,7 @@ class Server:
 
 
 def answering(*pieces: bytes) -> Script:
-    """Answers every request so."""
+    """Return a script that answers each request with these bytes."""
 
     async def script(peer: Peer) -> None:
         while await peer.request():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What fails on the way of a claim leaves nothing behind, is undone later where it could not be at once, and is told with what to do."""
+"""Failures of claims leave nothing behind, are undone later if necessary, and are reported with a remedy."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def test_failing_hardware_leaves_nothing_behind(tmp_path: Path, method: str) -> 
 def test_claim_that_could_not_be_undone_is_undone_later(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        real = node.service.hands.write_cdi
+        real = node.service.hardware.write_cdi
 
         def fails(*arguments: Any) -> None:
             node.backend.failures["destroy_partition"] = [InUse("busy")] * 2
             raise AcceleratorError("no space left on device")
 
-        object.__setattr__(node.service.hands, "write_cdi", fails)
+        object.__setattr__(node.service.hardware, "write_cdi", fails)
         assert "no space" in (await prepare_all(node, claim))[0]
         assert not node.store.claims[claim.uid].prepared
         with pytest.raises(InUse):
             await node.service.forget(claim.uid, prepared_too=False)
         await node.service.forget(claim.uid, prepared_too=False)
         assert (node.store.claims, node.partitions()) == ({}, [])
-        object.__setattr__(node.service.hands, "write_cdi", real)
+        object.__setattr__(node.service.hardware, "write_cdi", real)
         assert await prepare_all(node, claim) == [""]
         await node.service.forget(claim.uid, prepared_too=False)
         assert node.store.claims[claim.uid].prepared
@@ -57,17 +57,17 @@ def test_claim_that_could_not_be_undone_is_undone_later(tmp_path: Path) -> None:
 def test_files_that_cannot_be_written_are_named_with_what_to_do_and_leave_nothing(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
-        real = node.service.hands.write_cdi
+        real = node.service.hardware.write_cdi
 
         def fails(*arguments: Any) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/var/run/cdi/x.json")
 
-        object.__setattr__(node.service.hands, "write_cdi", fails)
+        object.__setattr__(node.service.hardware, "write_cdi", fails)
         (error,) = await prepare_all(node, claim)
         assert "Read-only file system: '/var/run/cdi/x.json'. Check that the disk is not full or read-only" in error
         assert "See the driver's log" not in error
         assert (node.partitions(), node.cdi_files(), node.store.claims) == ([], (), {})
-        object.__setattr__(node.service.hands, "write_cdi", real)
+        object.__setattr__(node.service.hardware, "write_cdi", real)
         assert await prepare_all(node, claim) == [""]
 
     run(tmp_path, scenario)
@@ -130,7 +130,7 @@ def test_prepared_claim_whose_file_is_lost_is_mended(tmp_path: Path) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare_all(node, claim) == [""]
         before = node.cdi(claim.uid)
-        node.service.hands.remove_cdi(claim.uid)
+        node.service.hardware.remove_cdi(claim.uid)
         assert await prepare_all(node, claim) == [""]
         assert node.cdi(claim.uid) == before
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Claims are prepared and unprepared as the kubelet expects, on real files and a real store."""
+"""Prepare and unprepare claims as the kubelet expects, on real files and a real store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from backend_model import ALL_DYNAMIC, DRIVER
 from claim_steps import SMALL, SMALL_2, prepare_all, run, unprepare_all
 from dra_driver.claims.records import ClaimReference
-from dra_driver.core import repartition_record as records
+from dra_driver.core.dra.device_metadata import POD_CLAIM_ANNOTATION
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.metadata import POD_CLAIM_ANNOTATION
-from dra_driver.core.repartition_record import Record
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.repartition import record as records
+from dra_driver.core.repartition.record import Record
 from machine_model import Claims, Node
 
 WHOLE = "gpu-0"
@@ -76,7 +76,7 @@ def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> Non
 def test_what_no_claim_can_be_called_is_refused_and_touches_nothing(
     tmp_path: Path, found: ClaimReference, what: str
 ) -> None:
-    """Files and requests are named by it: nothing but the claim's own is read or removed."""
+    """Names of files and requests contain the uid: an invalid uid is refused, and no other file is read or removed."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         kept = claims.allocate("kept", WHOLE)
@@ -143,8 +143,10 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claims.claims["default", claim.name]["metadata"]["annotations"] = {POD_CLAIM_ANNOTATION: "gpu"}
         assert await prepare_all(node, claim) == [""]
         seen.update(read(node, claim.uid))
-        path = node.service.hands.files.path(claim.uid)
-        node.system.make_file(f"{path}/.r.json.killed.tmp", b"a part of what a driver wrote that was killed meanwhile")
+        path = node.service.hardware.files.path(claim.uid)
+        node.system.make_file(
+            f"{path}/.r.json.4194305-1.tmp", b"a part of what a driver wrote that was killed meanwhile"
+        )
         node.close()
 
     async def after_a_reboot() -> None:
@@ -153,11 +155,11 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         await node.start()
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         assert read(node, claim.uid) == seen, "the pod's name for the claim is not in the record"
-        assert node.system.list_directory(node.service.hands.files.path(claim.uid)) == ("r.json", "w.json")
+        assert node.system.list_directory(node.service.hardware.files.path(claim.uid)) == ("r.json", "w.json")
         node.close()
 
     async def after_another() -> None:
-        """/run is empty after a start of the machine, and only the pod knows what it calls the claim."""
+        """/run is empty after a reboot, and only the pod has its name for the claim."""
         shutil.rmtree(tmp_path / "root/var/run/cdi")
         node = Node(tmp_path, claims, boot_id="boot-3")
         node.gpus.reboot()
@@ -179,13 +181,13 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
         claim = ClaimReference("default", "of-template-x7", "0uid-of-template-x7")
         former = node.system.path(f"/var/lib/metadata/{claim.uid}")
         former.parent.mkdir(parents=True)
-        node.system.path(node.service.hands.files.path(claim.uid)).rename(former)
+        node.system.path(node.service.hardware.files.path(claim.uid)).rename(former)
         changed = len(node.backend.calls)
         assert await prepare_all(node, claim) == [""]
         assert len(node.backend.calls) == changed and former.is_dir(), "containers have it there"
-        assert node.service.hands.files.uids() == (claim.uid,)
+        assert node.service.hardware.files.uids() == (claim.uid,)
         assert await unprepare_all(node, claim) == [""]
-        assert node.service.hands.files.uids() == () and not former.exists()
+        assert node.service.hardware.files.uids() == () and not former.exists()
         node.close()
 
     asyncio.run(first())
@@ -205,10 +207,10 @@ def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_
 def test_one_prepare_costs_one_read_and_one_commit_for_each_transition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, outlive: bool, waits: list[bool]
 ) -> None:
-    """Where the hardware is as it has to be there is one transition: there is nothing that would have to be undone.
+    """A claim whose hardware needs no change has one transition, because there is nothing to undo.
 
-    ``waits`` says which of them wait for the disk before anything else is done: that something was begun need not be known after a power
-    cut that has ended it. For the last one the disk is waited for while files are written.
+    ``waits`` has whether each transition waits for the disk before the next action: an interrupted start need not
+    survive a power cut that undoes it. The sync of the last transition runs while files are written.
     """
     synced = []
     real_sync = os.fdatasync
@@ -291,7 +293,7 @@ def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
         assert errors[0] == ""
         assert "not found" in errors[1]
         assert "gpu-7" in errors[2]
-        # In which order the two fail is not said.
+        # The order of the two failures is undefined.
         assert sorted((claim.name, verb) for claim, verb, _message in node.reports.failures) == [
             ("gone", "Prepare"),
             ("missing", "Prepare"),
@@ -312,7 +314,7 @@ def test_replaced_and_unallocated_claims(tmp_path: Path) -> None:
 
 
 def test_pod_claim_annotation_with_a_path_is_rejected(tmp_path: Path) -> None:
-    """Users can set the annotation on their claims; its value becomes a part of a path."""
+    """Users can set the annotation on their claims, and its value becomes a part of a path: a path is rejected."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", WHOLE)
@@ -403,13 +405,13 @@ def test_same_claim_asked_for_many_times_at_once(tmp_path: Path) -> None:
         results = await asyncio.gather(*(prepare_all(node, claim) for _attempt in range(15)))
         assert results == [[""]] * 15
         assert len(node.partitions()) == 1
-        assert claims.reads == 2  # by the first, and once by those that had asked meanwhile
+        assert claims.reads == 2  # by the first request, and once by those that arrived during it
 
     run(tmp_path, scenario)
 
 
 def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:
         node.service.set_ready("The NVIDIA driver is not loaded")
@@ -420,7 +422,7 @@ def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_whole_device_is_given_back_without_the_gpu_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:
         whole, small = claims.allocate("whole", "gpu-1"), claims.allocate("small", SMALL)
@@ -477,7 +479,7 @@ def test_a_device_that_is_repartitioned_is_prepared_for_nobody_new_and_its_neigh
         records.write(System(), str(tmp_path / "state"), Record("repartition-7", (uuid,), "draining", until, (), ()))
         refused, served = await prepare_all(node, new, other)
         assert "repartition-7" in refused and "The kubelet retries" in refused and served == ""
-        # Whoever has it already is answered, and let go.
+        # A claim that is already prepared is served and unprepared.
         assert await prepare_all(node, held) == [""]
         assert await unprepare_all(node, held) == [""]
         records.remove(System(), str(tmp_path / "state"))

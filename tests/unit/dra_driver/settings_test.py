@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a claim sets on a device is set back when the claim goes, to what was there before, whatever happens in between."""
+"""When a claim ends, the driver restores the previous value of each device setting that the claim changed, also after failures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from backend_model import DEFAULT_KNOBS, DRIVER
 from claim_steps import prepare, run, unprepare
+from dra_driver.claims.claim_settings import SETTING_KEY
 from dra_driver.claims.records import record_of_document
-from dra_driver.claims.settings import SETTING_KEY
 from dra_driver.claims.store import Store
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, Unsupported
 from dra_driver.core.model import Fault
-from dra_driver.core.prepared import knobs_before_claims, prepared_claims
+from dra_driver.core.store.prepared_claims import knobs_before_claims, prepared_claims
 from machine_model import Claims, Node
 
 SHARING = {
@@ -37,7 +37,7 @@ def settings(**fields: Any) -> dict[str, Any]:
 
 
 def knobs(node: Node, index: int = 0) -> dict[str, Any]:
-    """What is set on a GPU beyond what it has by default."""
+    """Return the settings of a GPU that differ from its defaults."""
     with node.gpus.state() as state:
         now = state[node.gpus.template(index).uuid]["knobs"]
     return {name: value for name, value in now.items() if value != DEFAULT_KNOBS[name]}
@@ -49,7 +49,7 @@ def turned_by_hand(node: Node, **values: Any) -> None:
 
 
 def noted(node: Node) -> set[str]:
-    """The knobs of which the store has what was there before."""
+    """Return the settings whose previous values are in the store."""
     return {key.rpartition(":")[2] for key in node.store.meta if key.startswith(SETTING_KEY)}
 
 
@@ -95,7 +95,7 @@ def test_a_claim_without_settings_does_not_ask_for_knobs(tmp_path: Path) -> None
         assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
         assert not {"knobs", "set_knobs"} & {name for name, _arguments in node.backend.calls}
         (record,) = node.store.claims.values()
-        assert '"settings"' not in record.to_document()  # a release that knows of none can read it
+        assert '"settings"' not in record.to_document()  # releases without settings can read the record
         assert record_of_document(record.to_document()) == record
 
     run(tmp_path, scenario)
@@ -107,7 +107,7 @@ def test_what_the_device_does_not_take_is_refused_with_the_range_before_anything
         error = await prepare(node, claim)
         assert "cannot set device gpu-0 (GPU-" in error
         assert "powerLimit is 800; expected a whole number from 200 to 700 W" in error
-        assert "memoryClocks is nothing that this device has" in error
+        assert "memoryClocks is not supported by this device" in error
         assert (knobs(node), noted(node), node.store.claims, node.cdi_files()) == ({}, set(), {}, ())
 
     run(tmp_path, scenario)
@@ -143,7 +143,7 @@ def test_a_pod_ends_whose_device_has_a_fault_and_the_device_is_set_back_when_it_
         uuid = node.gpus.template(0).uuid
         assert (node.owing(), noted(node)) == (frozenset({uuid}), {"powerLimit"})
         del node.backend.faults[0]
-        # Whoever has the device next finds it as it was.
+        # The next claim finds the device with its previous settings.
         assert await prepare(node, second) == ""
         assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_set_back_is_owed_and_the_pod_ends(tmp_path: Path, error:
         assert (node.store.claims, len(noted(node)), len(knobs(node))) == ({}, 1, 1)
         uuid = node.gpus.template(0).uuid
         assert node.owing() == {uuid}
-        await node.service.upkeep.settle(uuid)
+        await node.service.housekeeping.settle(uuid)
         assert (knobs(node), noted(node), node.owing()) == ({}, set(), frozenset())
 
     run(tmp_path, scenario)
@@ -176,7 +176,7 @@ def test_a_device_that_cannot_be_set_back_is_given_to_nobody_and_says_why(tmp_pa
         error = await prepare(node, second)
         assert "powerLimit of" in error and "which a claim had set, cannot be set back" in error
         assert (node.store.meta, node.store.claims) == (before, {})
-        assert await prepare(node, second) == ""  # the board does what it is told again
+        assert await prepare(node, second) == ""  # the board accepts changes again
         assert (knobs(node), noted(node)) == ({}, set())
 
     run(tmp_path, scenario)
@@ -198,7 +198,7 @@ def test_another_claims_end_leaves_the_settings_alone(tmp_path: Path) -> None:
         watcher = claims.allocate("watch", {"device": "gpu-0", "adminAccess": True})
         assert [await prepare(node, each) for each in (one, watcher)] == ["", ""]
         assert await unprepare(node, watcher) == ""
-        await node.service.upkeep.settle(node.gpus.template(0).uuid)
+        await node.service.housekeeping.settle(node.gpus.template(0).uuid)
         assert (knobs(node), noted(node)) == ({"powerLimit": 300}, {"powerLimit"})
 
     run(tmp_path, scenario)
@@ -232,7 +232,7 @@ def test_a_reboot_takes_settings_along_and_the_claim_gets_them_again(tmp_path: P
         node = Node(tmp_path, claims, boot_id=boot)
         claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
         if boot == "boot-1":
-            turned_by_hand(node, powerLimit=500.0)  # which the reboot takes along as well
+            turned_by_hand(node, powerLimit=500.0)  # the reboot resets this as well
         else:
             node.gpus.reboot()
         await node.start()
@@ -268,7 +268,7 @@ def test_a_restarted_driver_sets_again_what_prepared_claims_want(tmp_path: Path)
 
 
 def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path: Path) -> None:
-    """The claim's CDI file says what it had set; the device's default is what it is set back to."""
+    """After a loss of the store, the CDI file still has the claim's settings. The device gets its default values."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         turned_by_hand(node, powerLimit=500.0)
@@ -287,7 +287,7 @@ def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path:
 
 
 def test_others_read_what_a_claim_sets_and_what_it_found(tmp_path: Path) -> None:
-    """Whoever changes settings of the node meanwhile asks the store."""
+    """Other programs that change settings of the node read the claim's values and the previous values from the store."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         turned_by_hand(node, powerLimit=650.5)

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A change that is begun: who has something else to do meanwhile waits for the disk afterwards, and others do not wait at all."""
+"""Begun store changes: the caller waits for the disk later, and other callers do not wait."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +29,7 @@ from store_model import commit, record
 
 
 class Disk:
-    """Stands before the disk: holds back who waits for it, or fails it, until it is told otherwise."""
+    """A disk that blocks or fails syncs until the test releases it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.free, self.error = threading.Event(), threading.Event(), 0
@@ -52,7 +55,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 def outcome(pending: Pending) -> list[object]:
-    """What ``wait`` comes to, in a list that is empty until then."""
+    """Return a list that receives the outcome of ``wait``: None or the error. It is empty while the call blocks."""
     found: list[object] = []
 
     def wait() -> None:
@@ -77,7 +80,7 @@ def test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk(tmp_path: Pa
     assert set(store.claims) == {"a"}
     assert disk.asked.wait(60)
     assert (outcome(pending), told) == ([], [])
-    # SQLite waits for the disk by itself: others have their changes on it meanwhile.
+    # SQLite waits for the disk in this call. Other callers' changes reach the disk at the same time.
     store.write(Change(put=record("b")))
     assert (set(store.claims), told) == ({"a", "b"}, ["success"])
     disk.free.set()
@@ -130,7 +133,7 @@ def test_a_disk_that_fails_is_told_to_who_waits_and_the_change_can_be_taken_back
 
 
 def after_power_cut(store: Store, target: Path, lost: tuple[int, int, int]) -> Store:
-    """Return the store as a power failure leaves it: a part of one file, by inode and range, has not reached the disk."""
+    """Return the store after a power cut in which one range of one file, by inode, did not reach the disk."""
     target.mkdir()
     for suffix in [""] + ["-wal"] * Path(f"{store.path}-wal").exists():
         source = Path(store.path + suffix)
@@ -144,7 +147,7 @@ def after_power_cut(store: Store, target: Path, lost: tuple[int, int, int]) -> S
 
 @pytest.mark.parametrize("way", ["begin", "write", "not-durable", "loop"])
 def test_change_after_a_failed_sync_outlives_a_power_cut(tmp_path: Path, disk: Disk, way: str) -> None:
-    """The kernel does not write the pages of a failed sync again. Frames behind a lost one in SQLite's log are lost as well."""
+    """The kernel does not rewrite the pages of a failed sync, and SQLite drops the frames after a lost one: later changes survive."""
     disk.free.set()
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
@@ -167,12 +170,117 @@ def test_change_after_a_failed_sync_outlives_a_power_cut(tmp_path: Path, disk: D
         else:
             store.write(Change(put=record("c"), durable=way == "write"))
         again = after_power_cut(store, tmp_path / "after", lost)
-    # Nobody was told that "b" is there, and nobody has taken it back.
+    # No caller got a confirmation for "b", and its change was not undone.
     assert set(again.claims) == {"a", "b", "c"} == set(store.claims)
     (message,) = replaced
     assert "failed to write its log" in message and "state.db.damaged-" in message and "kernel log" in message
     for each in (store, again):
         each.close()
+
+
+def test_log_that_a_killed_driver_could_not_sync_is_on_disk_before_a_change_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the killed process knew of the failed sync. The log is complete in the page cache, but has a hole on the disk."""
+    program = """
+import os, shutil, signal, sys
+sys.path.insert(0, sys.argv[2])
+from store_model import record
+from dra_driver.claims.store import Store
+from dra_driver.claims.store_files import StoreError
+from dra_driver.claims.store_tables import Change
+store = Store.open(sys.argv[1])
+store.write(Change(put=record("a")))
+shutil.copy(f"{sys.argv[1]}-wal", f"{sys.argv[1]}-synced")
+def fail(descriptor):
+    raise OSError(5, "Input/output error")
+os.fdatasync = fail
+try:
+    store.begin(Change(put=record("b"))).wait()
+except StoreError:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    path = tmp_path / "state.db"
+    words = [sys.executable, "-c", program, path, str(Path(__file__).parent)]
+    assert subprocess.run(words, check=False).returncode == -9
+    log, synced = Path(f"{path}-wal"), Path(f"{path}-synced")
+    pairs = zip_longest(synced.read_bytes(), log.read_bytes())
+    differs = [at for at, pair in enumerate(pairs) if pair[0] != pair[1]]
+    synced.unlink()
+    inode, start, end = log.stat().st_ino, differs[0], differs[-1] + 1
+    again: list[tuple[int, int]] = []
+    on_disk: set[int] = set()
+    pwrite, fsync = os.pwrite, os.fsync
+
+    def write(descriptor: int, data: bytes, offset: int) -> int:
+        if os.fstat(descriptor).st_ino == inode:
+            again.append((offset, offset + len(data)))
+        return pwrite(descriptor, data, offset)
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        if os.fstat(descriptor).st_ino == inode:
+            for first, last in again:
+                on_disk.update(range(max(first, start), min(last, end)))
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "fsync", sync)
+    store = Store.open(str(path))
+    store.write(Change(put=record("c")))
+    lost = (inode, start, end) if len(on_disk) < end - start else (0, 0, 0)
+    after = after_power_cut(store, tmp_path / "after", lost)
+    assert set(after.claims) == {"a", "b", "c"}
+    for each in (store, after):
+        each.close()
+
+
+def test_log_that_cannot_be_synced_at_the_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(str(tmp_path / "node" / "state.db"))
+    store.write(Change(put=record("a")))
+    shutil.copytree(tmp_path / "node", tmp_path / "killed")
+    path = str(tmp_path / "killed" / "state.db")
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith("-wal"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StoreError, match="Input/output error"):
+            Store.open(path)
+    again = Store.open(path)
+    assert set(again.claims) == {"a"}
+    for each in (store, again):
+        each.close()
+
+
+def test_log_is_lost_if_it_cannot_be_written_back_to_the_database(tmp_path: Path) -> None:
+    """SQLite syncs its log before it writes it back. Here the kernel's file size limit fails the database, not the log."""
+    store = Store.open(str(tmp_path / "state.db"))
+    replaced: list[str] = []
+    store.replaced = replaced.append
+    store.write(Change(meta={"large": "x" * (6 << 20)}))
+    store.write(Change(put=record("a")))
+    size = Path(store.path).stat().st_size
+    assert size > 6 << 20
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        for number in range(10):  # more than 1000 pages
+            store.write(Change(meta={f"key{number}": "x" * 400_000}, durable=False))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not replaced
+    store.write(Change(put=record("b")))
+    (message,) = replaced
+    assert "failed to write its log" in message
+    assert set(store.claims) == {"a", "b"} and "key9" in store.meta
+    store.close()
+    again = Store.open(store.path)
+    assert (again.claims, again.meta) == (store.claims, store.meta)
+    again.close()
 
 
 def test_power_failure_before_the_sync_loses_only_what_nobody_was_told(tmp_path: Path, disk: Disk) -> None:
@@ -221,7 +329,7 @@ def test_nothing_is_acknowledged_while_a_lost_log_cannot_be_replaced(
 
 
 def test_store_whose_log_sqlite_cannot_write_is_written_anew(tmp_path: Path) -> None:
-    """SQLite reports an error of the disk in a commit: here the kernel's limit of a file's size."""
+    """SQLite reports a disk error in a commit, here the kernel's file size limit: the store is written to a new file."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
     store.replaced = replaced.append
@@ -239,7 +347,7 @@ def test_store_whose_log_sqlite_cannot_write_is_written_anew(tmp_path: Path) -> 
 
 
 def test_lost_log_stays_lost_when_the_disk_is_also_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sync of one thread fails while the transaction of another one finds no space."""
+    """The sync of one thread fails while another thread's transaction finds no space: the log still counts as lost."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
     store.replaced = replaced.append
@@ -307,7 +415,7 @@ def test_a_store_that_is_closed_brings_to_disk_what_was_begun(tmp_path: Path, di
 
 def test_who_comes_while_a_store_is_being_closed_is_refused_and_writes_none_anew(tmp_path: Path) -> None:
     class Late:
-        """Lets go when the store is closed: who waited for it had seen it open."""
+        """A sync that completes only after the store is closed. Its caller saw the store open."""
 
         def __init__(self) -> None:
             self.real = store._writing
@@ -335,18 +443,19 @@ def test_who_comes_while_a_store_is_being_closed_is_refused_and_writes_none_anew
 def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_was_begun(
     tmp_path: Path, disk: Disk
 ) -> None:
-    """The log that was written to is no more; its content is in the new store, which was brought to disk as a whole."""
+    """The store is rewritten before the sync of a begun change: the new file has the change and is synced as a whole."""
     path = tmp_path / "state.db"
     store = Store.open(str(path))
     first = store.begin(Change(put=record("a")))
-    assert disk.asked.wait(60)  # the store's own thread waits for the disk from here on
+    assert disk.asked.wait(60)  # from here on the store's own thread waits for the disk
     second = store.begin(Change(put=record("b")))
     with store._writing:
         store._start_again("a test found it damaged", [])
     disk.free.set()
     first.wait()
     second.wait()
-    # While the store's thread reserves space for the new log, it writes changes of others itself, and SQLite waits for the disk.
+    # While the store's thread reserves space for the new log, it also writes other callers' changes, and SQLite waits
+    # for the disk.
     names = [f"c{number}" for number in range(100)]
     for name in names:
         store.begin(Change(put=record(name))).wait()
@@ -384,7 +493,7 @@ CHANGES = st.one_of(
 def test_whatever_follows_whatever_the_tables_hold_what_is_in_memory(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[Change]]
 ) -> None:
-    """Rows that keep their places are changed, others made anew; opening a store holds its columns, row for row, against its documents."""
+    """After any changes the tables equal the memory. Opening a store compares the columns of each row with its document."""
     path = str(tmp_path_factory.mktemp("store") / "state.db")
     store = Store.open(path)
     expected: dict[str, ClaimRecord] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A store of another form or release, and bits that turn at rest: what is read is what was written, or is known not to be."""
+"""Stores of another format or release, and flipped bits: a read returns the written values, or detects the damage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims import forms, store_tables
 from dra_driver.claims import store as store_module
-from dra_driver.claims.forms import (
+from dra_driver.claims import store_schema, store_tables
+from dra_driver.claims.records import NewerRelease, OlderRelease
+from dra_driver.claims.store import Store, refuse_other_releases
+from dra_driver.claims.store_files import BACKUPS, StoreError
+from dra_driver.claims.store_schema import (
     IDENTITY_KEY,
     Content,
     StoreDamaged,
@@ -23,12 +26,9 @@ from dra_driver.claims.forms import (
     brought_forward,
     with_checksums,
 )
-from dra_driver.claims.records import NewerRelease, OlderRelease
-from dra_driver.claims.store import Store, refuse_other_releases
-from dra_driver.claims.store_files import BACKUPS, StoreError
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.prepared import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
+from dra_driver.core.store.prepared_claims import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
 from former_store import FormerStore
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ EVERYTHING = (CLAIMS, {**META, "schema_version": "1"})
 
 
 def make(path: Path) -> None:
-    """A store with everything, closed."""
+    """Create a store with all kinds of entries, and close it."""
     store = Store.open(str(path))
     commit(store, *(Change(put=each) for each in CLAIMS.values()), Change(meta={**META, "gone": "x"}))
     commit(store, Change(put=record("gone")))
@@ -61,7 +61,7 @@ def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     return found
 
 
-# ---------------------------------------------------------------- forms and releases
+# ---------------------------------------------------------------- formats and releases
 
 
 def test_store_of_form_1_is_brought_forward_and_the_former_one_stays(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_store_of_form_1_is_brought_forward_and_the_former_one_stays(tmp_path: P
 
 
 def test_what_a_log_holds_is_brought_forward_and_in_the_backup(tmp_path: Path) -> None:
-    """The former release was killed: its last entries are in the log alone."""
+    """The previous release was killed, and its last entries are only in the log: the migration and its backup have them."""
     path = tmp_path / "state.db"
     former = FormerStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
     former.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -121,7 +121,7 @@ def test_a_store_that_is_being_read_waits_to_be_brought_forward(
 
 
 def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_path: Path) -> None:
-    """Down by one release and up again: what that one wrote has no checksum, and is no damage."""
+    """After a downgrade by one release and an upgrade, entries of that release have no checksum, and do not count as damage."""
     path = tmp_path / "state.db"
     make(path)
     changed = replace(CLAIMS["u2"], state="prepared")
@@ -143,7 +143,7 @@ def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_
     assert reopened(path) == expected
     assert asked(path, "SELECT value FROM meta WHERE key = ?", IDENTITY_KEY) == [(identity,)]
     assert expected[1].keys() == {"schema_version", "partitioning-enabled:GPU-0", "partitioning-enabled:GPU-1"}
-    # From now on a bit of it that turns is noticed.
+    # From now on a flipped bit in it is detected.
     asked(path, "UPDATE meta SET value = 'boot-3' WHERE key = 'partitioning-enabled:GPU-1'")
     with pytest.raises(StoreDamaged, match="partitioning-enabled:GPU-1"):
         Store.open(str(path))
@@ -179,7 +179,7 @@ def test_versions_from_which_no_step_leads_here_are_refused_by_name(
 
 
 def test_a_version_that_a_turned_bit_has_made_is_no_other_release(tmp_path: Path) -> None:
-    """The driver would wait for ever for a release that was never there."""
+    """A version that a flipped bit created is damage. Otherwise the driver would wait forever for a release that does not exist."""
     path = tmp_path / "state.db"
     make(path)
     asked(path, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
@@ -204,7 +204,9 @@ def test_steps_are_taken_in_turn_and_change_nothing_that_they_are_given() -> Non
 
 
 def test_the_shipped_steps_lead_from_each_form_to_the_present_one() -> None:
-    assert sorted(forms.STEPS) == list(range(min(forms.STEPS), FORM)) == sorted(forms.FORMER_SCHEMAS)
+    assert (
+        sorted(store_schema.STEPS) == list(range(min(store_schema.STEPS), FORM)) == sorted(store_schema.FORMER_SCHEMAS)
+    )
     tables: Tables = {"meta": [{"key": "a", "value": "b"}], "claims": [{"uid": "u", "document": "{}"}], "devices": []}
     assert with_checksums(tables) == {
         "meta": [{"key": "a", "value": "b", "checksum": checksum("a", "b")}],
@@ -216,7 +218,7 @@ def test_the_shipped_steps_lead_from_each_form_to_the_present_one() -> None:
 
 @pytest.fixture
 def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A release with a form 3, whose meta table says who wrote an entry."""
+    """Simulate a release with format 3, whose meta table records the writer of an entry."""
     table = SCHEMA[0].replace("value TEXT NOT NULL", "value TEXT NOT NULL, author TEXT NOT NULL DEFAULT ''")
     schema = (table, *SCHEMA[1:])
     assert schema != SCHEMA
@@ -226,11 +228,11 @@ def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return {**tables, "meta": [*tables["meta"], noted]}
 
     with monkeypatch.context() as patch:
-        patch.setattr(forms, "STEPS", {**forms.STEPS, FORM: with_authors})
-        patch.setattr(forms, "FORMER_SCHEMAS", {**forms.FORMER_SCHEMAS, FORM: SCHEMA})
-        for module in (forms, store_module, store_tables):
+        patch.setattr(store_schema, "STEPS", {**store_schema.STEPS, FORM: with_authors})
+        patch.setattr(store_schema, "FORMER_SCHEMAS", {**store_schema.FORMER_SCHEMAS, FORM: SCHEMA})
+        for module in (store_schema, store_module, store_tables):
             patch.setattr(module, "FORM", FORM + 1)
-        for module in (forms, store_tables):
+        for module in (store_schema, store_tables):
             patch.setattr(module, "SCHEMA", schema)
         yield
 
@@ -244,16 +246,16 @@ def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
         FormerStore.make(path, CLAIMS.values(), META).close()
     else:
         with monkeypatch.context() as patch:
-            for module in (forms, store_module, store_tables):
+            for module in (store_schema, store_module, store_tables):
                 patch.setattr(module, "FORM", FORM)
-            for module in (forms, store_tables):
+            for module in (store_schema, store_tables):
                 patch.setattr(module, "SCHEMA", SCHEMA)
             make(path)
     claims, meta = reopened(path)
     assert (claims, meta) == (CLAIMS, {**EVERYTHING[1], "authors": "known"})
     assert [backup.name.split("-")[1] for backup in tmp_path.glob("state.db.form-*")] == [str(form)]
     assert asked(path, "PRAGMA user_version") == [(FORM + 1,)]
-    # This release, to which that one's form is unknown.
+    # This release, which does not know that format.
     monkeypatch.undo()
     assert reopened(path) == (claims, meta)
     store = Store.open(str(path))
@@ -262,7 +264,7 @@ def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
     assert reopened(path) == ({"u2": CLAIMS["u2"]}, {**meta, "later": "x"})
 
 
-# ---------------------------------------------------------------- turned bits
+# ---------------------------------------------------------------- flipped bits
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound(
 
 @pytest.mark.parametrize("column", ["placement_start = 4", "device_uuid = 'GPU-1'", "created = 0"])
 def test_readers_do_not_believe_a_place_that_a_turned_bit_has_moved(tmp_path: Path, column: str) -> None:
-    """Whoever reads the store destroys what no claim holds."""
+    """Programs that read the store destroy partitions without a claim: they refuse a record with a flipped bit."""
     path = tmp_path / "state.db"
     make(path)
     assert len(prepared_claims(str(path))) == 2
@@ -331,11 +333,12 @@ def at_rest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-#: Byte and bit. The header and the schema matter more than their share of the file.
+#: Byte and bit. The header and the schema are selected more often than their share of the file.
 BITS = st.tuples(st.one_of(st.integers(0, 99), st.integers(0, 4095), st.integers(0, 10**6)), st.integers(0, 7))
 
 
-# Bits that have crashed the driver: names in the schema that are no text, and a way of writing that SQLite takes for read-only.
+# Bits that have crashed the driver: names in the schema that are not text, and a write version that SQLite treats as
+# read-only.
 @example((3576, 7))
 @example((3913, 7))
 @example((18, 2))
@@ -345,7 +348,7 @@ BITS = st.tuples(st.one_of(st.integers(0, 99), st.integers(0, 4095), st.integers
 def test_a_bit_that_turns_at_rest_changes_nothing_or_is_known(
     at_rest: tuple[Path, bytes], place: tuple[int, int]
 ) -> None:
-    """Nor does it come to light later, when the store is written."""
+    """A flipped bit changes nothing or is detected, also in later writes of the store."""
     path, content = at_rest
     for left in path.parent.iterdir():
         left.unlink()

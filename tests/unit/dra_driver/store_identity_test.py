@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A store tells itself from one that was made anew in its place, and so whether a record may have been lost."""
+"""A store has an identity: the driver detects that a store was replaced, and that records can be missing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dra_driver.claims.forms import IDENTITY_KEY, StoreDamaged
 from dra_driver.claims.store import Store
+from dra_driver.claims.store_schema import IDENTITY_KEY, StoreDamaged
 from dra_driver.claims.store_tables import Change
 from former_store import FormerStore
 from store_model import commit, record
 
 
 def identity(path: Path) -> str:
-    """That of the store at a path, as it is on the disk after it was opened and closed."""
+    """Return the identity of the store at a path, as on the disk after it was opened and closed."""
     with contextlib.closing(Store.open(str(path))) as store:
         found = store.identity
         assert IDENTITY_KEY not in store.meta, "it is no entry like those of claims"
@@ -28,7 +28,7 @@ def identity(path: Path) -> str:
 
 
 def without_entry(path: Path) -> None:
-    """What a release before this one has made."""
+    """Create a store as earlier releases did, without an identity."""
     identity(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("DELETE FROM meta WHERE key = ?", (IDENTITY_KEY,))

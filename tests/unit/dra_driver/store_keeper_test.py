@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The store's keeper: what a killed writer has left, stores that cannot be written, damaged, lost and older ones, and what is told of each."""
+"""Opening a store after a killed writer, without write access, and with damaged, lost, or old files, and the report of each case."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import StoreError
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError
-from dra_driver.core.prepared import prepared_claims
-from dra_driver.core.system import System
-from dra_driver.supervisors.shared import Conditions
-from dra_driver.supervisors.storage import StoreKeeper
+from dra_driver.core.host.system import System
+from dra_driver.core.settings.settings_record import noted_values, record_path
+from dra_driver.core.store.prepared_claims import prepared_claims
+from dra_driver.supervisors.driver_state import Conditions
+from dra_driver.supervisors.store_recovery import StoreKeeper
 from machine_model import Claims, Node, copy_of
 from store_rebuild_test import Steps
 
@@ -30,7 +31,7 @@ from tests.cluster.manifests import settings
 KIND = "k8s.gpu.nvidia.com/claim"
 
 
-def keeper(folder: Path, conditions: Conditions, problems: list[str]) -> StoreKeeper:
+def keeper(folder: Path, conditions: Conditions, problems: list[str], settings_record: str = "") -> StoreKeeper:
     return StoreKeeper(
         str(folder / "state" / "state.db"),
         system=System(str(folder / "root")),
@@ -39,6 +40,7 @@ def keeper(folder: Path, conditions: Conditions, problems: list[str]) -> StoreKe
         boot_id="boot-1",
         conditions=conditions,
         report_problem=lambda reason, message: problems.append(f"{reason}: {message}"),
+        settings_record=settings_record,
     )
 
 
@@ -65,7 +67,7 @@ def test_half_written_files_of_a_killed_writer_go_and_no_others(tmp_path: Path) 
 def test_store_that_cannot_be_written_is_a_condition_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.01)
     (tmp_path / "state").write_text("in the way of the folder")
     conditions = Conditions("store")
 
@@ -82,7 +84,7 @@ def test_store_that_cannot_be_written_is_a_condition_until_it_can(
 
 
 def reopened(folder: Path, problems: list[str]) -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
-    """The claims and the notes of a store as the next driver finds it, and whether it was rebuilt."""
+    """Return the claims and the notes of a store as the next driver reads them, and whether it was rebuilt."""
 
     async def main() -> tuple[dict[str, ClaimRecord], dict[str, str], bool]:
         store, rebuilt = await keeper(folder, Conditions("store"), problems).open()
@@ -98,7 +100,7 @@ OTHER = SMALL.replace("gpu-0", "gpu-1").removesuffix("0") + "3"
 
 
 def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: Path) -> None:
-    """SQLite cuts a damaged log without a word, and a copy of the disk is old: what files of this boot tell was prepared since."""
+    """SQLite truncates a damaged log silently, or a copy of the disk is old: claims from CDI files of this boot are added."""
 
     async def before(node: Node, claims: Claims) -> None:
         for name, device in (("a", "gpu-0"), ("b", SMALL.replace("gpu-0", "gpu-1")), ("d", OTHER)):
@@ -117,7 +119,8 @@ def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: 
     (tmp_path / "state/state.db").write_bytes(content)
     problems: list[str] = []
     found, meta, rebuilt = reopened(tmp_path, problems)
-    # Of the two that have gone one is not there again: its place is the new one's. The other is to be undone, and not made again.
+    # Two claims have ended since. One of them is dropped, because a new claim has its place. The other one is undone,
+    # not restored.
     assert rebuilt
     assert {uid: record.prepared for uid, record in found.items()} == {"0uid-a": True, "0uid-c": True, "0uid-d": False}
     assert any(key.startswith("partitioning-enabled:") for key in meta)
@@ -126,7 +129,7 @@ def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: 
 
 
 def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) -> None:
-    """What was there before the claim is not what a driver reads that comes back: that is the claim's own."""
+    """Without the store the previous value is unknown: the current value is the claim's own, so the default is restored."""
 
     async def before(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])) == ""
@@ -144,7 +147,7 @@ def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) 
 
 
 def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
-    """A bit of one entry has turned: the others, and a claim without a file, are what they were."""
+    """A bit of one entry has flipped: the other entries, and a claim without a file, are unchanged."""
 
     async def before(node: Node, claims: Claims) -> None:
         with node.gpus.state() as state:
@@ -169,11 +172,11 @@ def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process was killed."""
+    """Simulated end of the process."""
 
 
 def test_rebuild_cut_short_at_each_step_loses_nothing_that_was_sound(tmp_path: Path) -> None:
-    """A half-prepared claim, a pending cleanup, and previous values of settings are in no CDI file."""
+    """A half-prepared claim, a pending cleanup, and previous values of settings are in no CDI file: an interrupted rebuild keeps them."""
 
     async def before(node: Node, claims: Claims) -> None:
         with node.gpus.state() as state:
@@ -246,7 +249,7 @@ def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:
 
 
 async def emptied(folder: Path) -> None:
-    """Take all claims out of a store."""
+    """Delete all claims from a store."""
     store = Store.open(str(folder / "state/state.db"))
     for uid in list(store.claims):
         await store.commit(Change(delete=uid))
@@ -254,7 +257,7 @@ async def emptied(folder: Path) -> None:
 
 
 def test_claim_of_files_alone_that_the_store_lacks_is_prepared(tmp_path: Path) -> None:
-    """The driver was killed between its file and its record: no store is old for that."""
+    """The driver was killed between the file and the record of a claim: the store does not count as old."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0")
@@ -268,7 +271,7 @@ def test_claim_of_files_alone_that_the_store_lacks_is_prepared(tmp_path: Path) -
 
 
 def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
-    """A bit of the store has turned, and its record can still be read."""
+    """A bit of the store has flipped, but its record can be read: the store is rebuilt from the file."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
@@ -283,7 +286,7 @@ def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_pat
 
 
 def test_claim_whose_file_is_written_is_prepared(tmp_path: Path) -> None:
-    """Its last record was lost, or the driver was killed before it could be written: everything that it needs is there."""
+    """The last record was lost, or the driver was killed before the write: the file has all data, so the claim is prepared."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0")
@@ -318,7 +321,7 @@ def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.0)
     (tmp_path / "state").write_text("a file where the folder should be")
     problems: list[str] = []
 
@@ -339,7 +342,7 @@ def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
 
 
 def test_what_happens_to_an_open_store_is_told_on_the_node(tmp_path: Path) -> None:
-    """A disk that is full by the time of a claim, and pages that break while the store is open: both from another thread."""
+    """A disk that is full during a claim, and pages that break while the store is open, are reported, both from another thread."""
     problems: list[str] = []
 
     async def main() -> None:
@@ -367,10 +370,48 @@ def test_what_happens_to_an_open_store_is_told_on_the_node(tmp_path: Path) -> No
     assert problems[1].startswith("StoreRebuilt: ") and "state.db.damaged-" in problems[1]
 
 
+@pytest.mark.parametrize("content", ["", "{", '{"version": 1, "boot_id": "boot-1", "devices": {"GPU-1": {}}}'])
+def test_damaged_record_of_settings_is_reported_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    """Claims continue without the node's values. The file stays for diagnosis."""
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.WATCH_SECONDS", 0.0)
+    path = record_path("nvidia")
+    file = tmp_path / "root" / path.lstrip("/")
+    file.parent.mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    problems: list[str] = []
+
+    async def main() -> None:
+        keeping = keeper(tmp_path, Conditions("store"), problems, settings_record=path)
+        watching = asyncio.ensure_future(keeping.watch())
+        await asyncio.sleep(0.1)
+        assert problems == [], "without a record nothing is lost"
+        complete = file.with_name("complete")
+        complete.write_text(content)
+        complete.rename(file)
+        while len(problems) < 3:
+            await asyncio.sleep(0)
+        file.unlink()
+        await asyncio.sleep(0.1)
+        reported = len(problems)
+        await asyncio.sleep(0.1)
+        assert len(problems) == reported
+        watching.cancel()
+
+    asyncio.run(main())
+    assert (
+        problems[0].startswith(f"SettingsRecordDamaged: {path}, ") and f"Move the file to {path}.damaged" in problems[0]
+    )
+    logged = [each for each in caplog.records if each.levelname == "ERROR" and path in each.getMessage()]
+    assert len(logged) == 1
+    assert noted_values(System(str(tmp_path / "root")), path, "GPU-1") == {}
+
+
 def test_a_disk_that_is_full_or_read_only_is_told_before_a_claim_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.storage.WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.WATCH_SECONDS", 0.0)
     states = ["/data is read-only", "", ""]
     problems: list[str] = []
 
@@ -380,10 +421,10 @@ def test_a_disk_that_is_full_or_read_only_is_told_before_a_claim_comes(
 
     async def main() -> None:
         watching = asyncio.ensure_future(keeper(tmp_path, Conditions("store"), problems).watch())
-        with pytest.raises(IndexError):  # the states have come to an end
+        with pytest.raises(IndexError):  # no states are left
             await watching
 
-    monkeypatch.setattr("dra_driver.supervisors.storage.unwritable", look)
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.unwritable", look)
     asyncio.run(main())
     (problem,) = problems
     assert problem.startswith("StoreUnusable: ") and "/data is read-only" in problem and "Check that" in problem

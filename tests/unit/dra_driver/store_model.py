@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Records for tests of the store, and what commits them."""
+"""Records for tests of the store, and functions that commit them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from dra_driver.claims.records import ClaimRecord, DeviceRecord
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_tables import Change
-from dra_driver.core.prepared import checksum
+from dra_driver.core.store.prepared_claims import checksum
 
 
 def record(uid: str = "u1", state: str = "preparing", devices: int = 1) -> ClaimRecord:
@@ -50,7 +50,7 @@ def commit(store: Store, *changes: Change) -> None:
 
 
 def write_entry(path: Path, key: str, value: str) -> None:
-    """Write an entry of the meta table as a driver does, past the one that may be at work."""
+    """Write an entry of the meta table as a driver does, independent of a running driver."""
     with contextlib.closing(sqlite3.connect(path, timeout=10)) as connection:
         row = (checksum(key, value), key, value)
         connection.execute("INSERT OR REPLACE INTO meta (checksum, key, value) VALUES (?, ?, ?)", row)

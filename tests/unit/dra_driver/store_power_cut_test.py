@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Power cuts under the driver's store, on ext4 and XFS: each claim that was answered for is there afterwards."""
+"""Power cuts under the driver's store, on ext4 and XFS: each confirmed claim exists afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.prove.power_cuts import KINDS, Disk
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_power_cut_keeps_answered_claims(tmp_path: Path, kind: str) -> None:
-    """The power fails after each answer, the driver still runs; also after the file system has committed its journal."""
+    """The power fails after each answer while the driver runs, also after the file system has committed its journal."""
     disk = Disk(tmp_path, kind)
     names = [f"u{number}" for number in range(4)]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A store that is made anew, through every interruption: the old state, or the complete new one."""
+"""A rebuild of the store is atomic: after an interruption at any step there is the old state, or the complete new one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.forms import StoreDamaged
+from dra_driver.claims import store_files
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import BACKUPS, StoreError
+from dra_driver.claims.store_schema import StoreDamaged
 from dra_driver.claims.store_tables import Change
 from former_store import FormerStore
 from store_model import commit, record
 
 
 class Steps:
-    """Counts the steps that reach the disk, and does something at the one with the given number."""
+    """Count the steps that reach the disk, and act at the step with the given number."""
 
     def __init__(self, patch: pytest.MonkeyPatch, at: int, act: Callable[[str], None]) -> None:
         self.count = 0
@@ -62,7 +63,7 @@ class Steps:
 
 
 def damaged(folder: Path) -> str:
-    """A store that held three claims and cannot be read any more, its log included."""
+    """Create an unreadable store that had three claims, with an unreadable log."""
     path = folder / "state.db"
     store = Store.open(str(path))
     commit(store, *(Change(put=record(f"old{number}")) for number in range(3)))
@@ -81,7 +82,7 @@ def rebuild(path: str) -> None:
 
 
 def former(folder: Path) -> str:
-    """A store of form 1, in the database and in a log that was left beside it."""
+    """Create a store of format 1, in the database and in a log next to it."""
     path = folder / "state.db"
     store = FormerStore.make(folder / "made.db", [record("u1", "prepared")], {"mark": "x"})
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -94,7 +95,7 @@ def former(folder: Path) -> str:
 
 
 def damage_while_open(path: str) -> Store:
-    """An open store that holds u1 and finds its file unreadable at the next change."""
+    """Return an open store with u1 whose file is unreadable at the next change."""
     Path(path).unlink()
     store = Store.rebuild(path, [record("u1", "prepared")], {"mark": "x"})
     store._connection.close()
@@ -104,12 +105,14 @@ def damage_while_open(path: str) -> Store:
 
 
 def check_after_interruption(path: str, way: str) -> None:
-    """The old store, so that it is replaced again, or the complete new one; never a valid store without the claims."""
+    """Assert that the old store will be replaced again, or that the new one is complete: never a valid store without the claims."""
     wanted = {"new": set(), "rebuild": {"u1", "u2"}, "open": {"u1", "u2"}, "forward": {"u1", "u2"}}[way]
+    was_complete = store_files._is_complete(f"{path}.new")
     try:
         store = Store.open(path)
     except StoreDamaged:
         assert Path(path).read_bytes().startswith(b"no database")
+        assert not was_complete, "the complete new store was deleted"
         return
     assert set(store.claims) == wanted
     assert way != "forward" or store.meta["mark"] == "x"
@@ -117,7 +120,7 @@ def check_after_interruption(path: str, way: str) -> None:
 
 
 def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> bool:
-    """Do it with an interruption at one step; returns whether that step was reached."""
+    """Run one way with an interruption at one step. Return whether that step was reached."""
     folder.mkdir()
     path = str(folder / "state.db") if way == "new" else former(folder) if way == "forward" else damaged(folder)
     store = damage_while_open(path) if way == "open" else None
@@ -132,10 +135,10 @@ def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> 
         except StoreError:
             failed = True
         reached = steps.count >= at
-        steps.count = at  # the connection that was opened counts on
+        steps.count = at  # the open connection counts further steps
     if store is not None:
         assert set(store.claims) == ({"u1"} if failed else {"u1", "u2"})
-        commit(store, Change(put=record("u2")))  # the next change finds its way
+        commit(store, Change(put=record("u2")))  # the next change succeeds
         assert set(store.claims) == {"u1", "u2"}
         store.close()
     return reached
@@ -192,6 +195,6 @@ def test_store_made_anew_by_a_killed_process_is_whole_or_not_there(tmp_path: Pat
         check_after_interruption(path, way)
         assert len(list((tmp_path / str(number)).glob("*.form-1-*"))) <= BACKUPS
         Path(path).unlink(missing_ok=True)
-        rebuild(path)  # whatever was left beside it
+        rebuild(path)  # independent of files next to it
         with contextlib.closing(Store.open(path)) as store:
             assert set(store.claims) == {"u1", "u2"}

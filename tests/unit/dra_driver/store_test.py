@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The store keeps what it answered for through kills, full disks and damage."""
+"""The store keeps confirmed changes through kills, full disks, and damage."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -13,17 +14,21 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.forms import StoreDamaged
+from dra_driver.claims import store as store_module
+from dra_driver.claims import store_files
 from dra_driver.claims.records import ClaimRecord, DeviceRecord, NewerRelease, record_of_document
 from dra_driver.claims.store import Store, refuse_other_releases
 from dra_driver.claims.store_files import LOG_BYTES, StoreError, set_aside
+from dra_driver.claims.store_schema import StoreDamaged
 from dra_driver.claims.store_tables import Change
-from dra_driver.core.prepared import checksum, prepared_claims
+from dra_driver.core.store.prepared_claims import checksum, prepared_claims
+from dra_driver.supervisors.store_recovery import unwritable
 from hypothesis import given
 from hypothesis import strategies as st
 from store_model import commit, record, write_entry
@@ -60,7 +65,7 @@ def test_readers_see_the_same(tmp_path: Path) -> None:
 
 
 def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
-    """A confined service early at boot: nobody has the store open, and its folder is read-only."""
+    """Readers without write access see the same: a confined service early at boot, with a closed store in a read-only directory."""
     import ctypes
 
     path = tmp_path / "state.db"
@@ -70,14 +75,14 @@ def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import sys
-        from dra_driver.core.prepared import prepared_claims
+        from dra_driver.core.store.prepared_claims import prepared_claims
         sys.stdout.write(" ".join(claim.uid for claim in prepared_claims(sys.argv[1])))
         """
     )
 
     def confined() -> None:
         library = ctypes.CDLL(None, use_errno=True)
-        assert library.unshare(0x00020000) == 0  # a mount namespace of its own
+        assert library.unshare(0x00020000) == 0  # a new mount namespace
         assert library.mount(None, b"/", None, 0x40000 | 0x4000, None) == 0  # private
         folder = str(tmp_path).encode()
         assert library.mount(folder, folder, None, 4096, None) == 0
@@ -96,7 +101,7 @@ def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
 
 
 def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
-    """A process commits, says so, and is killed; whatever it said is there."""
+    """A process commits changes, confirms them, and is killed: each confirmed change is in the store."""
     program = textwrap.dedent(
         """
         import asyncio, os, signal, sys
@@ -190,10 +195,10 @@ def test_damage_while_open_is_mended_from_memory(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
-    # Another connection's change makes this one drop what it has cached.
+    # A change by another connection makes this one drop its cache.
     import dra_driver.claims.store as module
 
-    with store._writing:  # who was answered is not the last thing that its thread does
+    with store._writing:  # the thread continues after it has confirmed a change
         store._connection.close()
         store._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         store._connection.row_factory = sqlite3.Row
@@ -214,7 +219,7 @@ def test_full_disk_is_an_error_and_nothing_changes(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="full"):
         commit(
             store, Change(put=record("large", devices=500))
-        )  # one transaction, so that no part of it fits in what is free
+        )  # one transaction, no part of which fits into the free space
     assert set(store.claims) == {"before"}
     store._connection.execute("PRAGMA max_page_count = 100000")
     commit(store, Change(put=record("after")))
@@ -223,14 +228,14 @@ def test_full_disk_is_an_error_and_nothing_changes(tmp_path: Path) -> None:
 
 
 def full_disk(patch: pytest.MonkeyPatch, bytes_free: int = 0) -> None:
-    """Report a full disk; files can be written up to the length that they have."""
+    """Report a full disk. Files can be written up to their current length."""
     found = list(os.statvfs("/"))
     found[1:5] = [1, bytes_free, bytes_free, bytes_free]  # f_frsize, f_blocks, f_bfree, f_bavail
     patch.setattr(os, "statvfs", lambda _path: os.statvfs_result(found))
 
 
 def test_claims_are_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has space in advance: SQLite writes within its length, which the kernel's limit of a file's length enforces."""
+    """The log has reserved space: on a full disk SQLite writes within its length, which the kernel's file size limit enforces."""
     store = Store.open(str(tmp_path / "state.db"))
     commit(store, *(Change(put=record(f"u{number}")) for number in range(60)))
     log = Path(f"{store.path}-wal")
@@ -256,8 +261,59 @@ def test_claims_are_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("blocks", "is_full"),
+    [
+        # (f_frsize, f_bfree, f_bavail) as measured when no file could grow.
+        ((4096, 4096, 0), True),  # ext4: its own reserve
+        ((4096, 29184, 0), True),  # btrfs: space for metadata
+        ((4096, 13000, 0), True),  # ext4 for programs of other users than root
+        ((4096, 300, 300), False),
+        ((4096, 255, 255), True),
+    ],
+)
+def test_free_blocks_that_no_file_can_have_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], is_full: bool
+) -> None:
+    found = list(os.statvfs(tmp_path))
+    found[1], found[3], found[4] = blocks
+    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result(found))
+    with pytest.raises(StoreError, match="disk is full") if is_full else contextlib.nullcontext():
+        store_files.refuse_full_disk(str(tmp_path / "state.db"))
+    assert ("is full" in unwritable(str(tmp_path))) is is_full
+
+
+def test_log_space_is_reserved_again_after_a_restart_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite deletes the log of a closed store. The disk then has the reserved space free, and nothing else."""
+    Store.open(str(tmp_path / "state.db")).close()
+    log = Path(f"{tmp_path}/state.db-wal")
+    assert not log.exists()
+    full_disk(monkeypatch, LOG_BYTES)
+    store = Store.open(str(tmp_path / "state.db"))
+    assert log.stat().st_size == LOG_BYTES and log.stat().st_blocks * 512 >= LOG_BYTES
+    store.write(Change(meta={"key": "value"}))
+    store.close()
+
+
+def test_failed_reservation_of_log_space_uses_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system such as ext4 can keep a partial reservation, which would fill the disk: the log is truncated."""
+    Store.open(str(tmp_path / "state.db")).close()
+
+    def reserve_part(descriptor: int, offset: int, length: int) -> None:
+        os.ftruncate(descriptor, offset + length // 2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve_part)
+    store = Store.open(str(tmp_path / "state.db"))
+    assert Path(f"{store.path}-wal").stat().st_size == 0
+    store.write(Change(meta={"key": "value"}))
+    store.close()
+
+
 def test_log_does_not_stay_longer_than_its_reserved_space(tmp_path: Path) -> None:
-    """A reader keeps SQLite from writing the log back; afterwards the log is cut."""
+    """A reader keeps SQLite from writing the log back. Afterwards the log is truncated."""
     store = Store.open(str(tmp_path / "state.db"))
     store.write(Change(put=record("u1")))
     log = Path(f"{store.path}-wal")
@@ -305,7 +361,7 @@ def test_copy_taken_while_open_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_without_tables_is_damage_and_no_new_store(tmp_path: Path) -> None:
-    """What an interrupted creation left in earlier releases: opened as an empty store, it would cost the claims."""
+    """An interrupted creation in earlier releases left a file without tables: it is damage. As an empty store it would lose the claims."""
     path = tmp_path / "state.db"
     path.write_bytes(b"")
     with pytest.raises(StoreDamaged):
@@ -415,3 +471,50 @@ def test_wrong_types_in_a_document_are_refused() -> None:
         assert broken != text
         with pytest.raises(ValueError, match="document"):
             record_of_document(broken)
+
+
+class ReadError:
+    """Fail the n-th access to a file, or the n-th read of a database, once, as a disk with a short outage does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
+        self.left = number
+        for name in ("lstat", "stat"):
+            patch.setattr(os, name, self.failing(getattr(os, name), OSError(errno.EIO, "Input/output error")))
+        for module in (store_module, store_files):
+            patch.setattr(module, "read", self.failing(module.read, sqlite3.OperationalError("disk I/O error")))
+
+    def failing(self, call: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+        def called(*arguments: Any, **more: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise error
+            return call(*arguments, **more)
+
+        return called
+
+
+@pytest.mark.parametrize("name", ["state.db", "state.db.new"])
+def test_read_error_at_each_step_of_opening_loses_no_claim(tmp_path: Path, name: str) -> None:
+    """A read error in a store, or in the complete new store of an interrupted rebuild, loses no claim."""
+    failed, number, is_over = 0, 0, False
+    while not is_over:
+        number += 1
+        path = str(tmp_path / str(number) / "state.db")
+        store = Store.open(path)
+        store.write(Change(put=record(), meta={"debt:x": "boot-1"}))
+        store.close()
+        Path(path).rename(Path(path).with_name(name))
+        with pytest.MonkeyPatch.context() as patch:
+            fault = ReadError(patch, number)
+            try:
+                Store.open(path).close()
+            except StoreError:
+                failed += 1
+            except StoreDamaged as error:
+                pytest.fail(f"at {number}: {error}")
+        is_over = fault.left > 0
+        again = Store.open(path)
+        assert set(again.claims) == {"u1"} and again.meta["debt:x"] == "boot-1", number
+        again.close()
+        assert [each.name for each in Path(path).parent.glob("*damaged*")] == [], number
+    assert failed >= 2

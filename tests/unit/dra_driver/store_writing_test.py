@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who writes to the store: one for all that wait, each with an answer of its own, and nobody waits for who has ended."""
+"""Threads that write to the store: one writes for all waiting ones, each gets its own result, and no thread waits for an ended one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_many_changes_at_once_share_transactions(tmp_path: Path) -> None:
 
 
 def test_concurrent_threads_write_and_read_their_own_records(tmp_path: Path) -> None:
-    """Whoever writes takes along what others wait for; nobody is forgotten, and the loop knows of a change before it goes on."""
+    """The writing thread includes the changes of waiting threads. No change is lost, and the event loop sees its change afterwards."""
     store = Store.open(str(tmp_path / "state.db"))
     transactions = []
     real = store._transaction
@@ -63,7 +63,7 @@ def test_concurrent_threads_write_and_read_their_own_records(tmp_path: Path) -> 
 
 
 def test_what_was_read_stays_as_it_was_while_a_thread_writes(tmp_path: Path) -> None:
-    """Whoever goes through the claims meets no change half-way, and needs no lock; the next look finds it, on any thread."""
+    """A reader of the claims never sees a partial change, and needs no lock. The next read has the change, on any thread."""
     store = Store.open(str(tmp_path / "state.db"))
     commit(store, *(Change(put=record(f"u{number}"), meta={f"m{number}": "1"}) for number in range(8)))
     claims, meta = store.claims, store.meta
@@ -194,7 +194,7 @@ def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
 def test_a_change_that_comes_while_the_writer_is_ending_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer has refused what waited, and its thread has not ended yet: what comes then must not wait for it."""
+    """The writer has refused the waiting changes, and its thread is still running: a new change is refused at once."""
     store = Store.open(str(tmp_path / "state.db"))
     refuse, refused, end = store._refuse_queued, threading.Event(), threading.Event()
 
@@ -239,7 +239,7 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
 
 
 def test_what_goes_with_a_power_cut_does_not_wait_for_the_disk_and_what_comes_after_it_does(tmp_path: Path) -> None:
-    """SQLite says itself how a commit is made: 2 waits for the disk, 1 leaves that to the next one."""
+    """SQLite's synchronous level shows the kind of commit: 2 waits for the disk, 1 leaves that to the next commit."""
     store = Store.open(str(tmp_path / "state.db"))
 
     def levels(*changes: Change) -> list[int]:
@@ -260,7 +260,7 @@ def test_what_goes_with_a_power_cut_does_not_wait_for_the_disk_and_what_comes_af
 
     begun, done = Change(put=record("a"), durable=False), Change(put=record("a"))
     assert levels(begun, done, done, begun, Change(delete="a")) == [1, 2, 2, 1, 2]
-    # Whoever is written together with one that has to be on the disk is on it as well.
+    # A change in the same transaction as a durable one is durable as well.
     store._write_now([Change(put=record("b"), durable=False), Change(put=record("c"))])
     assert store._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
     store.write(begun)

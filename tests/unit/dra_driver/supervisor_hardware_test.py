@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The look at the hardware: what it puts down, when it gives up, and whom it disturbs."""
+"""The hardware supervisor: results of scans, its give-up time, and its effects on other parts."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL, prepare, unprepare
-from dra_driver.claims.guard import DeviceGuard
-from dra_driver.core import repartition_record as records
-from dra_driver.core.device_locks import DeviceLocks
+from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.core.discovery.device_locks import DeviceLocks
 from dra_driver.core.errors import BackendUnavailable, InUse
+from dra_driver.core.host.system import System
 from dra_driver.core.model import Device, Fault, Finding, Offer, Placement
-from dra_driver.core.repartition_record import Record, Watch
-from dra_driver.core.system import System
+from dra_driver.core.repartition import record as records
+from dra_driver.core.repartition.record import Record, Watch
 from dra_driver.inventory import Survey
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot
 from dra_driver.supervisors.hardware import HardwareWatch
-from dra_driver.supervisors.lending import Lending
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot
+from dra_driver.supervisors.library_release import LibraryRelease
 from machine_model import POOL, Claims, Node
 
 
 class Scene:
-    """A watch over a node's GPUs, and all that it writes."""
+    """A hardware supervisor for a node's GPUs, and its recorded results."""
 
     def __init__(self, folder: Path, interval: float = 0.05) -> None:
         self.node = Node(folder, Claims())
@@ -48,7 +48,7 @@ class Scene:
             ownership=self.node.ownership,
             snapshots=self.snapshots,
             conditions=self.conditions,
-            lending=Lending(locks, DeviceGuard(locks)),
+            lending=LibraryRelease(locks, DeviceGuard(locks)),
             soon=self.soon,
             report_problem=lambda reason, message: self.problems.append((reason, message)),
             repartition=Watch(str(folder / "state")),
@@ -88,8 +88,8 @@ def run(
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 0.01)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.02)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.02)
 
 
 def test_a_look_is_put_down_with_its_time(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tm
 def test_devices_that_come_are_seen_without_waiting_for_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library knows what was there when it was opened: it is opened anew, once."""
+    """The library lists the devices at its initialization: after a change it is initialized again, once."""
     monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
     first = Node(tmp_path, Claims())
     with first.gpus.state() as state:
@@ -245,7 +245,7 @@ def test_devices_that_come_are_seen_without_waiting_for_the_next_look(
 
 def test_a_driver_that_is_loaded_late_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_FIRST", 3600.0)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 3600.0)
 
     async def scenario(scene: Scene) -> None:
         await asyncio.sleep(0.1)
@@ -280,7 +280,7 @@ def test_nobody_sees_the_steps_of_a_layout_that_changes(tmp_path: Path) -> None:
 
         assert of(held, first.uuid) == of(before, first.uuid)
         assert of(held, second.uuid) != of(before, second.uuid)
-        # What they draw on is that of the same look, each with its own.
+        # The consumed counters come from the same scan, for each device.
         sets = {each.name: each for each in held.counter_sets}
         former = {each.name: each for each in before.counter_sets}
         assert sets[of(before, first.uuid)[0].counter_set or ""] == former[of(before, first.uuid)[0].counter_set or ""]
@@ -358,7 +358,7 @@ def test_scan_unexpected_exception_does_not_end_the_scans(tmp_path: Path, call: 
 
 @pytest.mark.parametrize("device", ["gpu-0", SMALL])
 def test_device_with_a_claim_is_not_reset_though_no_process_is_on_it(tmp_path: Path, device: str) -> None:
-    """The claim was prepared after the reset had been decided on; its container has not started."""
+    """A claim was prepared after the decision for a reset, and its container has not started: no reset occurs."""
 
     async def scenario(scene: Scene) -> None:
         node = scene.node

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the parts share, the sockets, the pool's keeper, recovery and lending: each alone."""
+"""Each supervisor alone: shared values, sockets, the pool's publisher, recovery, and lending."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 from claim_steps import SMALL, prepare, run, unprepare
-from dra_driver.claims.guard import DeviceGuard
-from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
+from dra_driver.claims.device_guard import DeviceGuard
+from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError, BackendUnavailable, InUse
 from dra_driver.core.model import Fault
 from dra_driver.kubelet.sockets import FolderReplaced, SocketError
 from dra_driver.publish.publisher import Content
+from dra_driver.supervisors.driver_state import Conditions, Shared, Snapshot, keep
 from dra_driver.supervisors.health import Picture
-from dra_driver.supervisors.lending import Lending
-from dra_driver.supervisors.pool import content_of
+from dra_driver.supervisors.library_release import LibraryRelease
+from dra_driver.supervisors.pool_updates import content_of
 from dra_driver.supervisors.recovery import Recovery
-from dra_driver.supervisors.shared import Conditions, Shared, Snapshot, keep
 from dra_driver.supervisors.sockets import SocketKeeper
 from dra_driver.supervisors.status import status_of
 from machine_model import POOL, Claims, Node
@@ -65,7 +65,7 @@ def test_each_part_reports_its_own_condition() -> None:
 
 
 def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.001)
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.001)
 
     async def main() -> None:
         runs: list[int] = []
@@ -90,8 +90,8 @@ def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, capl
 def test_part_that_other_code_cancels_begins_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A library cancels work of its own that a part waits for: neither the part nor the driver was stopped."""
-    monkeypatch.setattr("dra_driver.supervisors.shared.RETRY_LIMIT", 0.001)
+    """A library cancels its own task, for which a part waits: the part restarts, because neither it nor the driver was stopped."""
+    monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.001)
     runs: list[int] = []
 
     async def main() -> None:
@@ -147,7 +147,7 @@ def test_a_folder_that_is_another_one_ends_the_process() -> None:
 
 
 class Server:
-    """Fails to start as often as it is told to."""
+    """A server that fails the configured number of starts."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -241,7 +241,7 @@ async def until(condition: Any) -> None:
 
 
 def test_claims_are_served_while_the_hardware_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.service.READY_SECONDS", 0.01)
+    monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:
         node.service.set_ready("the driver is starting")
@@ -262,7 +262,7 @@ def test_claims_are_served_while_the_hardware_answers(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("state", ["no hardware", "faulty device"])
 def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path, state: str) -> None:
-    """A container that restarts runs the hooks of the existing file, even if the driver cannot restore the claim."""
+    """A restarted container runs the hooks of the existing file: the hooks are repaired even if the driver cannot restore the claim."""
 
     async def scenario(node: Node, claims: Claims) -> None:
         reference = claims.allocate("c", "gpu-1-mig-1g10gb-19-2")
@@ -271,8 +271,10 @@ def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path
         hook = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook"]}
         document["containerEdits"]["hooks"] = [dict(hook)]
         document["devices"][0]["containerEdits"]["hooks"] = [dict(hook), {**hook, "env": ["A=b"]}]
-        node.system.write_atomic(node.service.hands.cdi_path(reference.uid), json.dumps(document).encode(), mode=0o644)
-        broken = node.service.hands.cdi_path("broken")
+        node.system.write_atomic(
+            node.service.hardware.cdi_path(reference.uid), json.dumps(document).encode(), mode=0o644
+        )
+        broken = node.service.hardware.cdi_path("broken")
         node.system.write_atomic(broken, b'{"devices": [')
         snapshots = Shared(Snapshot(given_up="no driver"))
         if state == "faulty device":
@@ -280,7 +282,7 @@ def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path
             await node.look()
             snapshots.put(snapshot_of(node))
         work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
-        await until(lambda: reference.uid not in node.service.hands.invalid_cdi_uids())
+        await until(lambda: reference.uid not in node.service.hardware.invalid_cdi_uids())
         repaired = node.cdi(reference.uid)
         for edits in (repaired["containerEdits"], repaired["devices"][0]["containerEdits"]):
             for found in edits["hooks"]:
@@ -306,7 +308,7 @@ def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_
         snapshots.put(snapshot_of(node))
         await asyncio.sleep(0.02)
         assert await unprepare(node, owed) == ""
-        node.service.hands.remove_cdi(kept.uid)
+        node.service.hardware.remove_cdi(kept.uid)
         assert "999" in await prepare(node, kept)
         assert len(node.partitions()) == 2
         node.backend.faults.clear()
@@ -323,14 +325,14 @@ def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_
 
 
 def test_lending_waits_for_claims_under_way_and_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.guard.LENT_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.05)
 
     async def main() -> None:
         locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
         guard = DeviceGuard(locks)
-        lending = Lending(locks, guard)
+        lending = LibraryRelease(locks, guard)
         lending.take()
-        lending.take()  # it is ours already
+        lending.take()  # already taken by this process
         events: list[str] = []
 
         async def note(what: str) -> None:
@@ -375,19 +377,19 @@ def test_lending_waits_for_claims_under_way_and_lets_nobody_in(tmp_path: Path, m
 def test_lending_ends_whatever_the_other_side_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str
 ) -> None:
-    monkeypatch.setattr(f"dra_driver.supervisors.lending.{seconds}", 0.05)
+    monkeypatch.setattr(f"dra_driver.supervisors.library_release.{seconds}", 0.05)
 
     async def main() -> None:
         locks, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a module")
         guard = DeviceGuard(locks)
-        lending = Lending(locks, guard)
+        lending = LibraryRelease(locks, guard)
         lending.take()
         events: list[str] = []
 
         async def note(what: str) -> None:
             events.append(what)
 
-        assert module.take(REQUEST)  # and keeps it, without ever taking the library
+        assert module.take(REQUEST)  # and keeps it, without taking the library
         if seconds == "DRAIN_SECONDS":  # a claim that does not end
             async with guard.hold(["GPU-1"]):
                 await asyncio.wait_for(lending.give_way(lambda: note("close"), lambda: note("open")), 8)
@@ -402,7 +404,7 @@ def test_lending_ends_whatever_the_other_side_does(
 
 
 def test_a_lock_that_another_program_keeps_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.05)
 
     async def main() -> None:
         guard = DeviceGuard(DeviceLocks(str(tmp_path), "the driver"))
@@ -413,7 +415,7 @@ def test_a_lock_that_another_program_keeps_is_refused_by_name(tmp_path: Path, mo
                 raise AssertionError("it was not to be had")
         assert not layout.is_taken("GPU-1")
         layout.drop_all()
-        async with guard.hold(["GPU-1", "GPU-2"]):  # what it had of its own it has given back as well
+        async with guard.hold(["GPU-1", "GPU-2"]):  # the locks that it took are free again
             assert layout.is_taken("GPU-1") and layout.is_taken("GPU-2")
 
     asyncio.run(main())

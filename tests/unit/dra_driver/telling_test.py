@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is told of a claim that went well comes after its answer, and comes whoever waits for that; its device is free before."""
+"""Reports of a successful claim follow its answer, whether the caller waits or not. The device's lock is free before."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import pytest
 from claim_steps import SMALL, prepare_all
-from dra_driver.claims import service
-from dra_driver.claims.answers import Afterwards, Answers
+from dra_driver.claims import operations
+from dra_driver.claims.call_results import Answers, DeferredCallbacks
 from dra_driver.claims.records import ClaimReference
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.kubelet.server import PluginServer
@@ -28,7 +28,7 @@ LONG = 30.0
 
 
 class Nothing:
-    """No health to tell of."""
+    """Health without any changes to report."""
 
     devices = ()
 
@@ -37,7 +37,7 @@ class Nothing:
 
 
 class Requests:
-    """Metrics that take note of calls, and do nothing else."""
+    """Metrics that only record calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
@@ -48,7 +48,7 @@ class Requests:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose path leaves room for a socket's name."""
+    """Return a directory with a path short enough for the names of sockets."""
     return tmp_path_factory.mktemp("k")
 
 
@@ -131,7 +131,7 @@ def test_who_hangs_up_is_told_of_in_the_log_all_the_same(short: Path, caplog: py
 
 
 def test_whoever_is_told_later_than_the_answer_is_told_at_once() -> None:
-    afterwards, told = Afterwards(), []
+    afterwards, told = DeferredCallbacks(), []
     afterwards.tell(lambda: told.append(1))
     assert told == []
     afterwards.answered()
@@ -167,7 +167,7 @@ def test_a_device_is_free_for_others_while_its_claims_files_are_written(tmp_path
 
 
 def test_the_claims_of_one_call_are_answered_together_and_each_by_itself() -> None:
-    """The call ends with the last of them; one that is done twice is done once, and one that nobody lets begin keeps none waiting."""
+    """The call ends with its last claim. A duplicate claim is prepared once, and a claim that cannot start does not delay the others."""
     done: list[str] = []
 
     class Reporter:
@@ -219,7 +219,7 @@ def test_whoever_becomes_ready_as_the_time_of_waiting_ends_serves_who_waits(
             raise asyncio.TimeoutError
 
         with monkeypatch.context() as patch:
-            patch.setattr(service, "within", ends)
+            patch.setattr(operations, "within", ends)
             await node.service.wait_until_ready()
 
     claims = Claims()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Blocking work on a pool's threads, awaited on an event loop."""
+"""Blocking work in a pool's threads, awaited in an event loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The whole driver of one vendor tells of its layout and of a repartitioning: at the slice, as Events, once, also when it is started anew."""
+"""The whole driver of one vendor reports its layout and a repartitioning once, on the slice and as Events, also after a restart."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
-from dra_driver.core import repartition_steps as steps
-from dra_driver.core.layout_differences import ANNOTATION
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
+from dra_driver.core.partitioning.layout_differences import ANNOTATION
+from dra_driver.core.repartition import progress as steps
 from vendor_scene import Scene, run
 
 
@@ -45,12 +45,12 @@ def test_what_is_not_as_the_layout_wants_is_told(short: Path) -> None:
         assert {each["spec"]["pool"]["generation"] for each in scene.api.slices.values()} == {1}
         await scene.until(lambda: "LayoutDiffers" in reasons(scene))
         writes = len(scene.api.slice_writes())
-        # A driver that is started anew writes nothing of what it finds again.
+        # A restarted driver writes nothing for unchanged findings.
         await scene.stop()
         await scene.start()
         await scene.until(lambda: scene.driver.view().differing == 1)
         assert note(scene) and len(scene.api.slice_writes()) == writes
-        # Another layout, which is what there is: the end is told at the first look.
+        # A different layout that the devices already have: the end is reported at the first scan.
         await scene.stop()
         scene.settings = {"full_inventory_interval": 300}
         await scene.start()
@@ -68,12 +68,12 @@ def test_steps_of_a_repartitioning_are_told_and_not_twice(short: Path) -> None:
         await scene.until(scene.devices)
         uuid = next(iter(scene.backend.gpus.devices())).uuid
         for step in ("draining", "applying", "publishing", "released"):
-            steps.add(System(), directory, steps.Taken(time.time(), "replan-0", (uuid,), step))
+            steps.add(System(), directory, steps.StartedStep(time.time(), "replan-0", (uuid,), step))
         told = ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied", "RepartitionDone"]
         await scene.until(lambda: reasons(scene) == told)
         await scene.stop()
         await scene.start()
-        steps.add(System(), directory, steps.Taken(time.time(), "replan-0", (uuid,), "draining"))
+        steps.add(System(), directory, steps.StartedStep(time.time(), "replan-0", (uuid,), "draining"))
         await scene.until(lambda: reasons(scene)[4:] == ["RepartitionBegun"])
         assert [each["count"] for each in scene.api.events if each["reason"].startswith("Repartition")] == [1] * 5
 

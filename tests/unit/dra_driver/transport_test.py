@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which of its transports gRPC uses in the daemon."""
+"""The transport that gRPC uses in the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from dra_driver.kubelet import settle_transport
 
 VARIABLE = "GRPC_EXPERIMENTS"
-#: Says what gRPC would read at the moment when it is first imported.
+#: Prints the value that gRPC would read at its first import.
 WATCH = f"""
 import os, sys
 class Watch:

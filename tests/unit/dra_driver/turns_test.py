@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Turns: quick work goes one after the other, in the order of asking; what is not quick keeps nobody waiting."""
+"""Turns: short work runs one after the other, in the order of requests. Long work does not delay the next turn."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from dra_driver.claims.turns import Turns
+from dra_driver.claims.fair_queue import FairQueue
 
-#: Longer than any test, and no time at all.
+#: Longer than any test, and no time (seconds).
 EVER, AT_ONCE = 3600.0, 0.0
 
 
 class Work:
-    """Something that is done in a turn until it is told to end."""
+    """Work in a turn that ends when the test sets ``ends``."""
 
-    def __init__(self, turns: Turns, entered: list[str], name: str) -> None:
+    def __init__(self, turns: FairQueue, entered: list[str], name: str) -> None:
         self._turns, self._entered, self._name = turns, entered, name
         self.ends = asyncio.Event()
         self.fails = False
@@ -31,7 +31,7 @@ class Work:
 
 
 async def settle() -> None:
-    """Let everything go on that can."""
+    """Run all tasks that can continue."""
     for _each in range(20):
         await asyncio.sleep(0)
 
@@ -39,7 +39,7 @@ async def settle() -> None:
 def test_quick_work_goes_one_after_the_other_in_the_order_of_asking() -> None:
     async def scenario() -> None:
         entered: list[str] = []
-        turns = Turns(EVER)
+        turns = FairQueue(EVER)
         work = [Work(turns, entered, name) for name in "abc"]
         for number, each in enumerate(work):
             await settle()
@@ -53,14 +53,14 @@ def test_quick_work_goes_one_after_the_other_in_the_order_of_asking() -> None:
 def test_task_longer_than_its_turn_continues_during_the_next() -> None:
     async def scenario() -> None:
         entered: list[str] = []
-        turns = Turns(AT_ONCE)
+        turns = FairQueue(AT_ONCE)
         work = [Work(turns, entered, name) for name in "abc"]
         deadline = asyncio.get_running_loop().time() + 30
         while len(entered) < len(work):
             assert asyncio.get_running_loop().time() < deadline, f"{entered} have had a turn"
             await asyncio.sleep(0.001)
         assert entered == list("abc") and not any(each.task.done() for each in work)
-        # Whose turn was over before it ended gives none back twice: there is one again, and no second one.
+        # A task that exceeded its turn does not release it twice: one turn is free again, not two.
         for each in work:
             each.ends.set()
         await asyncio.gather(*(each.task for each in work))
@@ -79,7 +79,7 @@ def test_task_longer_than_its_turn_continues_during_the_next() -> None:
 def test_who_does_not_come_to_its_end_gives_its_turn_back(how: str) -> None:
     async def scenario() -> None:
         entered: list[str] = []
-        turns = Turns(EVER)
+        turns = FairQueue(EVER)
         first, second, third = (Work(turns, entered, name) for name in "abc")
         await settle()
         if how == "fails":

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ahead_test import AHEAD, reserve, short, told
+from ahead_test import AHEAD, begin, reserve, short, told
 from aiohttp.test_utils import TestClient, TestServer
-from claim_steps import SMALL
+from claim_steps import SMALL, SMALL_2
 from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
 from controller_steps import CLAIMS, cluster_of, going, keeper, run, until
 from controller_steps import DRIVER as CONTROLLED
@@ -22,10 +22,10 @@ from dra_driver.api.client import ApiClient, ApiError
 from dra_driver.api.resources import ResourceApi
 from dra_driver.api.watching import Watched
 from dra_driver.claims.records import ClaimReference
-from dra_driver.controller.fleet import make_report
-from dra_driver.controller.measurements import Measurements
+from dra_driver.controller.controller_metrics import Measurements
+from dra_driver.controller.fleet_report import make_report
 from dra_driver.controller.webhook import PATH, application
-from dra_driver.core.published_form import PREPARED_CONDITION
+from dra_driver.core.dra.device_json import PREPARED_CONDITION
 from dra_driver.publish.publisher import Pace
 from object_server import ObjectServer
 from publisher_test import Scene as PublisherScene
@@ -147,15 +147,12 @@ def test_unexpected_exception_restarts_the_watch_with_backoff(
 
 def test_driver_undecodable_claims_other_claim_is_prepared(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = AHEAD
-        await scene.api.start()
-        scene.api.put_claim(claim("listed", opaque=OTHER))
-        scene.api.put_claim(claim("listed-bad", spec=MARK))
-        await scene.start()
+        await begin(scene)
         await scene.until(scene.devices)
-        await scene.until(lambda: [method for method, path in scene.api.log if "resourceclaims" in path].count("WATCH"))
-        scene.api.put_claim(claim("watched", opaque=OTHER))
-        scene.api.put_claim(claim("watched-bad", spec=MARK))
+        # The controller's list names both claims, and the driver reads each of them.
+        reserve(scene, "bad", SMALL_2)
+        scene.api.put_claim({**scene.api.claims["bad"], "spec": claim("bad", spec=MARK)["spec"]})
+        await scene.until(lambda: any(path.endswith("/resourceclaims/bad") for _method, path in scene.api.log))
         reserve(scene, "a", SMALL)
         await scene.until(lambda: told(scene, "a", PREPARED_CONDITION))
         assert await scene.call("NodePrepareResources", "a") == ""
@@ -175,7 +172,7 @@ def test_driver_prepares_a_claim_with_undecodable_parameters_of_another_driver(s
         found["status"]["allocation"]["devices"]["config"] = [entry]
         scene.api.put_claim(found)
         assert await scene.call("NodePrepareResources", "a") == ""
-        # Its own undecodable parameters are refused, in an error that names claim and field.
+        # Undecodable parameters of this driver are refused, with an error that names claim and field.
         entry["opaque"]["driver"] = OWN
         found["metadata"] = {**found["metadata"], "name": "b", "uid": "uid-b"}
         scene.cluster.claims["default", "b"] = found
@@ -216,7 +213,7 @@ def test_controller_report_lists_claims_with_undecodable_parameters(tmp_path: Pa
 
 
 def without_pods(pages: Any) -> Any:
-    """This server has no list of pods."""
+    """A server without a list of pods."""
 
     async def paged(path: str, *arguments: Any, **options: Any) -> Any:
         if path == "/api/v1/pods":
@@ -242,7 +239,7 @@ def test_reading_one_undecodable_claim_raises_api_error(tmp_path: Path) -> None:
 
 
 def test_write_to_claim_with_undecodable_parameters_succeeds(tmp_path: Path) -> None:
-    """The API server has stored the write. An error makes the status keeper and the cleanup repeat it, and all others wait."""
+    """The API server has stored the write: it succeeds. An error would make the status keeper and the cleanup repeat it, and others wait."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -256,7 +253,8 @@ def test_write_to_claim_with_undecodable_parameters_succeeds(tmp_path: Path) -> 
                 "PATCH", f"{path}/{name}", body=patch, content_type="application/merge-patch+json"
             )
             assert answer["metadata"]["name"] == name
-            assert server.objects[f"{path}/{name}"]["status"]["devices"] == []
+            # The driver has not applied this entry, so it stays.
+            assert [each["driver"] for each in server.objects[f"{path}/{name}"]["status"]["devices"]] == [driver]
 
     run(tmp_path, scenario)
 

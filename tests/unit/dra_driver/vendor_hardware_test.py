@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The whole driver of one vendor beside hardware that changes by other hands, hangs, goes away and comes back."""
+"""The whole driver of one vendor with hardware that other programs change, and that hangs, disappears, and returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_tables import Change
-from dra_driver.core.device_locks import LIBRARY, REQUEST, DeviceLocks
+from dra_driver.core.discovery.device_locks import LIBRARY, REQUEST, DeviceLocks
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.model import Fault, Finding, Placement
 from vendor_scene import Scene, run
@@ -45,7 +45,7 @@ def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        await scene.until(lambda: len(scene.devices()) == 2 * 26)  # slices come one after the other
+        await scene.until(lambda: len(scene.devices()) == 2 * 26)  # slices arrive one after the other
         before = scene.devices()
         scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
         await scene.until(lambda: tainted(scene) == {name for name in before if name.startswith("gpu-1")})
@@ -70,7 +70,7 @@ def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> Non
         scene.backend.present = True
         await scene.until(lambda: "gpu-0" in scene.devices())
         assert await scene.prepare("a", SMALL) == ""
-        scene.backend.failures["discover"] = [AcceleratorError("NVML timed out")]  # once is no reason
+        scene.backend.failures["discover"] = [AcceleratorError("NVML timed out")]  # one failure is not enough
         await asyncio.sleep(1.3)
         assert "gpu-0" in scene.devices()
 
@@ -81,7 +81,7 @@ def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> Non
 def test_the_library_is_lent_for_a_reset_and_taken_up_again(
     short: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr("dra_driver.claims.guard.LENT_SECONDS", 0.1)
+    monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.1)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -102,7 +102,7 @@ def test_the_library_is_lent_for_a_reset_and_taken_up_again(
         devices, looks = scene.devices(), sum(name == "discover" for name, _arguments in scene.backend.calls)
         assert "a module" in await scene.prepare("late", "gpu-1")
         assert any("a module" in problem for problem in (await scene.status())["problems"])
-        assert await scene.prepare("before") == ""  # what is prepared needs no library
+        assert await scene.prepare("before") == ""  # a prepared claim needs no library
         assert sum(name == "discover" for name, _arguments in scene.backend.calls) == looks
         assert scene.devices() == devices
         if end == "returned":
@@ -118,14 +118,14 @@ def test_the_library_is_lent_for_a_reset_and_taken_up_again(
 
 
 def published(scene: Scene) -> set[str]:
-    """The GPUs of which anything is published."""
+    """Return the GPUs with published devices."""
     return {"-".join(name.split("-")[:2]) for name in scene.devices()}
 
 
 def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Served, published, and given back, all before the GPU that hangs is let go; then it is made good on that one."""
+    """Claims of other GPUs are prepared, published, and unprepared while one GPU hangs. Its claim is restored afterwards."""
     monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
 
     async def scenario(scene: Scene) -> None:
@@ -144,7 +144,7 @@ def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
         assert not gate.is_set()
         gate.set()
         await scene.until(lambda: published(scene) == {"gpu-0", "gpu-1"})
-        await scene.until(lambda: scene.partitions() == [(19, 0, 1)])  # what was prepared before the reboot
+        await scene.until(lambda: scene.partitions() == [(19, 0, 1)])  # the claim from before the reboot
 
     run(short, scenario)
 
@@ -195,7 +195,8 @@ def test_partitioning_that_did_not_go_off_with_the_last_claim_goes_off_later(sho
         scene.backend.set_partitioning = real  # type: ignore[method-assign]
         scene.driver.look_again()
         await scene.until(lambda: not scene.backend.gpus.devices()[0].partitioning.enabled)
-        # Who switched it on is forgotten with it: what an administrator switches on now stays.
+        # The record of the driver's switch is deleted with it: when an administrator enables partitioning now, it
+        # stays.
         scene.backend.set_partitioning(scene.backend.gpus.template(0).uuid, True)
         scene.driver.look_again()
         await asyncio.sleep(0.3)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Where a vendor's own container runtime brings devices in, a container is told of all that it has, by variables that name them."""
+"""With a vendor's own container runtime, variables name all devices of a container."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_driver.claims.lists import with_lists_joined
+from dra_driver.claims.runtime_device_lists import with_lists_joined
 from dra_driver.config import InvalidConfiguration, parse
-from dra_driver.core.backend import BACKENDS, BY_RUNTIME, create
-from dra_driver.core.cdi import ContainerEdits
+from dra_driver.core.host.cdi import ContainerEdits
 from dra_driver.core.model import Device, Partition
+from dra_driver.core.vendors.registry import BACKENDS, BY_RUNTIME, WITH_NETWORK_TOOLS, create
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import Claims, Node
@@ -73,7 +73,7 @@ def test_what_one_variable_cannot_say_is_refused_before_hardware_is_changed(
         error = (await node.service.prepare([claim]))[claim.uid].error
         assert not node.store.claims and not node.partitions() and not node.cdi_files()
         assert "create_partition" not in {name for name, _arguments in node.backend.calls}
-        # One that names its devices is served all the same.
+        # A claim that names its devices is served nevertheless.
         other = claims.allocate("b", SLICE)
         assert (await node.service.prepare([other]))[other.uid].error == ""
         return error
@@ -99,6 +99,19 @@ def test_nothing_that_a_device_is_called_by_is_lost_or_named_twice(devices: dict
 def test_edits_that_name_nothing_are_left_as_they_are() -> None:
     edits = {"a": ContainerEdits(env=("A=1",)), "b": ContainerEdits(env=("A=2",))}
     assert with_lists_joined(edits) is edits
+
+
+def test_network_tools_name_vendors_with_ports_and_exclude_the_runtime() -> None:
+    for vendor in WITH_NETWORK_TOOLS:
+        configuration = parse({"node_name": "n", "backends": [vendor], "network_tools": [vendor]})
+        assert configuration.network_tools == (vendor,)
+        assert "network_tools" in configuration.needing_restart(parse({"node_name": "n", "backends": [vendor]}))
+        assert create(vendor, network_tools=True).vendor == vendor
+        with pytest.raises(InvalidConfiguration, match="in vendor_runtimes and in network_tools"):
+            parse({"node_name": "n", "vendor_runtimes": [vendor], "network_tools": [vendor]})
+    for wrong in ([*(set(BACKENDS) - set(WITH_NETWORK_TOOLS))], "all", [3]):
+        with pytest.raises(InvalidConfiguration, match="network_tools"):
+            parse({"node_name": "n", "network_tools": wrong})
 
 
 def test_only_vendors_that_have_a_runtime_can_be_named() -> None:

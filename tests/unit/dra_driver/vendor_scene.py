@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A whole driver of one vendor, and what surrounds it: model GPUs, a model API server, a kubelet's calls."""
+"""A whole driver of one vendor with model GPUs, a model API server, and the calls of a kubelet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dra_driver.api.client import ApiClient
 from dra_driver.api.events import EventRecorder
 from dra_driver.api.resources import ResourceApi
 from dra_driver.config import parse
-from dra_driver.core.system import System
+from dra_driver.core.host.system import System
 from dra_driver.kubelet.sockets import SocketPaths, paths_of
 from dra_driver.metrics import Metrics, NoMetrics
 from dra_driver.protocol import dra_v1_pb2, dra_v1_pb2_grpc, plugin_registration_pb2, plugin_registration_pb2_grpc
@@ -30,7 +30,7 @@ from machine_model import Claims
 
 
 class Scene:
-    """One driver and what surrounds it. start() and stop() may be called again and again."""
+    """One driver and its environment. start() and stop() can be called repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,19 +46,19 @@ class Scene:
 
     @property
     def paths(self) -> SocketPaths:
-        """Where this instance serves."""
+        """Return the socket paths of this instance."""
         kubelet = f"{self.folder}/kubelet"
         return paths_of(f"{kubelet}/plugins/{DRIVER}", f"{kubelet}/plugins_registry", DRIVER, self.instance)
 
     def beside(self, instance: str) -> Scene:
-        """Return another instance of the same driver on the same node; it is not started."""
+        """Return another instance of the same driver on the same node, not started."""
         other = Scene(self.folder)
         other.api, other.cluster, other.boot, other.instance = self.api, self.cluster, self.boot, instance
         other.settings = self.settings
         return other
 
     async def start(self, *, serves: bool = True) -> None:
-        """Start the driver; ``serves`` says that it gets as far as serving its sockets."""
+        """Start the driver. With ``serves`` wait until it serves its sockets."""
         root = self.folder / "root"
         (root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
         (root / "proc/sys/kernel/random/boot_id").write_text(self.boot)
@@ -109,7 +109,7 @@ class Scene:
         return str(answer.claims[claim.uid].error)
 
     async def register(self) -> None:
-        """What the kubelet does when it finds the socket."""
+        """Register the driver, as the kubelet does when it finds the socket."""
         async with grpc.aio.insecure_channel(f"unix:{self.paths.registration}") as channel:
             stub = plugin_registration_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             await stub.NotifyRegistrationStatus(plugin_registration_pb2.RegistrationStatus(plugin_registered=True))
@@ -132,7 +132,7 @@ class Scene:
 
     @staticmethod
     async def eventually(answer: Callable[[], Awaitable[str]], seconds: float = 30.0) -> str:
-        """Ask until there is no error, as the kubelet does."""
+        """Repeat the call until it succeeds, as the kubelet does."""
         deadline = asyncio.get_running_loop().time() + seconds
         while (error := await answer()) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
@@ -142,7 +142,7 @@ class Scene:
         return [device["name"] for item in self.api.slices.values() for device in item["spec"].get("devices", ())]
 
     def specs(self) -> dict[str, dict[str, Any]]:
-        """What is published of each device, by its name."""
+        """Return the published devices by name."""
         return {
             device["name"]: device for item in self.api.slices.values() for device in item["spec"].get("devices", ())
         }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The whole driver of one vendor: real sockets, real store, real HTTP; the hardware alone is a model."""
+"""Run the whole driver of one vendor with real sockets, store, and HTTP. Only the hardware is a model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from backend_model import DRIVER
 from claim_steps import SMALL
 from dra_driver.claims.records import DOCUMENT_VERSION
-from dra_driver.core.device_locks import DeviceLocks
-from dra_driver.core.system import DeviceNumber, System
+from dra_driver.core.discovery.device_locks import DeviceLocks
+from dra_driver.core.host.system import DeviceNumber, System
 from dra_driver.kubelet.sockets import SocketError
 from dra_driver.logs import current_operation
 from store_model import write_entry
@@ -28,7 +28,7 @@ from vendor_scene import Scene, run
 def test_starts_before_everything_and_gets_there(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.backend.present = False
-        await scene.start()  # no API server, no GPU driver, no kubelet's folders
+        await scene.start()  # no API server, no GPU driver, no kubelet directories
         error = await scene.prepare("a", SMALL)
         assert "not loaded" in error
         await scene.stop()
@@ -46,7 +46,7 @@ def test_starts_before_everything_and_gets_there(short: Path) -> None:
 
 def test_status_is_the_living_process_own(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.settings = {"inventory_interval": 300}  # a look that is seen here was asked for
+        scene.settings = {"inventory_interval": 300}  # so that only requested scans occur
         assert not (await scene.status())["ready"]
         scene.backend.present = False
         await scene.api.start()
@@ -95,7 +95,7 @@ class DeniedNodes(System):
 
 @pytest.mark.parametrize("rules", ["", "0a1b2c3d4e5f6a7b"])
 def test_pod_without_a_device_node_is_not_ready(short: Path, rules: str) -> None:
-    """After a reboot the kernel can give a vendor's driver another major number, and the container has the previous one."""
+    """After a reboot the vendor driver can have another major number than the container's device rules: the pod is not ready."""
 
     async def scenario(scene: Scene) -> None:
         scene.settings = {"device_rules": rules}
@@ -124,7 +124,7 @@ def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
         await scene.stop()
         await scene.start()
         while "is starting" in (error := await scene.prepare("a")):
-            await asyncio.sleep(0.1)  # the kubelet also tries again
+            await asyncio.sleep(0.1)  # the kubelet also retries
         assert error == ""
         await asyncio.sleep(0.3)
         assert (
@@ -132,7 +132,7 @@ def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
             scene.partitions(),
             len(scene.api.slice_writes()),
         ) == before
-        # A partition of ours is not taken for an administrator's: it stays on offer as it was.
+        # The driver's own partition does not count as an administrator's: the offer does not change.
         assert "gpu-0" in scene.devices()
         assert await scene.unprepare("a") == ""
         assert scene.partitions() == []
@@ -192,7 +192,7 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
 
 @pytest.mark.parametrize("comes", ["prepare", "unprepare"])
 def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, comes: str) -> None:
-    """Its partition is an administrator's until then; no look is due for minutes, and no event of the hardware asks for one."""
+    """Until then the partition counts as an administrator's. Prepare or unprepare updates the published devices without a scan or an event."""
 
     async def scenario(scene: Scene) -> None:
         scene.settings = {"inventory_interval": 300}
@@ -220,8 +220,8 @@ def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, come
 def test_a_driver_waits_for_what_a_newer_release_has_written(
     short: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a downgrade nothing is set aside or removed, and nothing is served; the right release finds all as it was."""
-    monkeypatch.setattr("dra_driver.supervisors.storage.RETRY_SECONDS", 0.05)
+    """After a downgrade the driver serves nothing, and removes nothing. The right release finds all claims unchanged."""
+    monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.05)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -262,7 +262,7 @@ def test_a_driver_waits_for_what_a_newer_release_has_written(
 
 
 def test_a_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.claims.guard.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.2)
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
@@ -300,7 +300,7 @@ def test_failed_prepare_is_an_event_on_the_claim(short: Path) -> None:
 
 
 class Heard(logging.Handler):
-    """What is logged: of which operation and which claim each line is, and its words."""
+    """Record each log line with its operation and claim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,14 +311,14 @@ class Heard(logging.Handler):
         self.lines.append((current_operation(), claim, record.getMessage()))
 
     def operations(self, words: str = "", claim: str = "") -> set[str]:
-        """The operations of the lines about a claim with these words."""
+        """Return the operations of the lines about a claim that contain this text."""
         return {operation for operation, about, line in list(self.lines) if about == claim and words in line}
 
 
 def test_the_lines_of_an_operation_its_threads_and_its_event_have_one_id(
     short: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of claims that are prepared side by side each has its own, and so has each time that one is asked for."""
+    """Claims that are prepared in parallel have different operation ids, and so does each request for the same claim."""
     caplog.set_level(logging.INFO)
 
     async def scenario(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver tells systemd that it lives only while its own socket answers; ids of operations go wherever the work goes."""
+"""The driver notifies systemd only while its own socket answers. The ids of operations follow the work into threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vendor_scene import Scene, run
 
 @pytest.fixture()
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short path: sockets lie in it."""
+    """Return a short path, because it contains sockets."""
     return tmp_path_factory.mktemp("s")
 
 
@@ -45,11 +45,11 @@ def test_a_driver_that_answers_lives_and_one_whose_socket_is_dead_does_not(home:
         await scene.start()
         watchdog = Watchdog([scene.driver.answers], lambda _message: None)
         assert await watchdog.look(20)
-        # The server is gone and the driver does not know: it is dead to the kubelet.
+        # The server has stopped without the driver's knowledge: the kubelet cannot reach it.
         assert scene.driver._server is not None and scene.driver._server._service_server is not None
         await scene.driver._server._service_server.stop(0)
         assert not await watchdog.look(20)
-        # What is known to be wrong with the sockets is being mended.
+        # A known problem of the sockets is being repaired.
         scene.driver._serving.conditions.report(sockets.PART, "another program has it")
         assert await watchdog.look(20)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Lists and watches of the controller, the driver, and the publisher against an API server that fails or ends watches."""
+"""Lists and watches of the controller, the driver, and the publisher with an API server that fails or ends watches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 def run_watched(
     tmp_path: Path, api: ApiModel, scenario: Callable[[Watched[str], list[float]], Awaitable[None]]
 ) -> None:
-    """Run a watch of claims beside a scenario, which gets the watch and the waits between its attempts, in seconds."""
+    """Run a watch of claims with a scenario, which gets the watch and the waits between its attempts, in seconds."""
 
     async def main() -> None:
         await api.start()
@@ -121,7 +121,7 @@ def test_publisher_list_that_fails_slowly_doubles_the_wait(tmp_path: Path, monke
 
 
 def test_publisher_upgraded_server_rejects_old_layout_publishes_new_layout(tmp_path: Path) -> None:
-    """The watch stays open, as behind a load balancer in front of several API servers."""
+    """The watch stays open after the upgrade, as behind a load balancer with several API servers: the new layout is published."""
     api = ApiModel(minor="34")
 
     async def scenario(scene: Scene) -> None:
@@ -136,12 +136,13 @@ def test_publisher_upgraded_server_rejects_old_layout_publishes_new_layout(tmp_p
     run_publisher(tmp_path, scenario, api)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+@pytest.mark.parametrize(("seconds", "interval"), [(0.0, 0.0), (3600.0, 0.0), (0.0, 3600.0)])
 def test_publisher_watch_ended_in_order_checks_features_within_the_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, interval: float
 ) -> None:
     """A check that is not due yet sends no request, and the pool stays published."""
-    monkeypatch.setattr(publisher_module, "CHECK_SECONDS", seconds, raising=False)
+    monkeypatch.setattr(publisher_module, "CHECK_SECONDS", seconds)
+    monkeypatch.setattr(publisher_module, "CHECK_INTERVAL", (interval, interval))
     monkeypatch.setattr("random.uniform", lambda _low, high: high)
     api = ApiModel()
     api.drop_fields = ("consumesCounters", "sharedCounters")
@@ -153,7 +154,7 @@ def test_publisher_watch_ended_in_order_checks_features_within_the_interval(
         api.drop_fields = ()
         watches, checks = api.log.count(("WATCH", SLICES)), api.log.count(("GET", "/version"))
         api.end_watches()
-        if seconds:
+        if seconds or interval:
             await scene.until(lambda: api.log.count(("WATCH", SLICES)) > watches)
             assert await scene.at_rest() == 0 and scene.publisher.published.is_set()
             assert api.log.count(("GET", "/version")) == checks
@@ -164,11 +165,95 @@ def test_publisher_watch_ended_in_order_checks_features_within_the_interval(
     run_publisher(tmp_path, scenario, api)
 
 
+def test_publisher_watches_broken_by_an_idle_limit_cost_only_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer repeatedly ends the idle connection of the watch: no list, no check of the server, no problem."""
+    lower_lasting(monkeypatch, 0.01)
+    monkeypatch.setattr(publisher_module, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(publisher_module, "CHECK_INTERVAL", (300.0, 600.0))
+    monkeypatch.setattr(watching, "RETRY_FIRST", 0.05)
+    api = ApiModel()
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("h100-80"))
+        await scene.until(scene.publisher.published.is_set)
+        await scene.at_rest()
+        before = len(api.log)
+        for number in range(10):
+            await scene.until(lambda number=number: len(api.log) == before + number)
+            await asyncio.sleep(0.05)
+            api.abort_connections()
+            await asyncio.sleep(0.01)
+            assert scene.publisher.published.is_set() and not scene.publisher.problem
+        assert set(api.log[before:]) == {("WATCH", SLICES)}
+
+    run_publisher(tmp_path, scenario, api)
+
+
+def test_watched_connection_that_breaks_after_a_while_ends_the_watch_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lower_lasting(monkeypatch, 0.01)
+    api = ApiModel()
+
+    async def scenario(watched: Watched[str], waits: list[float]) -> None:
+        for number in range(10):
+            await until(lambda number=number: api.log.count(("WATCH", CLAIMS)) > number)
+            await asyncio.sleep(0.05)
+            api.abort_connections()
+            await until(lambda number=number: len(waits) > number)
+            assert watched.current and "cannot be watched" not in caplog.text
+        assert max(waits) <= watching.RETRY_FIRST and api.log.count(("GET", CLAIMS)) == 1
+
+    run_watched(tmp_path, api, scenario)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lists"), [(3, 1), (watching.REFUSED_LIMIT, 2), (2 * watching.REFUSED_LIMIT - 1, 2)]
+)
+def test_watched_status_404_of_a_load_balancer_lists_after_many_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int, lists: int
+) -> None:
+    lower_lasting(monkeypatch, -1.0)
+    api = ApiModel()
+
+    async def scenario(watched: Watched[str], _waits: list[float]) -> None:
+        await until(lambda: api._claim_watchers)
+        api.failures = [("WATCH", 404, "")] * answers
+        watches = api.log.count(("WATCH", CLAIMS))
+        api.end_watches()
+        await until(lambda: api.log.count(("WATCH", CLAIMS)) == watches + answers + 1 and watched.current)
+        assert api.log.count(("GET", CLAIMS)) == lists
+
+    run_watched(tmp_path, api, scenario)
+
+
+def test_publisher_watch_follows_a_server_that_serves_an_older_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch gets status 404 for the version, and continues in the served version without a list."""
+    monkeypatch.setattr(watching, "RETRY_FIRST", 0.05)
+    api = ApiModel()
+
+    async def scenario(scene: Scene) -> None:
+        scene.publisher.set_content(content("l4", dynamic=False))
+        await scene.until(scene.publisher.published.is_set)
+        await scene.until(lambda: api._watchers)
+        api.versions = ("v1beta1",)
+        before = len(api.log)
+        api.end_watches()
+        await scene.until(lambda: ("WATCH", SLICES.replace("/v1/", "/v1beta1/")) in api.log)
+        assert [path for method, path in api.log[before:] if method == "GET" and "resourceslices" in path] == []
+
+    run_publisher(tmp_path, scenario, api)
+
+
 @pytest.mark.parametrize("status", [429, 503, 0])
 def test_watched_broken_watch_is_resumed_without_a_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """Status 0: the server aborts the connection of the watch, as a server that is killed."""
+    """Status 0: the server aborts the watch's connection, like a killed server. The watch is resumed without a list."""
     api = ApiModel()
 
     async def scenario(watched: Watched[str], waits: list[float]) -> None:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""As much of an API server as ResourceSlices need: versions of objects, preconditions, dry run, field managers.
+"""A model API server for ResourceSlices: versions of objects, preconditions, dry run, and field managers.
 
-It knows nothing of what a slice may hold; the tests on the real API server do.
+It does not validate the content of slices. Tests with the real API server do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 class ApiServer(JsonServer):
-    """Listens on a port of its own. ``writes`` are all requests that changed something, or would have in a dry run."""
+    """A server on its own port. ``writes`` are all requests that changed something, or would have in a dry run."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Json] = {}
@@ -58,7 +58,7 @@ class ApiServer(JsonServer):
 
     @property
     def writes(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Method, path and query of every write that was no dry run."""
+        """Return method, path, and query of each write without dry run."""
         return [
             (method, path, query)
             for method, path, query, body in self.requests
@@ -70,7 +70,7 @@ class ApiServer(JsonServer):
         return [self.objects[name] for name in sorted(self.objects)]
 
     def add(self, name: str, spec: Json, **metadata: Any) -> Json:
-        """Put an object there as somebody else would."""
+        """Store an object as another client does."""
         self._number += 1
         self.objects[name] = {
             "apiVersion": "resource.k8s.io/v1",
@@ -101,7 +101,7 @@ class ApiServer(JsonServer):
 
     @staticmethod
     def is_dry(method: str, query: dict[str, str], body: Json | None) -> bool:
-        """Whether a request is to change nothing. Of a deletion the query says nothing where there is a body, as in the real one."""
+        """Return whether a request is a dry run. For a deletion with a body the query is ignored, as in the real server."""
         if method == "DELETE" and body:
             return body.get("dryRun") == ["All"]
         return query.get("dryRun") == "All"
@@ -110,7 +110,7 @@ class ApiServer(JsonServer):
         driver = query["fieldSelector"].removeprefix("spec.driver=")
         found = [each for each in self.slices if each["spec"]["driver"] == driver]
         start = int(query.get("continue", 0))
-        end = start + min(int(query["limit"]), 2)  # short pages, so that a client has to turn them
+        end = start + min(int(query["limit"]), 2)  # short pages, so that a client has to request several
         rest = {"continue": str(end)} if end < len(found) else {}
         return {"kind": "ResourceSliceList", "metadata": rest, "items": copy.deepcopy(found[start:end])}
 

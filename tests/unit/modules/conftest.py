@@ -1,15 +1,17 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs modules the way Ansible runs them, and gives them a node with GPUs or an API server to work on."""
+"""Run modules as Ansible does, on a node with GPUs or with an API server."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SIMULATOR = ROOT / "roles" / "simulator" / "files"
 MODULES = "ansible_collections.dra.accelerators.plugins.modules"
 
-# What a module's process does on a node: read its arguments and run.
+# The program of a module's process on a node: read the arguments and run.
 PROGRAM = f"""
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
@@ -49,7 +51,7 @@ def arguments(options: dict[str, Any], *, check: bool, diff: bool) -> dict[str, 
 
 @pytest.fixture
 def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Runs a module in this process and returns its result."""
+    """Return a function that runs a module in this process and returns its result."""
 
     def run(name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
         module = importlib.import_module(f"{MODULES}.{name}")
@@ -64,7 +66,7 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated library, built once."""
+    """Return the directory of the simulated library, built once."""
     folder = tmp_path_factory.mktemp("nvml")
     subprocess.run(
         ["make", "-s", "-C", SIMULATOR / "nvml", f"OUT={folder}"], check=True, capture_output=True, text=True
@@ -74,7 +76,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with Ansible's library and nothing else, so without NVML's binding."""
+    """Return an interpreter with Ansible's library only, without the NVML binding."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -106,7 +108,7 @@ class ModuleServer:
         self.process.communicate()
 
     def run(self, name: str, parameters: dict[str, Any], library: str | None) -> Result:
-        """Run a module with the library in this folder and return its result."""
+        """Run a module with the library in this directory and return its result."""
         request = {"module": name, "arguments": parameters, "library": library}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -116,7 +118,7 @@ class ModuleServer:
 
 
 class Node:
-    """A node with its own GPUs, whose state outlives every process."""
+    """A node with its own GPUs, whose state survives each process."""
 
     def __init__(self, root: Path, nvml: Path, machine: str, server: ModuleServer) -> None:
         self.root = root
@@ -129,6 +131,11 @@ class Node:
                 (self.folder / file.name).symlink_to(file.readlink()) if file.is_symlink() else os.link(
                     file, self.folder / file.name
                 )
+        # Modules end, so no program keeps a GPU open between two of them. Without persistence mode it would lose its
+        # settings.
+        configuration = root / "etc/accelerator-simulator/machine.json"
+        configuration.parent.mkdir(parents=True)
+        configuration.write_text(json.dumps({"library": {"idle-gpus-keep-settings": True}}))
         self.simulator("power-on", "--machine", machine)
 
     def simulator(self, *words: str) -> str:
@@ -152,16 +159,47 @@ class Node:
             raise AssertionError(f"accelerator-simulator {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    @contextlib.contextmanager
+    def fabric_manager(self) -> Iterator[None]:
+        """A fabric manager in its mode for bare metal, for a while."""
+        socket = self.root / "fm.socket"
+        configuration = self.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
+        configuration.parent.mkdir(parents=True, exist_ok=True)
+        configuration.write_text(f"FABRIC_MODE=0\nFM_CMD_UNIX_SOCKET_PATH={socket}\n")
+        program = "import sys; from accelerator_simulator.cli import main; raise SystemExit(main(sys.argv[1:]))"
+        options = ("--root", self.root, "--library-folder", self.folder)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *options, "fabric-manager"],
+            env={**os.environ, "PYTHONPATH": str(SIMULATOR)},
+        )
+        try:
+            while not socket.is_socket():
+                assert process.poll() is None, "the fabric manager does not listen"
+                time.sleep(0.02)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+            socket.unlink(missing_ok=True)
+
+    def edit_boards(self, old: str, new: str) -> None:
+        """Change statements about the boards, which are new then."""
+        description = self.root / "var/lib/accelerator-simulator/nvidia.txt"
+        text = description.read_text()
+        assert old in text
+        description.write_text(text.replace(old, new))
+        self._control(f"load {description}")
+
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(self.folder), "PATH": f"{self.folder}:{os.environ['PATH']}"}
 
     def module(self, name: str, options: dict[str, Any], *, check: bool = False, diff: bool = False) -> Result:
-        """Run a module in a process of its own, as on the node."""
+        """Run a module in its own process, as on the node."""
         library = str(self.folder) if self.driver else None
         return self.server.run(name, arguments(options, check=check, diff=diff), library)
 
     def module_of(self, python: Path, name: str, options: dict[str, Any]) -> Result:
-        """Run a module under another interpreter."""
+        """Run a module with another interpreter."""
         done = subprocess.run(
             [python, "-c", PROGRAM, name],
             input=json.dumps(arguments(options, check=False, diff=False)),
@@ -173,7 +211,7 @@ class Node:
         return parse(name, done.stdout + done.stderr)
 
     def ansible(self, name: str, options: dict[str, Any], python: Path) -> Result:
-        """Have Ansible pack a module and run it under ``python``; this interpreter is the one with the binding."""
+        """Let Ansible pack a module and run it with ``python``. This interpreter has the binding."""
         options = {**options, "interpreter": sys.executable}
         done = subprocess.run(
             [
@@ -186,7 +224,7 @@ class Node:
                 "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.oneline",
                 "ANSIBLE_LOCAL_TEMP": str(self.root / "local"),
                 "ANSIBLE_REMOTE_TEMP": str(self.root / "remote"),
-                # Nothing but what Ansible packs may be found by the module.
+                # The module may import only the files that Ansible packs.
                 "PYTHONPATH": "",
             },
             capture_output=True,
@@ -210,20 +248,25 @@ class Node:
         return self.module("nvidia_mig", options, check=check, diff=diff)
 
     def reboot(self) -> None:
-        """What a reboot does to the boards.
+        """Reboot: power-cycle the boards."""
+        self._control("power-cycle")
 
-        In a process of its own: nodes have one file of the library by several names, and the loader takes the first one's for all.
+    def _control(self, command: str) -> None:
+        """Send an operator command to the library.
+
+        This needs a separate process: nodes use one library file with several names, and the loader returns the first
+        one for all.
         """
         program = """
 import ctypes, sys
 library, reply = ctypes.CDLL(sys.argv[1]), ctypes.create_string_buffer(65536)
-if library.acceleratorSimulatorControl(b"power-cycle", reply, len(reply)):
+if library.acceleratorSimulatorControl(sys.argv[2].encode(), reply, len(reply)):
     sys.exit(reply.value.decode())
 """
-        subprocess.run([sys.executable, "-c", program, self.folder / "libnvidia-ml.so.1"], check=True)
+        subprocess.run([sys.executable, "-c", program, self.folder / "libnvidia-ml.so.1", command], check=True)
 
     def partitions(self) -> dict[int, list[tuple[str, int]]]:
-        """The partitions of every GPU, as profile and start."""
+        """Return the partitions of each GPU as profile and start."""
         devices = self.module("accelerator_info", {"fail_without_driver": True})["devices"]
         return {
             device["index"]: sorted((one["profile"], one["placement"]["start"]) for one in device["partitions"])
@@ -244,7 +287,7 @@ def make_node(tmp_path: Path, nvml: Path, module_server: ModuleServer) -> Callab
 
 @pytest.fixture(scope="module")
 def shared_node(tmp_path_factory: pytest.TempPathFactory, nvml: Path, module_server: ModuleServer) -> Node:
-    """A node with eight H100 for tests that leave it as it is; its fourth GPU is partitioned."""
+    """Return a node with eight H100 for read-only tests. Its fourth GPU is partitioned."""
     node = Node(tmp_path_factory.mktemp("shared"), nvml, "8xH100", module_server)
     node.layout({"match": {"index": 3}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}})
     return node
@@ -252,7 +295,7 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory, nvml: Path, module_ser
 
 @pytest.fixture
 def node(make_node: Callable[[str], Node]) -> Node:
-    """A node with eight H100."""
+    """Return a node with eight H100."""
     return make_node("8xH100")
 
 
@@ -264,7 +307,7 @@ def api() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def publish(run_here: Callable[..., Result], api: ApiServer) -> SimpleNamespace:
-    """The module resource_slices against the API server."""
+    """Return a function that runs the module resource_slices with the API server."""
 
     def run(*, check: bool = False, **options: Any) -> Result:
         connection = {"host": api.url, "api_key": "let-me-in"}

@@ -1,17 +1,17 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster of migration_world, with DeviceTaintRules, with claims of devices by name, and with a scheduler that makes pods again."""
+"""The cluster of migration_world with DeviceTaintRules, claims of devices by name, and a scheduler that creates pods again."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils import _taint_rules as rules
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import taint_rules as rules
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
 from migration_world import World, node, pod
 
 Json = dict[str, Any]
@@ -19,14 +19,14 @@ DRIVER = "gpu.nvidia.com"
 
 
 def counted(name: str, *slots: int) -> Json:
-    """A published device that takes slots of a GPU."""
+    """Return a published device that consumes slots of a GPU."""
     gpu = "-".join(name.split("-")[:2])
     counters = {f"slot-{slot}": {"value": "1"} for slot in slots}
     return {"name": name, "consumesCounters": [{"counterSet": gpu, "counters": counters}]}
 
 
 def pool(name: str, *devices: Json, driver: str = DRIVER) -> Json:
-    """The slice of a node's devices, each GPU with four slots."""
+    """Return the slice of a node's devices, each GPU with four slots."""
     gpus = sorted({each["consumesCounters"][0]["counterSet"] for each in devices if "consumesCounters" in each})
     sets = [{"name": gpu, "counters": {f"slot-{slot}": {"value": "1"} for slot in range(4)}} for gpu in gpus]
     spec = {
@@ -42,7 +42,7 @@ def pool(name: str, *devices: Json, driver: str = DRIVER) -> Json:
 def claim_of(
     name: str, on: str, *devices: str, pods: tuple[Json, ...] = (), groups: tuple[str, ...] = (), **more: Any
 ) -> Json:
-    """A claim that has devices for pods, or for groups of them."""
+    """Return a claim with devices for pods, or for pod groups."""
     reserved = [{"resource": "pods", "name": each["metadata"]["name"], "uid": each["metadata"]["uid"]} for each in pods]
     reserved += [{"resource": "podgroups", "name": each, "uid": f"uid-{each}"} for each in groups]
     results = [{"request": "r", "driver": DRIVER, "pool": on, "device": each, **more} for each in devices]
@@ -53,7 +53,7 @@ def claim_of(
 
 
 class DrainWorld(World):
-    """``seen`` are the pods that were asked to go, in their order; ``steady`` pods do not end; ``refuses`` names rules that are not taken."""
+    """A cluster. ``seen`` has the evicted pods in order, ``steady`` the pods that do not end, ``refuses`` the names of rejected rules."""
 
     def __init__(self, **kinds: list[Json]) -> None:
         super().__init__(**kinds)
@@ -65,7 +65,9 @@ class DrainWorld(World):
         self.served = True
         self.claim_reads: list[str] = []
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> list[Json]:
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Callable[[Json], Any] = lambda item: item
+    ) -> list[Any]:
         if path.endswith("/devicetaintrules"):
             assert query["labelSelector"] == "app.kubernetes.io/managed-by=dra-accelerators,dra.accelerators/drain"
             return [
@@ -75,7 +77,7 @@ class DrainWorld(World):
             ]
         if path.endswith("/resourceclaims"):
             self.claim_reads.append("list")
-        return super().list_all(path, query)
+        return super().list_all(path, query, keep)
 
     def request(
         self,
@@ -131,7 +133,7 @@ class DrainWorld(World):
         return answer
 
     def tick(self) -> None:
-        """Pods that were evicted end, but for steady ones, and claims without any are given back."""
+        """Delete evicted pods except for steady ones, and deallocate claims without pods."""
         held = [each for each in self.kinds["pods"] if each["metadata"]["name"] in self.steady]
         kept = [each["metadata"].pop("deletionTimestamp", None) for each in held]
         super().tick()
@@ -143,13 +145,13 @@ class DrainWorld(World):
                 each["status"].pop("allocation", None)
 
     def rule_targets(self) -> list[tuple[str, str]]:
-        """Pool and device of each rule, an empty one for all."""
+        """Return pool and device of each rule. An empty device means all."""
         found = [each["spec"]["deviceSelector"] for each in self.kinds["devicetaintrules"]]
         return sorted((each["pool"], each.get("device", "")) for each in found)
 
 
 def busy() -> DrainWorld:
-    """Node a with two GPUs and a partition, node b with one; four pods have devices, one has none."""
+    """Return node a with two GPUs and a partition, and node b with one GPU. Four pods have devices, one has none."""
     first, second, part, far = (
         pod(name, on=on) for name, on in (("p0", "a"), ("p1", "a"), ("part", "a"), ("far", "b"))
     )

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node on which NVIDIA's driver is installed: its source has four versions, one that is not built and one that is not loaded among them."""
+"""A node for installations of the NVIDIA driver. Its source has four versions: one does not build, and one does not load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD = "var/lib/dra-accelerators/nvidia"
 
 
 class Node:
-    """A node on which the module is run."""
+    """A node on which the module runs."""
 
     def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.machine = Machine(root)
@@ -57,7 +57,7 @@ class Node:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def use(self) -> None:
-        """Have a program hold a GPU."""
+        """Let a program hold a GPU."""
         self.machine.put_file("/dev/nvidia0", "")
         self.machine.put_file("/proc/4711/comm", "training\n")
         self.machine.path("/proc/4711/fd").mkdir()

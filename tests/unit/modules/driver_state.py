@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the node driver leaves on a node: its store with what lies beside it, and the locks of devices."""
+"""The node driver's files on a node: its store with the files next to it, and the locks of devices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST, DeviceLocks
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA
+from ansible_collections.dra.accelerators.plugins.module_utils.core.discovery.device_locks import (
+    LIBRARY,
+    REQUEST,
+    DeviceLocks,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import SCHEMA
 
 FOLDER = "/kubelet/plugins/gpu.nvidia.com"
 REGISTRY = "/kubelet/plugins_registry"

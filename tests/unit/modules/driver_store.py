@@ -10,7 +10,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import SCHEMA, SCHEMA_VERSION
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import (
+    SCHEMA,
+    SCHEMA_VERSION,
+)
 
 
 def claim(
@@ -23,7 +26,7 @@ def claim(
     settings: dict[str, Any] | None = None,
     meta: dict[str, str] | None = None,
 ) -> None:
-    """Write the driver's store as the driver does, with one prepared claim, what it sets, and further rows of the table meta."""
+    """Write the store as the driver does, with one prepared claim, its settings, and further rows of the table meta."""
     with sqlite3.connect(path) as connection:
         for statement in SCHEMA:
             connection.execute(statement)

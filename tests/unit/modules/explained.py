@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The examples of docs/why.md: the cluster that all of them are about, and of each its manifests and what is said of them."""
+"""The examples of docs/why.md: their common cluster, and the manifests and the explanation of each example."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """A section of the page: its heading, its manifests as text, and the text that is to come out."""
+    """A section of the page: its heading, its manifests as text, and the expected text."""
 
     title: str
     manifests: str
@@ -30,14 +30,14 @@ class Example:
 
 
 def cluster() -> list[Json]:
-    """The objects of the cluster."""
+    """Return the objects of the cluster."""
     (found,) = re.findall(r"<details>.*?```yaml\n(.*?)```.*?</details>", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     items: list[Json] = yaml.safe_load(found)["items"]
     return items
 
 
 def with_answers() -> tuple[str, str, str]:
-    """Of the section about devices that would have to be cut: its manifest, and what is said with the nodes' answers and without."""
+    """Return the section about devices that have to be partitioned: its manifest, and its texts with and without node reports."""
     page = PAGE.read_text(encoding="utf-8")
     (section,) = re.findall(r"\n## Partitions that do not exist yet\n(.*?)\n## ", page, re.DOTALL)
     (manifest,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
@@ -46,7 +46,7 @@ def with_answers() -> tuple[str, str, str]:
 
 
 def examples() -> list[Example]:
-    """All examples, in their order."""
+    """Return all examples in order."""
     sections = PAGE.read_text(encoding="utf-8").split("\n### ")[1:]
     found = []
     for section in sections:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What nvidia-smi says of a node's GPUs and of the fabric that they join."""
+"""The output of nvidia-smi about a node's GPUs and their fabric."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU 00000000:1B:00.0
 {health}
     Processes                             : None
 """
-#: What the program says of a GPU's health in its fabric: rows that differ from those of a healthy one.
+#: The program's output about a GPU's health in its fabric: rows that differ from those of a healthy GPU.
 WELL = {
     "Summary": "Healthy",
     "Bandwidth": "Full",
@@ -34,7 +34,7 @@ WELL = {
 
 
 def query(state: str, status: str, **health: str) -> str:
-    """What nvidia-smi -q says of one GPU; rows of its health by their names with _ for a space."""
+    """Return the output of nvidia-smi -q for one GPU. Keys are rows of its health, with _ instead of a space."""
     rows = {**WELL, **{name.replace("_", " "): value for name, value in health.items()}}
     return QUERY.format(
         state=state, status=status, health="\n".join(f"            {name:30}: {rows[name]}" for name in rows)

@@ -1,17 +1,17 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""As much of a cluster as a move from device plugins to claims needs: its API without a network, and what its controllers and kubelets do."""
+"""A model of a cluster for the migration from device plugins to claims: its API without a network, its controllers, and kubelets."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_nodes as nodes
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_plan as nodes
 
 Json = dict[str, Any]
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -97,7 +97,7 @@ def device_class(name: str, resource: str = "", *, ours: bool = True, created: s
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """What a merge patch makes of a document."""
+    """Return the result of a merge patch on a document."""
     if not isinstance(patch, Mapping):
         return copy.deepcopy(patch)
     found = dict(target) if isinstance(target, Mapping) else {}
@@ -110,7 +110,7 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 class World:
-    """The API. ``tick`` is what goes on by itself; ``writes`` are methods and paths of what was no dry run."""
+    """The API. ``tick`` runs the controllers and kubelets. ``writes`` has methods and paths, without dry runs."""
 
     def __init__(self, **kinds: list[Json]) -> None:
         self.kinds: dict[str, list[Json]] = {
@@ -133,6 +133,8 @@ class World:
             )
         }
         self.writes: list[tuple[str, str]] = []
+        #: The kinds of the lists, in order.
+        self.lists: list[str] = []
         self.budget: dict[str, int] = {}
         self.minor = "37"
         self.conflicts = 0
@@ -142,10 +144,13 @@ class World:
             each["metadata"]["name"]: dict(each["status"]["allocatable"]) for each in self.kinds["nodes"]
         }
 
-    # What a module asks
+    # Requests of a module
 
-    def list_all(self, path: str, query: Mapping[str, str]) -> list[Json]:
+    def list_all(
+        self, path: str, query: Mapping[str, str], keep: Callable[[Json], Any] = lambda item: item
+    ) -> list[Any]:
         items = self.kinds[path.rpartition("/")[2]]
+        self.lists.append(path.rpartition("/")[2])
         field, label = query.get("fieldSelector", ""), query.get("labelSelector", "")
         if field:
             value = field.partition("=")[2]
@@ -153,7 +158,7 @@ class World:
         if label:
             key, _equals, value = label.partition("=")
             items = [each for each in items if (each["metadata"].get("labels") or {}).get(key) == value]
-        return copy.deepcopy(items)
+        return [kept for kept in map(keep, copy.deepcopy(items)) if kept is not None]
 
     def find(self, kind: str, name: str) -> Json:
         for each in self.kinds[kind]:
@@ -180,7 +185,7 @@ class World:
             return self._evict(path, body or {})
         if path in ("/apis/resource.k8s.io", "/apis/resource.k8s.io/v1"):
             return {"versions": [{"version": "v1"}]}
-        found = re.fullmatch(r".*/(nodes|daemonsets|deviceclasses)(?:/([^/]+))?(/status)?", path)
+        found = re.fullmatch(r".*/(nodes|daemonsets|deviceclasses|resourceclaims)(?:/([^/]+))?(/status)?", path)
         assert found is not None, path
         kind, name, _status = found.groups()
         if method == "POST":
@@ -230,7 +235,7 @@ class World:
         found["metadata"]["deletionTimestamp"] = "now"
         return {}
 
-    # What goes on by itself
+    # Changes by controllers and kubelets
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -240,7 +245,7 @@ class World:
         return self.now
 
     def tick(self) -> None:
-        """Evicted pods end with their claims; DaemonSets go by labels; a kubelet offers what a plugin on its node does."""
+        """Delete evicted pods and their reservations, place DaemonSets by labels, and publish the resources of the nodes' plugins."""
         gone = {each["metadata"]["uid"] for each in self.kinds["pods"] if each["metadata"].get("deletionTimestamp")}
         self.kinds["pods"] = [each for each in self.kinds["pods"] if each["metadata"]["uid"] not in gone]
         for each in self.kinds["resourceclaims"]:

@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs modules, each in a process of its own that is forked from this one, so that Python starts only once.
+"""Run modules, each in its own process that is forked from this one, so that Python starts only once.
 
-Reads one JSON object a line: ``module``, ``arguments``, ``library`` (a folder, or null for a machine without a driver).
-Answers one line each: what the module wrote, as a JSON text.
+Each input line is one JSON object: ``module``, ``arguments``, ``library`` (a directory, or null for a node without a
+driver). Each output line is the module's output as a JSON string.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MODULES = "ansible_collections.dra.accelerators.plugins.modules"
 
 
 def run(request: dict[str, Any]) -> None:
-    """Be the module's process."""
+    """Run the module in the forked process."""
     if request["library"]:
-        # The binding asks the loader for the library by its soname, and gets the one that is there already.
+        # The binding loads the library by its soname, and gets the loaded one.
         ctypes.CDLL(str(Path(request["library"]) / "libnvidia-ml.so.1"), ctypes.RTLD_GLOBAL)
         os.environ["LD_LIBRARY_PATH"] = request["library"]  # for the programs that the module runs
         os.environ["PATH"] = f"{request['library']}:{os.environ['PATH']}"
@@ -36,7 +36,7 @@ def run(request: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Answer requests until the input ends."""
-    importlib.import_module("pynvml")  # what is loaded before the fork need not be loaded after it
+    importlib.import_module("pynvml")  # modules that are loaded before the fork need no load after it
     for name in ("accelerator_info", "nvidia_gpu", "nvidia_mig"):
         importlib.import_module(f"{MODULES}.{name}")
     for line in sys.stdin:

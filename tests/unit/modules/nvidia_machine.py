@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A machine in a folder on which a driver's packages are installed: apt's answers from a table, and a kernel that loads what was built."""
+"""A system in a directory on which driver packages are installed: apt with a table of answers, and a kernel that loads built modules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import name_of_file
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import AptForm
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt import AptForm
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt_output import name_of_file
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
     Change,
     PackageProblem,
     Packages,
@@ -21,19 +21,19 @@ from ansible_collections.dra.accelerators.plugins.module_utils._package_port imp
     View,
     upstream,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, DeviceNumber, System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, DeviceNumber, System
 
 from tests.unit.crash_steps import step
 
 OPEN, PROPRIETARY = "nvidia-kernel-open-dkms", "nvidia-kernel-dkms"
 NAMES = ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, PROPRIETARY, "nvidia-persistenced")
-#: What each package brings along, in the same version.
+#: Dependencies of each package, in the same version.
 NEEDS = {"nvidia-driver-cuda": ("libcuda1", "libnvidia-ml1"), OPEN: ("gcc",), PROPRIETARY: ("gcc",)}
 H100, V100, B200 = "0x2330", "0x1db5", "0x2901"
 
 
 class Machine(System):
-    """The machine: what is loaded, which units run, which boot it is in, and what was done with all of it."""
+    """The system: loaded modules, running units, the current boot, and a log of all actions."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
@@ -67,6 +67,9 @@ class Machine(System):
 
     def device_number(self, path: str) -> DeviceNumber | None:
         return DeviceNumber("c", 1, 3) if self.exists(path) else None
+
+    def sync_all(self) -> None:
+        """Skip the sync, so that the file systems of this machine are not synced."""
 
     def finds(self, program: str) -> bool:
         return program == "update-initramfs"
@@ -135,7 +138,7 @@ class Machine(System):
 
 
 class FakeApt(AptForm):
-    """apt's part of it: a source with versions, and what is installed. ``fails`` are versions whose kernel modules are not built."""
+    """An apt model with a source of versions and installed packages. Kernel modules of the versions in ``fails`` do not build."""
 
     def __init__(self, machine: Machine, versions: Sequence[str]) -> None:
         self.machine = machine

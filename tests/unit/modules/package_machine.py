@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A machine in a folder on which a group of packages is installed that have units: what apt and systemd say of it, and what the packages' scripts do."""
+"""A system in a directory on which packages with units are installed: answers of apt and systemd, and package scripts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change, PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import Change, PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
 from nvidia_machine import FakeApt, Machine
 
-#: What scripts of a package do: with the machine, and with its version, which is empty where the package goes.
+#: A package script, called with the system and the version. The version is empty for a removal.
 Script = Callable[["UnitMachine", str], None]
 
 
 class UnitMachine(Machine):
-    """A machine whose units are there with packages: by name whether each is on."""
+    """A system whose units are installed with packages. ``units`` has by name whether each is enabled."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -79,7 +79,7 @@ class UnitMachine(Machine):
 
 
 class GroupApt(FakeApt):
-    """apt with a source that has versions of each package by name, and scripts that packages bring."""
+    """An apt model with versions of each package by name, and scripts of the packages."""
 
     machine: UnitMachine
 
@@ -103,7 +103,7 @@ class GroupApt(FakeApt):
             (Path(folder) / f"{name}_{version}_amd64.deb").write_text(word)
 
     def finish(self) -> None:
-        """What was not even unpacked cannot be configured."""
+        """Do nothing: this model unpacks and configures packages in one step."""
 
     def foresee(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
         if self.broken:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The picture of a fleet, for tests: its schema, what is published of a fleet by name, and the page as a browser reads it."""
+"""The fleet report for tests: its schema, published names of a fleet, and the page as a browser parses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAINT = {"key": "example.com/firmware", "value": "update", "effect": "NoSchedule
 
 
 def published(fleet: Fleet, node: str, start: str) -> str:
-    """The one name on a node that begins so."""
+    """Return the only published name on a node with this start."""
     (name,) = [
         each["name"]
         for one in fleet.slices
@@ -30,7 +30,7 @@ def published(fleet: Fleet, node: str, start: str) -> str:
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page: its elements, what hangs on them, and the text of each."""
+    """Parse the page as a browser does: its elements, their attributes, and the text of each."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes with simulated boards and what stands in for their API server, on which Ansible plays the playbook repartition.
+"""Run the playbook repartition with Ansible on nodes with simulated boards and a model API server.
 
-The server keeps DeviceTaintRules, publishes the partitions that the boards have at that moment, and is told by Ansible of each task
-before it begins, so that a test can do something at exactly that step. Roles, which install services, are left out of the playbook; what it
-would tell the node driver is shown instead.
+The server keeps DeviceTaintRules and publishes the current partitions of the boards. Ansible reports each task to the
+server before the task begins, so a test can act at exactly that step. Roles that install services are left out of the
+playbook. A debug task shows the content that they would write for the node driver.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ OPERATION_TASKS = ROOT / "playbooks/tasks/repartition_operation.yml"
 DRIVER = "gpu.nvidia.com"
 #: The layout for the next boot, in a node's kubelet directory.
 LAYOUT = "layout.json"
+#: The settings for the next boot, in the same directory.
+SETTINGS = "settings.json"
 RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 FIRST = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}}
 SECOND = {"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}
-#: What Ansible says when it was killed by the signal.
+#: Ansible's return code after SIGKILL.
 KILLED = -9
 Json = dict[str, Any]
 
 
 class Cluster(JsonServer):
-    """The Node "a" and others, the slices of their boards, and taint rules. ``writes`` are the methods of all writes, in order.
+    """The Node "a" and other nodes, the slices of their boards, and taint rules. ``writes`` has the methods of all writes, in order.
 
-    ``at_step`` is called with each task's name before the task begins, and returns whether Ansible is to be killed there. While it is
-    ``away`` the server answers nothing but 503.
+    ``at_step`` is called with each task's name before the task begins, and returns whether to kill Ansible there. While
+    ``away`` is true, the server answers each request with 503.
     """
 
     def __init__(self, node: Node, **others: Node) -> None:
@@ -87,6 +89,8 @@ class Cluster(JsonServer):
             return 200, {"items": [self.slice(name) for name in asked]}
         if path.startswith("/api/v1/nodes/"):
             return 200, {"metadata": {"name": path.rpartition("/")[2]}, "spec": {}, "status": {"nodeInfo": {}}}
+        if path.startswith("/api/v1/namespaces/") and path.count("/") == 4:
+            return 200, {"metadata": {"name": path.rpartition("/")[2]}}
         if path == "/version":
             return 200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}
         if method == "GET" and path.rpartition("/")[2].endswith(("s", "es")):
@@ -108,7 +112,7 @@ class Cluster(JsonServer):
         return 200, body
 
     def slice(self, name: str = "a") -> Json:
-        # Nodes that are worked on at the same time ask at the same time, and their modules share a process.
+        # Parallel nodes query at the same time, and their modules share a process.
         with self._looking:
             devices = self.nodes[name].module("accelerator_info", {"fail_without_driver": True})["devices"]
         parts = [
@@ -131,7 +135,7 @@ class Cluster(JsonServer):
 def play(
     node: Node, cluster: Cluster, folder: Path, plays: list[Json], variables: Json
 ) -> subprocess.CompletedProcess[str]:
-    """Have Ansible play on all nodes, in a group of processes of its own; a signal that ends it is a negative return code."""
+    """Run Ansible on all nodes in its own process group. A negative return code is the signal that ended it."""
     access = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -142,7 +146,7 @@ def play(
     }
     (folder / "kubeconfig").write_text(yaml.safe_dump(access), encoding="utf-8")
     for each in (each for each in plays if "hosts" in each):
-        # Each node has a library of its own, which finds its boards.
+        # Each node loads its own library, which finds its boards.
         each["environment"] = {"LD_LIBRARY_PATH": "{{ library }}"}
     (folder / "play.yml").write_text(yaml.safe_dump(plays, sort_keys=False), encoding="utf-8")
     hosts = {
@@ -187,12 +191,12 @@ def play(
 
 
 def kubelet(folder: Path, node: str = "a") -> Path:
-    """The folder of a node's kubelet."""
+    """Return the kubelet directory of a node."""
     return folder / ("kubelet" if node == "a" else f"kubelet-{node}")
 
 
 def away(folder: Path) -> Path:
-    """The file that makes the node unreachable while it exists."""
+    """Return the file that makes the node unreachable while it exists."""
     return folder / "away"
 
 
@@ -204,24 +208,32 @@ def tasks_of(tasks: list[Json]) -> Iterator[Json]:
             yield from tasks_of(task.get(key, []))
 
 
-def is_boot_role(task: Json) -> bool:
-    """Return whether a task writes the layout of the GPUs for the next boot."""
-    return task.get("ansible.builtin.include_role") == {"name": "dra.accelerators.nvidia_mig", "tasks_from": "boot.yml"}
+#: Roles that write files for the next boot: the file in the node's directory, and the variable with its content.
+BOOT_ROLES = {
+    "dra.accelerators.nvidia_mig": (LAYOUT, "__nvidia_mig_layout"),
+    "dra.accelerators.nvidia_settings": (SETTINGS, "__nvidia_settings_boot_rules"),
+}
+
+
+def boot_file(task: Json) -> tuple[str, str] | None:
+    """Return the file for the next boot that a task writes, and the variable with the content."""
+    role = task.get("ansible.builtin.include_role", {})
+    return BOOT_ROLES.get(role.get("name", "")) if role.get("tasks_from") == "boot.yml" else None
 
 
 def operation_tasks(folder: Path) -> str:
-    """A file with the tasks of one operation, as they are, but that what is set is noted in the node's own folder and not on this machine."""
+    """Write a file with the tasks of one operation. Boot files go to the node's directory instead of to this machine."""
     blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
     # The blocks share their defaults.
     defaults = next(each["module_defaults"] for each in blocks if "module_defaults" in each)
     defaults["dra.accelerators.nvidia_gpu"]["record"] = "{{ accelerator_kubelet_root }}/settings-nvidia.json"
     for task in tasks_of(blocks):
-        # What the role writes for the next boot is written to the node's own directory.
-        if is_boot_role(task):
+        # Write the role's file for the next boot to the node's directory.
+        if written := boot_file(task):
             del task["ansible.builtin.include_role"]
             task["ansible.builtin.copy"] = {
-                "dest": f"{{{{ accelerator_kubelet_root }}}}/{LAYOUT}",
-                "content": "{{ __nvidia_mig_layout | to_json }}",
+                "dest": f"{{{{ accelerator_kubelet_root }}}}/{written[0]}",
+                "content": f"{{{{ {written[1]} | to_json }}}}",
                 "mode": "0644",
             }
     path = folder / OPERATION_TASKS.name
@@ -230,14 +242,14 @@ def operation_tasks(folder: Path) -> str:
 
 
 def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) -> subprocess.CompletedProcess[str]:
-    """Play the tasks of one operation."""
+    """Run the tasks of one operation."""
     tasks = [{"ansible.builtin.include_tasks": operation_tasks(folder)}]
     document = [{"hosts": "all", "gather_facts": False, "tasks": tasks}]
     variables = {
         "accelerator_operation": operation,
         "accelerator_name": "a",
-        "accelerator_fallen": [],
-        "accelerator_kubeconfig_used": str(folder / "kubeconfig"),
+        "accelerator_failed_hosts": [],
+        "accelerator_api": {"kubeconfig": str(folder / "kubeconfig"), "context": ""},
     }
     return play(node, cluster, folder, document, variables)
 
@@ -245,9 +257,10 @@ def play_operation(node: Node, cluster: Cluster, folder: Path, operation: Json) 
 def play_all(
     node: Node, cluster: Cluster, folder: Path, *layout: Json, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Play the whole playbook for a layout, without roles.
+    """Run the whole playbook for a layout, without roles.
 
-    ``former_layouts`` are the layouts of the nodes before the run, by node; by default the one that is kept for the next boot.
+    ``former_layouts`` has the layout of each node before the run. The default is the layout that is kept for the next
+    boot.
     """
     plays = yaml.safe_load((ROOT / "playbooks/repartition.yml").read_text(encoding="utf-8"))
     plays[0]["ansible.builtin.import_playbook"] = str(ROOT / "playbooks/check_inventory.yml")
@@ -260,20 +273,23 @@ def play_all(
                 }
         each["tasks"] = [task for task in each["tasks"] if "ansible.builtin.include_role" not in task]
         for task in each["tasks"]:
-            # There is no PCI bus on which the simulated boards would show, and the layout of this machine is none of theirs.
+            # The simulated boards have no PCI bus, and this machine's own layout file does not apply to them.
             if task["name"] == "Plan what changes on each node":
                 options = task["dra.accelerators.device_repartition"]
                 options |= {
                     "vendor": ["nvidia"],
                     "former_layout": "{{ former_layouts[inventory_hostname] | default(kept_layout, true) }}",
+                    "boot_settings": f"{{{{ lookup('ansible.builtin.file', accelerator_kubelet_root ~ '/{SETTINGS}') | from_json }}}}",
                 }
             if "ansible.builtin.include_tasks" in task:
                 task["ansible.builtin.include_tasks"] = operation_tasks(folder)
+            if "ansible.builtin.import_tasks" in task:
+                task["ansible.builtin.import_tasks"] = str(ROOT / "playbooks" / task["ansible.builtin.import_tasks"])
     for name in cluster.nodes:
-        kept = kubelet(folder, name) / LAYOUT
-        if not kept.exists():
-            kept.parent.mkdir(exist_ok=True)
-            kept.write_text("[]", encoding="utf-8")
+        for kept in (kubelet(folder, name) / LAYOUT, kubelet(folder, name) / SETTINGS):
+            if not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_text("[]", encoding="utf-8")
     variables = {
         "nvidia_mig_layout": list(layout),
         "former_layouts": {},
@@ -285,7 +301,7 @@ def play_all(
 def planned(
     node: Node, cluster: Cluster, folder: Path, layout: Json | None = None, former: Json | None = None, **more: Any
 ) -> Json:
-    """Return the one operation that leads from FIRST to SECOND, or to other layouts, with what is published of it."""
+    """Return the one operation from FIRST to SECOND, or between the given layouts, with its published devices."""
     options = {
         "layout": [layout or SECOND],
         "former_layout": [former or FIRST],
@@ -299,13 +315,13 @@ def planned(
 
 
 def steps() -> list[str]:
-    """The steps of an operation on a GPU whose kind of publication stays, in order, by their tasks' names."""
+    """Return the task names of an operation on a GPU that keeps its way of publication, in order."""
     blocks = yaml.safe_load(OPERATION_TASKS.read_text(encoding="utf-8"))
     tasks = [task for block in blocks for task in block.get("block", ())]
     return [
         task["name"]
         for task in tasks
         if not {"ascend", "settings"} & set(re.findall(r"[a-z]+", str(task.get("when", ""))))
-        and ("ansible.builtin.include_role" not in task or is_boot_role(task))
+        and ("ansible.builtin.include_role" not in task or boot_file(task))
         and "ansible.builtin.set_fact" not in task
     ]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module accelerator_info: facts of every device, with and without a driver."""
+"""Module accelerator_info: facts about each device, with and without a driver."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_facts_of_all_devices(node: Node) -> None:
 
 
 def test_labels_as_the_vendors_own_program_has_them(node: Node) -> None:
-    """What NVML tells of driver, CUDA and partitions, in labels."""
+    """The labels have the driver, CUDA, and partition values of NVML."""
     node.layout(LAYOUT)
     (told,) = node.module("accelerator_info", {"partition_labels": "mixed"})["drivers"]
     labels = told["labels"]
@@ -57,7 +57,7 @@ def test_labels_as_the_vendors_own_program_has_them(node: Node) -> None:
     assert labels["nvidia.com/mig-3g.40gb.slices.gi"] == labels["nvidia.com/mig-3g.40gb.slices.ci"] == "3"
     full = labels["nvidia.com/cuda.driver-version.full"]
     assert full.split(".")[:2] == [labels[f"nvidia.com/cuda.driver-version.{part}"] for part in ("major", "minor")]
-    # None of it is said where nobody asks.
+    # Without the option these labels are not reported.
     (plain,) = node.module("accelerator_info", {})["drivers"]
     assert not [name for name in plain["labels"] if "/mig-" in name or (name.endswith("strategy") and "mig" in name)]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module accelerator_report: what a node answers, what a fleet answers, and the report that is written of it."""
+"""Module accelerator_report: the answer of a node, the answers of a fleet, and the written report."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ import yaml
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.markdown_text import markdown_text
 from ansible_collections.dra.accelerators.plugins.filter.node_answers import node_answers
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._claims_ask import facts_of
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.claim_reader import facts_of
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import (
     devices as published_devices,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.health.conditions import Severity, Sign
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding, Health
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.answers import fleet_report
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
-from ansible_collections.dra.accelerators.plugins.module_utils.core.signs import Severity, Sign
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import PreparedPartition
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
 from driver_store import claim
 
@@ -54,8 +54,10 @@ def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
 def report(
     *devices: Any, rules: Any = None, faulty: Any = (), prepared: Any = (), versions: Any = None
 ) -> dict[str, Any]:
-    answer = _report.Answer("nvidia", DRIVER, Look(devices, tuple(faulty), tuple(prepared)))
-    return _report.node_report([answer], None if rules is None else parse_rules(rules), "test", versions or VERSIONS)
+    answer = node_report.Answer("nvidia", DRIVER, Look(devices, tuple(faulty), tuple(prepared)))
+    return node_report.node_report(
+        [answer], None if rules is None else parse_rules(rules), "test", versions or VERSIONS
+    )
 
 
 def codes(found: dict[str, Any]) -> list[str]:
@@ -107,7 +109,7 @@ def test_what_is_not_well_is_told_with_its_remedy() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_told() -> None:
-    found = _report.node_report([_report.Answer("nvidia", DRIVER, None, (), "no library")], None, "", VERSIONS)
+    found = node_report.node_report([node_report.Answer("nvidia", DRIVER, None, (), "no library")], None, "", VERSIONS)
     assert codes(found) == ["driver-unavailable"]
     assert found["drivers"][0]["reason"] == "no library"
 
@@ -140,7 +142,7 @@ def fleet(nodes: Json, objects: list[Json], claims: list[Json]) -> Json:
 def test_a_fleet_on_which_all_is_well() -> None:
     first, second = gpu(0, (LARGE, 4)), gpu(1)
     nodes = {"node-1": report(first), "node-2": report(second)}
-    # A partition that could be made is known by its GPU.
+    # A partition that can be created is recognized by its GPU.
     objects = [
         slices("node-1", published("gpu-0-mig", first.partitions[0].uuid, first.uuid)),
         slices("node-2", published("gpu-1", second.uuid), published("gpu-1-mig", "", second.uuid)),
@@ -224,7 +226,7 @@ def test_a_vendor_that_nobody_knows(run_here: Callable[..., dict[str, Any]]) -> 
 
 def rendered(found: Json) -> str:
     template = (ROOT / "playbooks/templates/report.md.j2").read_text()
-    # As the module template has it.
+    # The settings of Ansible's template module.
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     environment.filters["dra.accelerators.markdown_text"] = markdown_text
     return environment.from_string(template).render(accelerator_report=found)
@@ -238,17 +240,19 @@ def test_a_report_says_all_of_it_in_words() -> None:
     )
     text = rendered(found)
     assert text.startswith("# Accelerators\n\nNodes: 1, devices: 2, with 1")
-    assert f"| 0 | {first.product} | 3g.40gb | none | well |\n| 1 | {second.product} | whole | none | lost |\n" in text
+    assert (
+        f"| 0 | {first.product} | 3g.40gb | none | healthy |\n| 1 | {second.product} | whole | none | lost |\n" in text
+    )
     assert "Layout (test): devices that differ: 1.\n" in text
-    assert "Published: 2, available: 1, held: 1.\n" in text
+    assert "Published: 2, available: 1, in use: 1.\n" in text
     assert "* **node-2**: node-2 has not answered. See why it could not be asked. (node-silent)\n" in text
     assert "| driver of nvidia | 580.95.5 | node-1 |\n" in text
     alone = fleet_report({"node-1": report(gpu())}, None, [])
-    assert "\nNothing.\n" in rendered(alone) and "It has no layout.\n" in rendered(alone)
+    assert "\nNone.\n" in rendered(alone) and "The node has no layout.\n" in rendered(alone)
 
 
 def report_play(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the playbook over this machine, which has no accelerators, and a host that cannot be reached."""
+    """Run the playbook on this machine, which has no accelerators, and on an unreachable host."""
     common = {"ansible_python_interpreter": sys.executable, "accelerator_become": False}
     hosts = {
         "away": {**common, "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
@@ -288,7 +292,7 @@ def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injec
 
 
 def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
-    """A fact cache has what a node, which cannot be reached now, said before."""
+    """A fact cache has the earlier answer of a node that is unreachable now: it does not count as an answer."""
     cache = {"ANSIBLE_CACHE_PLUGIN": "jsonfile", "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(tmp_path / "facts")}
     report_play(tmp_path, "--limit", "here,localhost", **cache)
     (answered,) = (tmp_path / "facts").glob("*here")
@@ -299,7 +303,7 @@ def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
 
 
 def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
-    """They can have the same names."""
+    """Nodes of other clusters can have the same names, and are left out."""
     answer = {"ansible_facts": {"accelerator_report": {"devices": []}}}
     hostvars = {
         "a1": {"accelerator_node_name": "n1", "accelerator_kubeconfig": "/a", "accelerator_node_answer": answer},
@@ -312,7 +316,7 @@ def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
 
 
 def test_nodes_outside_the_limit_without_a_known_name_are_left_out() -> None:
-    """Their name is a template with facts, which only hosts of the run have."""
+    """The name of a host outside the limit is a template with facts, which only hosts of the run have."""
     hostvars = {
         "a1": {"accelerator_node_name": "n1"},
         "a2": {"accelerator_node_name": "{{ ansible_facts['nodename'] }}"},

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Of each configuration the module, the webhook and the driver say the same: what one refuses all three refuse."""
+"""Module, webhook, and driver agree about each configuration: if one of them refuses it, all three do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dra_driver.claims.plan import Inventory, plan_prepare
 from dra_driver.claims.records import ClaimReference
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.core.model import DEVICE, PARTITION, PASSTHROUGH, Device, Offer
-from dra_driver.core.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
+from dra_driver.core.vendors.nvidia.configs import CONFIG_KINDS, DEVICE_CLASSES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ DRIVER, POOL, BOARD = "gpu.nvidia.com", "node-1", "h100-80"
 VENDOR, OURS = "resource.nvidia.com/v1beta1", "dra.accelerators/v1alpha1"
 RULES = rules_for([DRIVER], {})
 NAMES = ("a", "b", "c")
-Request = tuple[str, bool]  # the class, and whether with administrator's access
+Request = tuple[str, bool]  # the device class, and whether the request has administrator access
 
 SHARING = st.one_of(
     st.sampled_from(
@@ -86,14 +86,14 @@ PARAMETERS = st.builds(
     CONTENT | st.just({}),
 )
 CONFIG = st.tuples(st.lists(st.sampled_from(NAMES), unique=True, max_size=2), PARAMETERS)
-# Nobody looks on at a device that is a virtual machine's, whatever a configuration says.
+# A device for a virtual machine has no administrator access, whatever the configuration.
 REQUEST = st.tuples(st.sampled_from(sorted(DEVICE_CLASSES)), st.booleans()).map(
     lambda found: (found[0], found[1] and DEVICE_CLASSES[found[0]] != PASSTHROUGH)
 )
 
 
 def document(requests: Mapping[str, Request], configs: Sequence[tuple[list[str], Any]]) -> dict[str, Any]:
-    """A claim as its author writes it."""
+    """Return a claim as its author writes it."""
     asked = [
         {"name": name, "exactly": {"deviceClassName": found, **({"adminAccess": True} if admin else {})}}
         for name, (found, admin) in requests.items()
@@ -120,11 +120,11 @@ def allocated(
     drops_names: bool = True,
     of_classes: Sequence[tuple[list[str], Any]] = (),
 ) -> dict[str, Any]:
-    """The same claim as the scheduler leaves it, each request with a board of its own.
+    """Return the same claim with an allocation, in which each request has its own board.
 
-    ``requests`` are by their names in the allocation: ``request``, or ``request/subrequest`` of the alternative that was chosen.
-    ``drops_names`` is what schedulers do from 1.37 on, where a configuration names all requests. ``of_classes`` are configurations of
-    classes, each with the requests that were given devices of that class.
+    ``requests`` are by their names in the allocation: ``request``, or ``request/subrequest`` for the selected
+    alternative. ``drops_names`` selects the behavior of schedulers from 1.37 on for a configuration that names all
+    requests. ``of_classes`` are configurations of classes, each with the requests that got devices of that class.
     """
     results = [
         {"request": name, "driver": DRIVER, "pool": POOL, "device": f"dev-{name[0]}", "adminAccess": admin}
@@ -147,7 +147,7 @@ def allocated(
 
 
 def board_of(name: str, kind: str) -> tuple[Offer, Device]:
-    """A board, and what of it is offered: as a whole, as a partition that is there, or to a virtual machine."""
+    """Return a board and its offer: the whole board, an existing partition, or the board for a virtual machine."""
     small = board_model.profiles(BOARD)[0]
     places = ((small.profile_id, 0),) if kind == PARTITION else ()
     device = board_model.device(BOARD, NAMES.index(name[0]), places=places)
@@ -171,7 +171,7 @@ def driver_allows(claim: Mapping[str, Any], requests: Mapping[str, Request]) -> 
 
 
 def prepares(told: Mapping[str, Any], requests: Mapping[str, Request]) -> bool:
-    """Whether the driver prepares an allocated claim."""
+    """Return whether the driver prepares an allocated claim."""
     boards = [board_of(name, DEVICE_CLASSES[found]) for name, (found, _admin) in requests.items()]
     reference = ClaimReference("team", "claim", "u")
     try:
@@ -217,7 +217,7 @@ GPU = {"apiVersion": VENDOR, "kind": "GpuConfig"}
 @example([("gpu.nvidia.com", False), ("mig.nvidia.com", False)], [(["a", "b"], MIG)])
 def test_module_webhook_and_driver_agree(asked: list[Request], configs: list[tuple[list[str], Any]]) -> None:
     requests = dict(zip(NAMES, asked))
-    # The API server refuses names of requests that are not there before anybody else is asked.
+    # The API server rejects names of unknown requests before the webhook is called.
     configs = [each for each in configs if set(each[0]) <= requests.keys()]
     claim = document(requests, configs)
     verdicts = module_allows(claim), webhook_allows(claim), driver_allows(claim, requests)
@@ -231,7 +231,7 @@ MEANT = st.tuples(st.lists(NAMED, unique=True, max_size=3), PARAMETERS)
 
 @given(st.data())
 def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler_makes_of_the_names(data: Any) -> None:
-    """Nothing that a scheduler drops of names changes an answer, and what the webhook lets through the driver takes, whichever is chosen."""
+    """Names that a scheduler drops do not change the result. The driver accepts each alternative of a claim that the webhook accepts."""
     asked = dict(zip(NAMES, data.draw(st.lists(ALTERNATIVES, min_size=1, max_size=3))))
     every = {f"{name}/{place}": each for name, found in asked.items() for place, each in enumerate(found)}
     configs = [each for each in data.draw(st.lists(MEANT, max_size=3)) if {*each[0]} <= {*asked, *every}]
@@ -264,7 +264,7 @@ def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler
 @pytest.mark.parametrize(
     ("names", "chosen", "allowed"),
     [
-        ([], "a/part", True),  # it may be meant for the alternative that was not chosen
+        ([], "a/part", True),  # it can be for the alternative that was not selected
         (["a"], "a/whole", True),
         (["a"], "a/part", False),
         (["a/whole"], "a/part", True),
@@ -274,14 +274,14 @@ def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler
 def test_a_configuration_that_names_what_was_chosen_has_to_fit_it(
     drops: bool, names: list[str], chosen: str, allowed: bool
 ) -> None:
-    """One that names an alternative is for that one alone, and one that names the request for each of its alternatives."""
+    """A configuration that names an alternative is for that one only. One that names the request is for each of its alternatives."""
     claim = document({}, [(names, GPU)])
     requests = {chosen: ("gpu.nvidia.com" if chosen == "a/whole" else "mig.nvidia.com", False)}
     assert prepares(allocated(claim, requests, drops_names=drops), requests) is allowed
 
 
 def test_alternatives_that_were_not_chosen_may_be_what_a_configuration_is_for() -> None:
-    """The driver sees what was chosen; the webhook has seen that one of the alternatives fits."""
+    """The driver sees only the selected alternative. The webhook has verified that the configuration fits one of the alternatives."""
     claim = document({"a": ("gpu.nvidia.com", False)}, [([], MIG), ([], GPU)])
     told = allocated(claim, {"a": ("gpu.nvidia.com", False)})
     assert not driver_allows(claim, {"a": ("gpu.nvidia.com", False)})

@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
+import ast
+import gzip
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _kubernetes
-from ansible_collections.dra.accelerators.plugins.module_utils._evictions import evict
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import Api, ApiError, connection
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import client as kubernetes_client
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import Api, ApiError, connection
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import ask
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.eviction import evict
 
 from tests.unit.json_server import JsonHandler, JsonServer
 
 PATH = "/api/v1/nodes"
+POD = {"api_version": "v1", "kind": "Pod"}
 
 
 class Server(JsonHandler):
-    """Answers with the next of ``statuses``, then with success; 0 is a connection that ends without an answer."""
+    """A server that answers with the next of ``statuses``, then with success. 0 is a connection that ends without an answer."""
 
     statuses: ClassVar[list[int]] = []
     seen: ClassVar[list[str]] = []
@@ -47,13 +54,13 @@ class Server(JsonHandler):
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setattr(Server, "statuses", [])
     monkeypatch.setattr(Server, "seen", [])
-    monkeypatch.setattr(_kubernetes, "FIRST_PAUSE", 0.05)
-    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    monkeypatch.setattr(kubernetes_client, "FIRST_PAUSE", 0.05)
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Server) as server:
         yield connection({**options, "host": server.url, "api_key": "t"})
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504, 0])
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 0])
 def test_get_is_repeated_until_the_api_server_answers(api: Api, status: int) -> None:
     assert api.list_all(PATH, {}) == []
     Server.statuses += [status, status]
@@ -70,7 +77,7 @@ def test_get_waits_for_the_time_that_the_api_server_asks_for(api: Api, monkeypat
 
 
 def test_get_fails_when_the_time_is_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kubernetes, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(kubernetes_client, "RETRY_SECONDS", 0.3)
     Server.statuses += [503] * 20
     with pytest.raises(ApiError, match="503"):
         api.list_all(PATH, {})
@@ -96,8 +103,8 @@ def test_write_is_repeated_only_if_it_was_not_carried_out(api: Api, monkeypatch:
 def test_write_is_repeated_while_no_connection_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "statuses", [])
     monkeypatch.setattr(Server, "seen", [])
-    monkeypatch.setattr(_kubernetes, "FIRST_PAUSE", 0.05)
-    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    monkeypatch.setattr(kubernetes_client, "FIRST_PAUSE", 0.05)
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Server) as first:
         api = connection({**options, "host": first.url, "api_key": "t"})
         assert api.list_all(PATH, {}) == []
@@ -109,30 +116,53 @@ def test_write_is_repeated_while_no_connection_can_be_made(monkeypatch: pytest.M
             servers[0].__enter__()
 
     servers: list[JsonServer] = []
-    monkeypatch.setattr(_kubernetes.time, "sleep", starts_again)
+    monkeypatch.setattr(kubernetes_client, "time", SimpleNamespace(monotonic=time.monotonic, sleep=starts_again))
     api.request("POST", PATH, body={})
     servers[0].__exit__()
     assert Server.seen == ["GET", "POST"]
 
 
+def test_first_request_is_repeated_if_the_server_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "seen", [])
+    monkeypatch.setattr(Server, "statuses", [])
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
+    with JsonServer(Server) as stopped:
+        url = stopped.url
+    api = connection({**options, "host": url, "api_key": "t"})
+    with pytest.raises(ApiError, match="cannot be reached"):
+        api.list_all(PATH, {})
+    servers: list[JsonServer] = []
+
+    def starts(_seconds: float) -> None:
+        if not servers:
+            servers.append(JsonServer(Server, int(url.rpartition(":")[2])))
+            servers[0].__enter__()
+
+    monkeypatch.setattr(kubernetes_client, "time", SimpleNamespace(monotonic=time.monotonic, sleep=starts))
+    found = ask(api, "", nodes=[], namespace="n", counters=False, drivers=(), own=False, lists=[POD])
+    servers[0].__exit__()
+    assert found["reached"] and Server.seen == ["GET"]
+
+
 def test_requests_that_are_repeated_share_the_time_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty requests of a module with 600 s do not take twenty times as long."""
+    """Repeated requests share the time limit of the module: 20 requests with 600 s do not take 20 times as long."""
     monkeypatch.setattr(Server, "seen", [])
     monkeypatch.setattr(Server, "statuses", [429] * 10_000)
     now = [1000.0]
-    monkeypatch.setattr(_kubernetes.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(_kubernetes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    # Only for this module: threads of other tests sleep too.
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(kubernetes_client, "time", clock)
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Server) as server:
         api = connection({**options, "host": server.url, "api_key": "t"}, retry_seconds=600)
         for _each in range(20):
             with pytest.raises(ApiError):
                 api.request("POST", PATH, body={})
-    assert now[0] - 1000 <= 600 + 19 * _kubernetes.RETRY_SECONDS
+    assert now[0] - 1000 <= 600 + 19 * kubernetes_client.RETRY_SECONDS
 
 
 class Budgets(Server):
-    """Refuses an eviction as the API server does for a budget, and other requests as it does when it is overloaded."""
+    """A server that refuses an eviction because of a budget, and other requests because of overload."""
 
     causes: ClassVar[list[Any]] = []
 
@@ -159,8 +189,8 @@ def test_only_a_budget_is_called_a_budget(
     monkeypatch.setattr(Server, "seen", [])
     monkeypatch.setattr(Budgets, "statuses", [*statuses])
     monkeypatch.setattr(Budgets, "causes", causes)
-    monkeypatch.setattr(_kubernetes, "FIRST_PAUSE", 0.05)
-    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    monkeypatch.setattr(kubernetes_client, "FIRST_PAUSE", 0.05)
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Budgets) as server:
         api = connection({**options, "host": server.url, "api_key": "t"})
         said = evict(api, "default", "p", "uid")
@@ -169,27 +199,94 @@ def test_only_a_budget_is_called_a_budget(
 
 
 class Expiring(JsonHandler):
-    """A list of three pages whose continue token has expired when the second page is asked for."""
+    """A server with a list of two pages whose continue token expires ``times`` times."""
 
     seen: ClassVar[list[str]] = []
+    times: ClassVar[int] = 0
 
     def do_GET(self) -> None:
         self.seen.append(self.path.partition("?")[2])
-        if "continue" in self.path:
+        if "continue" in self.path and type(self).times:
+            type(self).times -= 1
             self.answer(410, {"kind": "Status", "reason": "Expired", "message": "too old", "code": 410})
-        elif "limit" in self.path:
-            self.answer(200, {"items": [{"metadata": {"name": "a"}}], "metadata": {"continue": "x"}})
-        else:
-            self.answer(200, {"items": [{"metadata": {"name": name}} for name in "ab"]})
+            return
+        name, rest = ("b", {}) if "continue" in self.path else ("a", {"continue": "x"})
+        self.answer(200, {"items": [{"metadata": {"name": name, "managedFields": []}}], "metadata": rest})
 
 
-def test_list_whose_token_expired_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def expiring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setattr(Expiring, "seen", [])
-    options: dict[str, Any] = dict.fromkeys(_kubernetes.API_OPTIONS)
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Expiring) as server:
+        yield connection({**options, "host": server.url, "api_key": "t"})
+
+
+def test_list_whose_token_expired_is_read_again_in_pages(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Expiring, "times", 1)
+    assert expiring.list_all(PATH, {}, kubernetes_client.without_managed_fields) == [
+        {"metadata": {"name": "a"}},
+        {"metadata": {"name": "b"}},
+    ]
+    assert Expiring.seen == ["limit=500", "limit=500&continue=x"] * 2
+
+
+def test_list_whose_token_always_expires_is_an_error(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Expiring, "times", 100)
+    with pytest.raises(ApiError, match="410"):
+        expiring.list_all(PATH, {})
+    assert len(Expiring.seen) == 2 * (kubernetes_client.LIST_RESTARTS + 1)
+
+
+def test_list_keeps_only_what_the_caller_keeps(expiring: Api) -> None:
+    """The result has only the kept parts. Slices are read in smaller pages."""
+
+    def keep(item: dict[str, Any]) -> str | None:
+        name: str = item["metadata"]["name"]
+        return name if name == "b" else None
+
+    assert expiring.list_all("/apis/resource.k8s.io/v1/resourceslices", {}, keep) == ["b"]
+    assert Expiring.seen == ["limit=100", "limit=100&continue=x"]
+
+
+class Compressing(JsonHandler):
+    """A server that compresses its answers for clients that accept it, as an API server does with large ones."""
+
+    def do_GET(self) -> None:
+        assert "gzip" in self.headers["Accept-Encoding"]
+        data = gzip.compress(json.dumps({"items": [{"metadata": {"name": "a" * 100_000}}]}).encode())
+        assert len(data) < 1000
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_compressed_answer_is_read() -> None:
+    options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
+    with JsonServer(Compressing) as server:
         api = connection({**options, "host": server.url, "api_key": "t"})
-        assert [each["metadata"]["name"] for each in api.list_all(PATH, {})] == ["a", "b"]
-    assert Expiring.seen == ["limit=500", "limit=500&continue=x", ""]
+        assert len(api.list_all(PATH, {})[0]["metadata"]["name"]) == 100_000
+
+
+#: Lists of slices of one node, or of objects with one name, are small.
+SMALL_LISTS = {("drain_run.py", "_slices")}
+
+
+def test_lists_of_claims_and_slices_keep_parts_of_objects() -> None:
+    """A cluster has many thousands of claims and slices: their lists keep parts of the objects only."""
+    plugins = Path(__file__).parents[3] / "plugins"
+    found = set()
+    for path in plugins.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for function in (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)):
+            for call in (each for each in ast.walk(function) if isinstance(each, ast.Call)):
+                if isinstance(call.func, ast.Attribute) and call.func.attr == "list_all" and len(call.args) < 3:
+                    place = ast.unparse(call.args[0])
+                    if "resourceclaims" in place or "resourceslices" in place:
+                        found.add((path.name, function.name))
+    assert found == SMALL_LISTS
 
 
 def test_other_refusals_and_a_first_connection_are_not_repeated(api: Api) -> None:
@@ -197,8 +294,8 @@ def test_other_refusals_and_a_first_connection_are_not_repeated(api: Api) -> Non
     with pytest.raises(ApiError) as failed:
         api.list_all(PATH, {})
     assert failed.value.code == "api-unreachable"
-    for status in (403, 404, 500):
+    for status in (403, 404):
         Server.statuses.append(status)
         with pytest.raises(ApiError):
             api.list_all(PATH, {})
-    assert Server.seen == ["GET"] * 4
+    assert Server.seen == ["GET"] * 3

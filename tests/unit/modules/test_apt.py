@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt_output import (
     errors_of,
     name_of_file,
     parse_available,
@@ -17,7 +17,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._apt import (
     read_sources,
     unneeded_lists,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
     Change,
     PackageProblem,
     Source,

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ascend's driver and firmware: the order of packages, what stands in their way, and what becomes of runs that are cut short."""
+"""Ascend driver and firmware: package order, blocked upgrades, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import (
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import (
     COMPLETE,
     Choices,
     Installed,
@@ -34,7 +34,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages 
     words,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import DeviceNumber, System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import DeviceNumber, System
 from ansible_collections.dra.accelerators.plugins.modules import ascend_driver
 from driver_store import claim
 from hypothesis import given
@@ -50,19 +50,22 @@ NEWER = {"driver": "24.1.rc2", "firmware": "7.5.0.1"}
 
 
 class Folder(System):
-    """A machine in a folder, with a boot that a test ends, and nodes that are files."""
+    """A system in a temporary directory. A test ends its boot. Device nodes are files."""
 
     boot = "boot-1"
 
     def boot_id(self) -> str:
         return self.boot
 
+    def sync_all(self) -> None:
+        """Skip the sync, so that the file systems of this machine are not synced."""
+
     def device_number(self, path: str) -> DeviceNumber | None:
         return DeviceNumber("c", 1, 3) if self.exists(path) else None
 
 
 class Node:
-    """A node in a folder, on which packages are run."""
+    """A node in a temporary directory on which packages run."""
 
     def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = folder / "root"
@@ -116,7 +119,7 @@ REPLACE = 'test "$1" = --check && echo "touch \'{}\'" > "{}"\n'
 
 
 def test_package_replaced_after_its_check_is_not_run(node: Node, tmp_path: Path) -> None:
-    """A user who can write the package replaces it between its verification and its run: the verified copy runs."""
+    """A user replaces the package between its verification and its run: the verified copy runs."""
     path = node.root / node.package("driver", BOTH["driver"]).lstrip("/")
     evil = tmp_path / "evil"
     text = path.read_text()
@@ -237,7 +240,7 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_vers
     [
         ({"accept_eula": False}, "licence"),
         ({"driver_checksum": "0" * 64}, "checksum"),
-        ({"user": "somebody"}, "not-ready"),
+        ({"user": "somebody", "gid": 990}, "not-ready"),
         ({"group": "npus"}, "not-ready"),
         ({"group": "nobodys"}, "not-ready"),
         ({"build": True}, "not-ready"),
@@ -251,10 +254,31 @@ def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node, optio
         result = node.run(check=check, **{**named, **options})
         if check and code == "not-ready":
             (lacking,) = {"user", "group"} & options.keys() or {"headers"}
-            assert result["lacking"] == [lacking]  # it may be about to come
+            assert result["lacking"] == [lacking]  # it may still appear
             continue
         assert result["failed"] and result["error_code"] == code, result
-    assert not node.versions() and not (node.root / "var").exists()
+    assert not node.versions()
+    # The run creates and deletes its lock in this directory.
+    assert [path for path in node.root.glob("var/**/*") if path != node.root / "var/lib"] == []
+
+
+@pytest.mark.parametrize(
+    ("passwd", "group", "reason"),
+    [
+        ("ubuntu:x:1000:1000::/:/bin/sh\n", "ubuntu:x:1000:\n", "UID 1000 belongs to the user ubuntu"),
+        ("", "staff:x:1000:\n", "GID 1000 belongs to the group staff"),
+        ("", "HwHiAiUser:x:990:\n", "The group HwHiAiUser has the GID 990, expected 1000"),
+    ],
+)
+def test_missing_user_whose_numbers_are_taken_is_refused(node: Node, passwd: str, group: str, reason: str) -> None:
+    (node.root / "etc/passwd").write_text(passwd)
+    (node.root / "etc/group").write_text(group)
+    for check in (True, False):
+        result = node.run(BOTH, check=check)
+        assert result["failed"] and result["error_code"] == "id-taken" and reason in result["msg"], result
+    assert not node.versions()
+    free = node.run(BOTH, check=True, uid=2000, gid=990 if "990" in group else 2000)
+    assert free["lacking"] == ["user"], free
 
 
 def test_a_damaged_package_is_not_run(node: Node) -> None:
@@ -281,13 +305,13 @@ def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
     (node.root / "dev/davinci3").touch()
     (node.root / "proc/4711/fd").mkdir(parents=True)
     (node.root / "proc/4711/comm").write_text("training\n")
-    (node.root / "proc/4711/fd/5").symlink_to("/dev/null")  # the numbers that the node has here
+    (node.root / "proc/4711/fd/5").symlink_to("/dev/null")  # the device numbers of the simulated node
     refused = node.run(NEWER)
     assert refused["error_code"] == "in-use" and refused["pids"] == [4711] and node.versions() == BOTH
     assert node.run(state="absent")["error_code"] == "in-use"
     (node.root / "proc/4711/fd/5").unlink()
 
-    # The package sees one that this module has not: what was begun is gone on with.
+    # The package refuses because of a use that this module did not find: the interrupted run resumes.
     (node.root / "run").mkdir()
     (node.root / "run/npus-in-use").touch()
     refused = node.run(NEWER)
@@ -337,7 +361,7 @@ def test_a_driver_that_does_not_let_itself_be_removed_stays_and_is_removed_later
 
 def test_a_driver_keeps_the_group_that_it_came_with(node: Node) -> None:
     node.run(BOTH)
-    # One that was left incomplete is installed anew, and its package sees that it was another group's.
+    # An incomplete driver is installed again. The package refuses a group that differs from the recorded one.
     info = node.root / "etc/ascend_install.info"
     info.write_text(info.read_text().replace("Status=complete", "Status=start"))
     refused = node.run(NEWER, group="more")
@@ -345,7 +369,7 @@ def test_a_driver_keeps_the_group_that_it_came_with(node: Node) -> None:
     assert node.versions() == BOTH and node.status() == "start"
     assert node.run(NEWER)["after"]["group"] == "HwHiAiUser" and node.versions() == NEWER
     node.run(state="absent")
-    # One of which the user is a member, without its being his own, is as good.
+    # A supplementary group of the user is also accepted.
     assert node.run(BOTH, group="more")["after"]["group"] == "more"
 
 
@@ -365,7 +389,7 @@ def test_a_version_that_is_called_otherwise_is_no_proof(node: Node) -> None:
     assert not node.run(driver=name, driver_version="24.1.rc1")["changed"]
 
 
-# What is pure
+# Pure functions
 
 
 def package(kind: str, version: str) -> Package:
@@ -417,7 +441,10 @@ def test_removal_is_the_other_way_round() -> None:
         ("Ascend-hdk-910b-npu-driver_25.2.0_linux-aarch64.run", "driver", "910b", "25.2.0", "aarch64"),
         ("Ascend-hdk-310P-npu-firmware_7.5.0.1.129.run", "firmware", "310p", "7.5.0.1.129", ""),
         ("Ascend-hdk-910-npu-driver_23.0.3_linux-x86_64.run", "driver", "910", "23.0.3", "x86_64"),
-        ("Other-hdk-npu-driver_25.2.0_linux-aarch64.run", "driver", "other-hdk", "25.2.0", "aarch64"),
+        ("Atlas-A3-hdk-npu-driver_25.3.rc1_linux-x86-64.run", "driver", "a3", "25.3.rc1", "x86_64"),
+        ("Atlas-A3-hdk-npu-firmware_7.8.0.2.212.run", "firmware", "a3", "7.8.0.2.212", ""),
+        ("Ascend310P-hdk-npu-firmware_6.3.0.run", "firmware", "310p", "6.3.0", ""),
+        ("Other-hdk-npu-driver_25.2.0_linux-aarch64.run", "driver", "other", "25.2.0", "aarch64"),
     ],
 )
 def test_a_name_says_what_a_package_is(name: str, kind: str, chip: str, version: str, machine: str) -> None:
@@ -432,7 +459,8 @@ def test_packages_for_other_chips_and_machines_are_named() -> None:
     found = problems(wanted, machine="x86_64", families=["310P"])
     assert len(found) == 2 and "aarch64" in found[0] and "910B" in found[1]
     assert problems(wanted, machine="aarch64", families=[]) == []
-    assert problems([Package("driver", "/d", "new", "1")], machine=platform.machine(), families=["310P"]) == []
+    (unknown,) = problems([Package("driver", "/d", "new", "1")], machine=platform.machine(), families=["310P"])
+    assert "the chip new, which is unknown" in unknown and "910c" in unknown
 
 
 def test_packages_are_told_what_was_chosen_once() -> None:

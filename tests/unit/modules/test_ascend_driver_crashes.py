@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ascend's driver: a run that is killed before any of its steps, and the next run. The table in docs/crash-points.md names these tests."""
+"""Ascend driver: a run that is killed before any of its steps, and the next run. The table in docs/crash-points.md names these tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import COMPLETE
-from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import record_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import COMPLETE
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
 from test_ascend_driver import BOTH, NEWER, Folder, Node
 
 from tests.unit.crash_steps import kill_before, step
@@ -23,7 +23,7 @@ SERVICES = ["dra-accelerators-driver.service", "npu-exporter.service"]
 
 
 class Machine(Folder):
-    """A machine in a folder, whose units run if a file says so. Each program is a step."""
+    """A system in a directory, whose units run if a file says so. Each program is a step."""
 
     def running(self) -> set[str]:
         return set(json.loads(self.read_text("/run/units")))
@@ -77,7 +77,7 @@ def crashes(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch
 
 
 def test_upgrade_killed_before_any_step_next_run_completes_it(crashes: Crashes) -> None:
-    """Also the previous versions can be restored, and the services run again."""
+    """After the next run, the previous versions can also be restored, and the services run again."""
     for killed, node in crashes.each(NEWER):
         done = node.run(NEWER, services=SERVICES)
         assert not done.get("failed"), (killed, done)
@@ -103,7 +103,7 @@ def test_removal_killed_before_any_step_next_run_completes_it(crashes: Crashes) 
 
 
 def test_removal_killed_in_a_later_boot_requires_a_restart(crashes: Crashes) -> None:
-    """The record names the boot of the installation, which is over."""
+    """The record names the boot of the installation, which has ended: the removal requires a reboot."""
     found = set()
     for number in itertools.count():
         node = crashes.node()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of ascend-docker-runtime: the licence, the engines' settings, and what goes when it goes."""
+"""Files of ascend-docker-runtime: the license, the engines' settings, and the files that a removal deletes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_packages import PackageError
-from ansible_collections.dra.accelerators.plugins.module_utils._ascend_runtime import read_package
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.docker_runtime import read_package
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host.driver_packages import PackageError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.modules import ascend_runtime
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
@@ -29,17 +29,19 @@ BUNDLE = "run/containerd/io.containerd.runtime.v2.task/k8s.io/c0ffee"
 
 
 class Node:
-    """A node in a folder, on which the package is run."""
+    """A node in a directory, on which the package runs."""
 
     def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = folder / "root"
         (self.root / "packages").mkdir(parents=True)
         (self.root / "etc/docker").mkdir(parents=True)
-        (self.root / "usr/local").mkdir(parents=True)
+        for path in ("usr/local", "var/lib"):
+            (self.root / path).mkdir(parents=True)
         (self.root / "etc/docker/daemon.json").write_text('{"debug": true}')
         self._run = run_here
         self.monkeypatch = monkeypatch
         monkeypatch.setattr(ascend_runtime, "System", lambda: System(str(self.root)))
+        monkeypatch.setattr(System, "sync_all", lambda _system: None)
         monkeypatch.setenv("FAKE_ROOT", str(self.root))
 
     def package(self, version: str) -> str:
@@ -131,6 +133,23 @@ def test_what_somebody_else_has_installed_stays(node: Node) -> None:
     assert newer["changed"] and not newer["ours"] and not node.run()["changed"]
 
 
+def test_package_that_a_power_failure_has_ended_is_run_again(node: Node) -> None:
+    """After a power failure the files can be empty although they name the version: the record is completed only after a sync."""
+
+    def fail(_system: System) -> None:
+        raise OSError(5, "I/O error")
+
+    node.monkeypatch.setattr(System, "sync_all", fail)
+    assert node.run("6.0.0")["failed"]
+    node.monkeypatch.setattr(System, "sync_all", lambda _system: None)
+    (node.root / TARGET / "ascend-docker-runtime").write_text("")
+    planned = node.run("6.0.0", check=True)
+    # The role runs the package if the two versions differ.
+    assert planned["changed"] and (planned["before"], planned["after"]) == ("", "6.0.0")
+    assert node.run("6.0.0")["changed"] and (node.root / TARGET / "ascend-docker-runtime").read_text()
+    assert not node.run("6.0.0")["changed"]
+
+
 def test_a_run_that_was_killed_is_gone_on_with_and_can_be_taken_back(node: Node) -> None:
     before = {name for name in node.files() if not name.startswith("var")}
     node.monkeypatch.setenv("FAKE_STOP", "runtime")
@@ -189,7 +208,7 @@ def test_a_folder_that_the_package_would_not_take_is_refused_before_it_is_run(
 
 
 def test_what_the_package_says_of_its_path_is_said(node: Node) -> None:
-    # Further up only the package knows what it takes.
+    # Above this directory only the package knows which paths it uses.
     (node.root / "usr/local").rename(node.root / "usr/elsewhere")
     (node.root / "usr/local").symlink_to("elsewhere")
     refused = node.run("6.0.0")

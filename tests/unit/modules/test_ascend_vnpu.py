@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module ascend_vnpu on simulated NPUs: layouts, refusals, switches, and what a generation needs."""
+"""Module ascend_vnpu on simulated NPUs: layouts, refusals, mode changes, and requirements of a generation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from driver_store import claim
 from tests.simulator.backend.npu_machine import DATA, NULL, NpuMachine
 from tests.simulator.nvml_builds import build
 
-# What a module's process does on a node, where "/" is another folder.
+# The program of a module's process on a node whose "/" is another directory.
 PROGRAM = """
 import functools, importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules." + sys.argv[1])
 module.System = functools.partial(module.System, sys.argv[2])
+module.RESTORE_SECONDS = float(sys.argv[3])
 with patch_module_args(json.load(sys.stdin)):
     module.main()
 """
@@ -35,18 +37,20 @@ COMPLETE = {"vir02": 3, "vir02_1c": 1}
 
 
 class Node:
-    """A machine with NPUs, on which modules run."""
+    """A host with NPUs, on which modules run."""
 
     def __init__(self, machine: NpuMachine, folder: Path) -> None:
         self.machine = machine
         self.state = folder / "state.db"
 
-    def run(self, name: str = "ascend_vnpu", *, check: bool = False, **options: Any) -> dict[str, Any]:
+    def run(
+        self, name: str = "ascend_vnpu", *, check: bool = False, wait: float = 60.0, **options: Any
+    ) -> dict[str, Any]:
         if name == "ascend_vnpu":
             options["state_path"] = str(self.state)
         arguments = {**options, "_ansible_check_mode": check, "_ansible_diff": True}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, name, str(self.machine.root)],
+            [sys.executable, "-c", PROGRAM, name, str(self.machine.root), str(wait)],
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             input=json.dumps(arguments),
             capture_output=True,
@@ -61,14 +65,14 @@ class Node:
         return answer
 
     def slices(self, index: int) -> list[str]:
-        """The templates of a chip's slices, as the vendor's own program lists them."""
+        """Return the templates of a chip's vNPUs, as the vendor's own program lists them."""
         rows = self.machine.smi("info", "-t", "info-vnpu", "-i", str(index), "-c", "0")
         return sorted(re.findall(r"\bvir\w+", rows))
 
 
 @contextlib.contextmanager
 def container(machine: NpuMachine, node: str, *, instead_of: str) -> Iterator[None]:
-    """Somebody who is no administrator, and has one node, as in a pod."""
+    """Run a process without administrator capabilities that has one device node, as in a pod."""
     program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).dcmi_init(), flush=True); sys.stdin.read()"
     command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", program]
     of_host, inside = machine.root / "dev" / instead_of, machine.root / "dev" / node
@@ -126,6 +130,32 @@ def test_a_layout_is_made_once_and_changed_by_the_fewest_steps(power_on: Callabl
     assert kept == 3
     whole = node.run(layout=[{"match": {}, "mode": "whole"}])
     assert len(whole["steps"]) == 5 and node.slices(0) == []
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_slices_that_the_vendor_restores_after_a_boot_are_waited_for(
+    power_on: Callable[..., Node], restored: bool
+) -> None:
+    """A run right after a boot keeps the slices that the vendor's script creates meanwhile, instead of creating others beside them."""
+    node = power_on("8x310P-Pro")
+    layout = static({"vir02": 2}, index=0)
+    assert node.run(layout=layout)["waited_for"] == []
+    uptime = node.machine.root / "proc/uptime"
+    uptime.parent.mkdir(exist_ok=True)
+    uptime.write_text("12.5 30.0\n")
+    node.machine.control("power-cycle", "late")
+    assert node.slices(0) == []
+    seconds, script = 0.0, threading.Timer(3, node.machine.control, ["recover"])
+    if restored:
+        seconds = 60.0
+        script.start()
+    done = node.run(layout=layout, wait=seconds)
+    script.cancel()
+    if restored:
+        assert not done["changed"] and "of NPU 0" in done["waited_for"][0] and "warnings" not in done
+    else:
+        assert done["changed"] and done["waited_for"] == [] and "of NPU 0" in str(done["warnings"])
+    assert node.slices(0) == ["vir02", "vir02"]
 
 
 def test_what_does_not_fit_or_is_unknown_touches_nothing(power_on: Callable[..., Node]) -> None:
@@ -192,7 +222,7 @@ def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: C
 
 
 def test_chips_of_a_machine_in_the_mode_smp_are_not_cut(power_on: Callable[..., Node]) -> None:
-    """What would be destroyed first stays: the refusal comes before anything, in check mode as well."""
+    """In SMP mode the change is refused before any vNPU is destroyed, also in check mode."""
     node = power_on("8x910A")
     node.run(layout=static({"vir02": 1}, index=0))
     node.machine.control("work-mode", "smp")
@@ -216,7 +246,7 @@ def test_dies_that_work_as_one_are_not_cut(power_on: Callable[..., Node]) -> Non
 
 
 def test_what_the_dies_of_an_older_driver_need_is_said(power_on: Callable[..., Node]) -> None:
-    """The tool of a driver from before 26.0.RC1 knows no templates of these chips."""
+    """The tool of a driver before 26.0.RC1 knows no templates of these chips: the refusal names the required version."""
     node = power_on("8xA3")
     program = node.machine.root / "usr/local/bin/npu-smi"
     program.rename(program.with_name("npu-smi.real"))
@@ -238,7 +268,7 @@ def test_a_slice_that_a_process_uses_stays(power_on: Callable[..., Node]) -> Non
 
 
 def test_a_slice_that_a_container_has_stays(power_on: Callable[..., Node]) -> None:
-    """No process of it need be known, and no claim: the chip tells that a container has the slice."""
+    """The chip reports that a container has the vNPU: it stays, also without a known process or claim."""
     node = power_on("8x310P-Pro")
     (made,) = node.run(layout=static({"vir02": 1}, index=0))["after"][0]["partitions"]
     number = made["uuid"].rpartition("-")[2]

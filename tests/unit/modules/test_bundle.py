@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A bundle for sites without a way out: what a fleet needs, the manifest and its check, and the archive taken apart again."""
+"""An offline bundle: the needs of a fleet, the manifest and its verification, and the extraction of the archive."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import json
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_archive as archives
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_manifest as manifests
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_needs as needs
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import archive as archives
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import bundle_manifest as manifests
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import requirements as needs
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import (
     BundleError,
     Found,
     Item,
     Manifest,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.gather import Gatherer
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.platform import Means
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -71,7 +75,7 @@ def package(name: str, version: str) -> Item:
 
 
 def whole() -> Manifest:
-    """A manifest of all that the needs above name."""
+    """Return a manifest with all of the needs above."""
     names = ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"]
     return Manifest(
         (
@@ -104,7 +108,7 @@ def test_what_hosts_need_alike_is_gathered_once() -> None:
     assert plan.platforms[0].groups == [("python3-venv",)]
     assert len(plan.platforms[0].drivers) == 1
     assert [(each.key, each.requirements) for each in plan.wheels] == [("cp313-x86_64", ("a\n",))]
-    assert plan.image == "localhost/driver:1"
+    assert plan.images == ("localhost/driver:1",)
     assert plan.files == (("/srv/x/driver.run", "ab" * 32),)
     assert plan.describe()[0].startswith("gather packages for debian 13 (x86_64): python3-venv, the driver 580")
 
@@ -130,9 +134,26 @@ def test_what_is_no_need_is_refused_with_words(need: dict[str, Any], words: str)
         needs.plan([need])
 
 
-def test_one_bundle_holds_one_image_and_one_file_of_a_name() -> None:
-    with pytest.raises(BundleError, match="several images"):
-        needs.plan([IMAGE, {**IMAGE, "reference": "localhost/driver:2"}])
+def test_images_of_a_fleet_are_separate_files_with_their_names(tmp_path: Path) -> None:
+    """Each image is a separate file, also if the names differ only in characters that a file name cannot contain."""
+    names = ["localhost/driver:1", "localhost-driver:1", "reg.example:5000/a/driver:1"]
+    plan = needs.plan([{**IMAGE, "reference": name} for name in names])
+    assert sorted(plan.images) == sorted(names)
+    assert [line for line in plan.describe() if "image" in line] == [f"save the image {name}" for name in plan.images]
+    sources = {name: str(tmp_path / f"{number}.saved") for number, name in enumerate(names)}
+    for name, source in sources.items():
+        Path(source).write_text(name)
+    folder = tmp_path / "parts"
+    means = Means(interpreter=sys.executable, fetch=str, images=sources)
+    gathered = Gatherer(System(), str(folder), means).gather(plan)
+    manifest = Manifest(gathered.items, plan.needs, gathered.wheelhouses, "")
+    read = manifests.read(manifest.to_text(), "x")
+    assert {item.name: (folder / item.path).read_text() for item in read.items} == {name: name for name in names}
+    with pytest.raises(BundleError, match="The image localhost/driver:1 is wanted, and there is no file of it"):
+        Gatherer(System(), str(folder), Means(interpreter="", fetch=str)).gather(needs.plan([IMAGE]))
+
+
+def test_one_bundle_holds_one_file_of_a_name() -> None:
     with pytest.raises(BundleError, match=r"Two files are called driver\.run"):
         needs.plan([FILE, {**FILE, "path": "/other/driver.run"}])
     with pytest.raises(BundleError, match="Two digests"):
@@ -146,7 +167,7 @@ def test_passwords_of_addresses_are_not_in_the_manifest() -> None:
     assert plan.platforms[0].sources[0].uris == ("https://me:secret@mirror.example/x",)
 
 
-# What is missing
+# Missing items
 
 
 def test_a_bundle_with_all_lacks_nothing() -> None:
@@ -208,7 +229,7 @@ def test_the_refusal_names_the_bundle_and_what_to_do() -> None:
 def test_a_bundle_lacks_something_exactly_where_an_item_is_gone(gone: set[int]) -> None:
     found = whole()
     kept = tuple(each for number, each in enumerate(found.items) if number not in gone)
-    # A wheelhouse without its wheels is found by the check of the files.
+    # The check of the files detects a wheelhouse without its wheels.
     wanted = [need for need in ALL if need is not WHEELS]
     relevant = {number for number in gone if found.items[number].kind != "wheel"}
     assert bool(needs.missing(wanted, Manifest(kept, wheelhouses=found.wheelhouses))) == bool(relevant)
@@ -227,7 +248,7 @@ DIGESTS = st.binary(max_size=8).map(lambda content: hashlib.sha256(content).hexd
 
 @st.composite
 def items(draw: st.DrawFn) -> Item:
-    """A valid item of any kind."""
+    """Draw a valid item of any kind."""
     kind, name = draw(st.sampled_from(manifests.KINDS)), draw(FILE_NAMES)
     place = draw(PLACES)
     path = {
@@ -245,7 +266,7 @@ def items(draw: st.DrawFn) -> Item:
 
 
 def is_tree(found: list[Item]) -> bool:
-    """Whether no file is also a directory."""
+    """Return whether no file is also a directory."""
     return not any(one.path.startswith(f"{other.path}/") for one in found for other in found)
 
 
@@ -485,7 +506,7 @@ def test_the_digest_that_was_written_down_is_compared() -> None:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """An archive with two wheels, one of them for two Pythons, and a file."""
+    """Return an archive with two wheels, one of them for two Python versions, and a file."""
     contents = {"wheels/a-1.whl": b"wheel a", "wheels/b-1.whl": b"wheel b", "files/driver.run": b"driver"}
     places = {"wheels/a-1.whl": ("cp312-x86_64", "cp313-x86_64"), "wheels/b-1.whl": ("cp313-x86_64",)}
     items = []
@@ -501,7 +522,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def again(bundle: Path, change: Callable[[str, bytes], list[tuple[str, bytes]]]) -> None:
-    """Write the archive once more, with each member as ``change`` has it."""
+    """Write the archive again, with the members that ``change`` returns for each member."""
     with tarfile.open(bundle) as old:
         contents = [(member.name, old.extractfile(member).read()) for member in old]  # type: ignore[union-attr]
     source = bundle.with_name("source")

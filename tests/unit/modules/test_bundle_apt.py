@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A bundle by the real apt: from a signed package source into an archive, and from there by the settings that a node gets."""
+"""A bundle with the real apt: from a signed package source into an archive, and from there with a node's settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KINDS = ("nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source as the vendor's, signed."""
+    """Create a signed source like the vendor's."""
     folder = tmp_path_factory.mktemp("vendor") / "debian13"
     folder.mkdir()
     for version in (VERSION, "570.1.2"):
@@ -43,7 +43,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gather(run_here: Callable[..., Any], tmp_path: Path, repository: Path) -> Callable[..., Any]:
-    """Gathers this source's driver of branch 580; ``source`` replaces what is said of it."""
+    """Return a function that gathers this source's driver of branch 580. ``source`` overrides values of the source."""
 
     def run(**source: Any) -> Any:
         need = {
@@ -101,11 +101,11 @@ def test_a_driver_goes_from_a_signed_source_to_a_node(
     assert len(signed) == 1 and fingerprint.endswith(signed.pop())
     assert gather()["changed"] is False
 
-    # What the role writes on a node, in another place and over a node that has nothing.
+    # The files of the role on a node, in another directory, and on an empty node.
     node = tmp_path / "node"
     own = yaml.safe_load((ROOT / "roles/offline/vars/main.yml").read_text("utf-8"))
     for name, key in (("apt.conf", "__offline_settings"), ("sources.list", "__offline_source")):
-        (tmp_path / name).write_text(own[key].replace("{{ __offline_place }}", str(node)))
+        (tmp_path / name).write_text(own[key].replace("{{ __offline_directory }}", str(node)))
     (node / "packages").mkdir(parents=True)
     (node / "lists/partial").mkdir(parents=True)
     found = taken["packages"][PLACE]
@@ -125,21 +125,21 @@ def test_a_driver_goes_from_a_signed_source_to_a_node(
     foreseen = re.findall(own["__offline_installs"], apt("-s", "install", "nvidia-driver-cuda", KINDS[0]))
     words = ["=".join(each) for each in foreseen]
     assert {name for name, _version in foreseen} == packages(made) - {KINDS[1], "nvidia-persistenced"}
-    # Before they are brought they are not there, and a file that is another one is refused.
+    # Before the packages are copied they are missing, and a different file is refused.
     apt("download", words[0], check=False)
     for word in words:
         shutil.copy(Path(found["folder"], found["files"][word]), node / "packages")
     apt("download", *words)
     (node / "packages" / found["files"][words[0]]).write_bytes(b"another")
     (node / found["files"][words[0]]).unlink()
-    # One apt says that the size is unexpected, another one that the sums do not match.
+    # One version of apt reports an unexpected size, another one different checksums.
     assert "Hashes of expected file" in apt("download", words[0], check=False)
 
 
 def test_a_source_that_another_key_has_signed_is_refused(
     gather: Callable[..., Any], tmp_path: Path, repository: Path
 ) -> None:
-    """apt is told the key that was pinned, and the source is signed by another one."""
+    """The source is signed with a different key than the pinned one: it is refused."""
     other = tmp_path / "other" / "debian13"
     other.mkdir(parents=True)
     nvidia.driver(other, VERSION)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gathering a bundle: what apt and pip are told, what is refused of what they bring, and that nothing is fetched twice."""
+"""Gather a bundle: commands for apt and pip, rejected downloads, and no file fetched twice."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_packages as packages
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_wheels as wheels
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_gather import Gatherer
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import BundleError, Item
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import plan
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_platform import Means
-from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import KeyProblem, checked_key, signers
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import apt_repository as packages
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import wheels
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import BundleError, Item
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.gather import Gatherer
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.platform import Means
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.requirements import plan
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.openpgp import (
+    KeyProblem,
+    checked_key,
+    signers,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 from ansible_collections.dra.accelerators.plugins.modules import bundle as module
 from test_bundle import DEBIAN, DRIVER, FABRIC, FILE, PLACE, PYTHON, WHEELS
 from test_openpgp import FOURTH, FOURTH_PRINT
@@ -29,7 +33,7 @@ VENDOR = "https://vendor.example/repo"
 KEYRING = "/keys/debian.gpg"
 MIRRORS = {"debian_13": [{"uris": [MIRROR], "suites": ["trixie"], "components": ["main"], "keyring": KEYRING}]}
 SOURCE = {"uris": [VENDOR], "suites": ["/"], "key_url": f"{VENDOR}/key.pub", "fingerprints": [FOURTH_PRINT]}
-#: A signature of version 4 whose hashed part has the issuer's fingerprint, and one whose other part has a key's id.
+#: A version 4 signature with the issuer's fingerprint in its hashed part, and one with a key id in its other part.
 SIGNER = "0123456789ABCDEF0123456789ABCDEF01234567"
 VERSIONS = {
     "python3-venv": "3.13.5-1",
@@ -73,7 +77,7 @@ def stanza(name: str, digest: str = "") -> str:
 
 
 class Machine(System):
-    """A machine whose apt and pip have what the tables above say; what they are told is written down."""
+    """A system whose apt and pip serve the tables above. It records their commands."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class Machine(System):
         return self.apt or program != "apt-get"
 
     def fetches(self) -> list[list[str]]:
-        """The calls that fetch a file."""
+        """Return the calls that fetch a file."""
         return [call for call in self.calls if "download" in call[:5] or any("-q download" in word for word in call)]
 
     def run(

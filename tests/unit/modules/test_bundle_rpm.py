@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RPM packages of a bundle: who vouches for a repository, what dnf and rpm say, and a host that is to know the bundle alone."""
+"""RPM packages of a bundle: the signer of a repository, the output of dnf and rpm, and a host that uses the bundle only."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _bundle_rpm as rpm
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_manifest import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import rpm_repository as rpm
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.bundle_manifest import (
     PACKAGE,
     BundleError,
     Item,
     Manifest,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import missing, plan
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change, PackageProblem, Packages
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import BUNDLE, tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.requirements import missing, plan
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
+    Change,
+    PackageProblem,
+    Packages,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import BUNDLE, tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 from ansible_collections.dra.accelerators.plugins.modules import bundle_packages
 
 ROCKY = {"distribution": "rocky", "release": "9", "machine": "x86_64"}
@@ -121,7 +125,7 @@ def test_what_dnf_would_install_is_known_by_the_names_of_files() -> None:
 
 
 class Recording(System):
-    """A machine that runs nothing, and remembers what was to be run."""
+    """A system that runs no commands, and records them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
@@ -153,7 +157,7 @@ def test_with_a_bundle_no_repository_of_the_host_counts(
 
 
 class Tool:
-    """A package manager that has one package, and would install what it is asked for with a further one."""
+    """A package manager with one package, which would also install another one."""
 
     title = "dnf"
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module cdi_spec: names, differences and conflicts, and on simulated NPUs the file as a whole. With NVIDIA's own program: tests/oracles."""
+"""Module cdi_spec: names, differences, and conflicts, and the whole file on simulated NPUs. tests/oracles uses NVIDIA's own program."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _cdi_specs as cdi_specs
-from ansible_collections.dra.accelerators.plugins.module_utils.core.cdi import ContainerEdits, validate_spec
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import cdi_spec as cdi_specs
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.cdi import ContainerEdits, validate_spec
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.modules import cdi_spec
 from test_ascend_vnpu import Node, static
 
@@ -110,7 +110,7 @@ def test_files_with_the_same_devices(tmp_path: Path) -> None:
 
 
 def test_the_vendor_s_own_program_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim would get the driver's own list at once; a file that stays gets the better one."""
+    """A claim would get the driver's own list at once, but a permanent file waits for the better one."""
     said = [ContainerEdits(env=("FROM=us",))]
 
     class Backend:
@@ -149,7 +149,7 @@ def test_a_file_for_all_npus_of_a_node(node: Node) -> None:
     assert [one["path"] for one in edits["3"]["deviceNodes"]] == ["/dev/davinci3"]
     assert len(edits["all"]["deviceNodes"]) == 8
     assert "/dev/davinci_manager" in {one["path"] for one in content["containerEdits"]["deviceNodes"]}
-    # The same in another form is the same.
+    # The same content in another format is no change.
     (root / OWN.lstrip("/")).write_text(json.dumps(content))
     again = node.run("cdi_spec")
     assert not again["changed"] and {each["change"] for each in again["specs"][0]["devices"]} == {"same"}
@@ -159,7 +159,7 @@ def test_a_file_for_all_npus_of_a_node(node: Node) -> None:
     assert '"3"' in few["diff"][0]["before"] and '"3"' not in few["diff"][0]["after"]
     gone = node.run("cdi_spec", state="absent")
     assert gone["changed"] and not (root / OWN.lstrip("/")).exists()
-    # Where nothing is left to describe there is no file; an empty one would be no CDI file.
+    # Without devices there is no file, because an empty CDI file is invalid.
     nothing = node.run("cdi_spec", match={"index": 99})
     assert not nothing["changed"] and not nothing["specs"][0]["exists"]
 

@@ -1,12 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CEL as Kubernetes evaluates it for devices. The real scheduler judges selectors of the same kinds in tests/oracles."""
+"""CEL as Kubernetes evaluates it for devices. tests/oracles compares selectors of the same kinds with the real scheduler."""
 
 from __future__ import annotations
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _cel
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling import cel
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.objects import (
     Device,
     NotJudged,
@@ -35,8 +35,8 @@ DEVICE = Device(
 
 
 @pytest.fixture(scope="module")
-def judge() -> _cel.CelJudge:
-    return _cel.CelJudge()
+def judge() -> cel.CelJudge:
+    return cel.CelJudge()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def judge() -> _cel.CelJudge:
         (f"{OWN}.index < 3.5", True),
         ("device.attributes['resource.kubernetes.io'].pcieRoot.endsWith(':10')", True),
         ("device.attributes[device.driver].index == 3", True),
-        # What may be missing.
+        # Optional values.
         (f"has({OWN}.nothing)", False),
         (f"{OWN}.?nothing.orValue('x') == 'x'", True),
         (f"{OWN}[?'model'].hasValue()", True),
@@ -91,13 +91,13 @@ def judge() -> _cel.CelJudge:
         ("[1, 2, 3].slice(1, 3) == [2, 3] && lists.range(2) == [0, 1]", True),
         ("'gpu-12'.find('[0-9]+') == '12' && 'a1b2'.findAll('[0-9]') == ['1', '2']", True),
         ("'%s-%d'.format(['a', 1]) == 'a-1' && 'a,b'.split(',')[1] == 'b' && ' a '.trim() == 'a'", True),
-        # An error does not matter where it changes nothing.
+        # An error that does not change the result is ignored.
         (f"true || {OWN}.nothing", True),
         (f"{OWN}.nothing == 'x' || {OWN}.index == 3", True),
         (f"{OWN}.index == 4 && {OWN}.nothing", False),
     ],
 )
-def test_what_an_expression_says_of_a_device(judge: _cel.CelJudge, expression: str, answer: bool) -> None:
+def test_what_an_expression_says_of_a_device(judge: cel.CelJudge, expression: str, answer: bool) -> None:
     assert judge.matches(expression, DEVICE) is answer and judge.problem(expression) == ""
 
 
@@ -119,12 +119,12 @@ def test_what_an_expression_says_of_a_device(judge: _cel.CelJudge, expression: s
         ("device.", "no valid CEL, at 1:8", ""),
     ],
 )
-def test_errors_as_the_scheduler_has_them(judge: _cel.CelJudge, expression: str, reason: str, hint: str) -> None:
+def test_errors_as_the_scheduler_has_them(judge: cel.CelJudge, expression: str, reason: str, hint: str) -> None:
     with pytest.raises(SelectorFailed) as error:
         judge.matches(expression, DEVICE)
     assert reason in error.value.reason and hint in error.value.hint
     with pytest.raises(SelectorFailed, match="selector"):
-        judge.matches(expression, DEVICE)  # and again, from what is known
+        judge.matches(expression, DEVICE)  # and again, from the cache
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_errors_as_the_scheduler_has_them(judge: _cel.CelJudge, expression: str,
         "[1].indexOf(1) == 0",
     ],
 )
-def test_what_is_not_evaluated_is_no_error_of_the_selector(judge: _cel.CelJudge, expression: str) -> None:
+def test_what_is_not_evaluated_is_no_error_of_the_selector(judge: cel.CelJudge, expression: str) -> None:
     with pytest.raises(NotJudged):
         judge.matches(expression, DEVICE)
 
 
-def test_derived_attributes_and_what_is_wrong_as_it_is_written(judge: _cel.CelJudge) -> None:
+def test_derived_attributes_and_what_is_wrong_as_it_is_written(judge: cel.CelJudge) -> None:
     assert judge.value(f"{OWN}.model + '!'", DEVICE) == {"string": "H100!"}
     assert judge.value(f"{OWN}.driverVersion", DEVICE) == {"version": "1.10.0"}
     assert judge.value(f"{OWN}.numa", DEVICE) == {"ints": [0, 1]}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Expressions of users have limits of time and memory, and one expression affects no other."""
+"""Users' expressions have limits of time and memory, and no expression affects another one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _cel, _cel_functions
-from ansible_collections.dra.accelerators.plugins.module_utils._bounded_process import BoundedProcess, CallEnded
+from ansible_collections.dra.accelerators.plugins.module_utils._host.bounded_process import BoundedProcess, CallEnded
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling import cel, cel_functions
 from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.objects import (
     Device,
     NotJudged,
@@ -24,14 +24,14 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.allocation.o
 DEVICE = Device("gpu.example.com", "n", {"name": "gpu-0", "attributes": {"model": {"string": "H100"}}})
 #: A text on which a backtracking engine needs exponential time.
 TEXT, PATTERN = "a" * 40 + "!", "^(a+)+$"
-#: Two to the power of the number of names.
+#: Its length is two to the power of the number of names.
 DOUBLED = "".join(f"cel.bind(x{n + 1}, x{n} + x{n}, " for n in range(20))
 SLOW = "lists.range(30000).distinct().size() == 1"
 
 
 @pytest.fixture
-def judge() -> Iterator[_cel.CelJudge]:
-    made = _cel.CelJudge()
+def judge() -> Iterator[cel.CelJudge]:
+    made = cel.CelJudge()
     yield made
     made._process.close()
 
@@ -51,19 +51,19 @@ def judge() -> Iterator[_cel.CelJudge]:
         (r"'\u00e4b'.find('(?i)\\pL+') == '\u00e4b'", True),
     ],
 )
-def test_regular_expressions_are_those_of_re2(judge: _cel.CelJudge, expression: str, answer: bool) -> None:
+def test_regular_expressions_are_those_of_re2(judge: cel.CelJudge, expression: str, answer: bool) -> None:
     assert judge.matches(expression, DEVICE) is answer
 
 
 @pytest.mark.parametrize("function", ["find", "findAll", "matches"])
-def test_pattern_that_re2_rejects_is_an_error_of_the_selector(judge: _cel.CelJudge, function: str) -> None:
+def test_pattern_that_re2_rejects_is_an_error_of_the_selector(judge: cel.CelJudge, function: str) -> None:
     with pytest.raises(SelectorFailed, match="invalid"):
         judge.matches(f"'x'.{function}('(?=a)') == ''", DEVICE)
 
 
 def test_without_re2_find_is_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cel_functions, "re2", None)
-    judge = _cel.CelJudge()
+    monkeypatch.setattr(cel_functions, "re2", None)
+    judge = cel.CelJudge()
     for expression in ("'a'.find('a') == 'a'", "'a'.findAll('a') == ['a']"):
         with pytest.raises(NotJudged, match="google-re2"):
             judge.matches(expression, DEVICE)
@@ -76,9 +76,9 @@ def test_without_re2_find_is_not_evaluated(monkeypatch: pytest.MonkeyPatch) -> N
     ids=["time", "doubled text", "long list"],
 )
 def test_expression_beyond_the_limits_is_not_evaluated(
-    judge: _cel.CelJudge, monkeypatch: pytest.MonkeyPatch, expression: str
+    judge: cel.CelJudge, monkeypatch: pytest.MonkeyPatch, expression: str
 ) -> None:
-    monkeypatch.setattr(_cel, "EVALUATION_SECONDS", 0.5)
+    monkeypatch.setattr(cel, "EVALUATION_SECONDS", 0.5)
     assert judge.matches("true", DEVICE)
     with pytest.raises(NotJudged, match="was not evaluated"):
         judge.matches(expression, DEVICE)
@@ -86,9 +86,9 @@ def test_expression_beyond_the_limits_is_not_evaluated(
 
 
 def test_ended_expression_is_evaluated_for_no_other_device(
-    judge: _cel.CelJudge, monkeypatch: pytest.MonkeyPatch
+    judge: cel.CelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cel, "EVALUATION_SECONDS", 0.2)
+    monkeypatch.setattr(cel, "EVALUATION_SECONDS", 0.2)
     calls: list[object] = []
     call = judge._process.call
     monkeypatch.setattr(judge._process, "call", lambda argument: calls.append(argument) or call(argument))
@@ -100,10 +100,10 @@ def test_ended_expression_is_evaluated_for_no_other_device(
     assert len(calls) == 1
 
 
-def test_many_slow_expressions_have_a_shorter_limit(judge: _cel.CelJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cel, "EVALUATION_SECONDS", 0.2)
-    monkeypatch.setattr(_cel, "PATIENCE_SECONDS", 0.4)
-    monkeypatch.setattr(_cel, "HURRIED_SECONDS", 0.05)
+def test_many_slow_expressions_have_a_shorter_limit(judge: cel.CelJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cel, "EVALUATION_SECONDS", 0.2)
+    monkeypatch.setattr(cel, "PATIENCE_SECONDS", 0.4)
+    monkeypatch.setattr(cel, "HURRIED_SECONDS", 0.05)
     limits = []
     for number in range(4):
         with pytest.raises(NotJudged) as found:
@@ -113,14 +113,14 @@ def test_many_slow_expressions_have_a_shorter_limit(judge: _cel.CelJudge, monkey
     assert judge.matches("true", DEVICE)
 
 
-def test_expression_that_is_nested_too_deep_for_the_library_is_not_evaluated(judge: _cel.CelJudge) -> None:
+def test_expression_that_is_nested_too_deep_for_the_library_is_not_evaluated(judge: cel.CelJudge) -> None:
     deep = "".join(f"cel.bind(x{n}, true, " for n in range(60)) + "x1" + ")" * 60
     with pytest.raises(NotJudged, match="recursion limit"):
         judge.matches(deep, DEVICE)
     assert judge.problem(deep) == ""
 
 
-def test_iterations_beyond_the_budget_of_the_library_are_not_evaluated(judge: _cel.CelJudge) -> None:
+def test_iterations_beyond_the_budget_of_the_library_are_not_evaluated(judge: cel.CelJudge) -> None:
     many = f"[{','.join(map(str, range(60)))}]"
     nested = f"{many}.all(a, {many}.all(b, {many}.all(c, {many}.all(d, a + b + c + d >= 0))))"
     with pytest.raises(NotJudged, match="budget"):
@@ -145,7 +145,7 @@ def test_bounded_process_is_started_again_after_its_end() -> None:
 
 PARENT = """
 import time
-from ansible_collections.dra.accelerators.plugins.module_utils._bounded_process import BoundedProcess
+from ansible_collections.dra.accelerators.plugins.module_utils._host.bounded_process import BoundedProcess
 process = BoundedProcess(lambda: lambda numbers: sum(range(numbers)), seconds=1, memory_bytes=1 << 28)
 process.call(0)
 print(process._process.pid, flush=True)

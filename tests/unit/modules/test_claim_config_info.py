@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module claim_config_info: what the driver would refuse is found in manifests, and nothing else is."""
+"""Module claim_config_info reports exactly the configurations in manifests that the driver would refuse."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FIRST_AVAILABLE = {
         claim(config(MIG, "own"), requests=[request("own", "a-class-of-the-site")]),
         claim(config({"anything": 1}, driver="another.example.com")),
         claim(config(VNPU, driver=NPU), requests=[request("slice", "vnpu.huawei.com")]),
-        # A later one of a kind goes before an earlier one, so that these two do not contradict each other.
+        # A later configuration of a kind replaces an earlier one, so these two do not conflict.
         claim(config({**SETTINGS, "computeMode": "Prohibited"}), config(SETTINGS), config(SHARING)),
         claim(config({**GPU, "sharing": MULTI_USER})),
         claim(config({**GPU, "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}})),

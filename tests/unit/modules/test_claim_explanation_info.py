@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module claim_explanation_info and its playbook: the examples of the page, files, a cluster, and what is refused."""
+"""Module claim_explanation_info and its playbook: the examples of the page, files, a cluster, and refused inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = examples()
 
 @pytest.fixture
 def there(tmp_path: Path) -> str:
-    """The cluster of the page, as a file."""
+    """Write the cluster of the page to a file."""
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": cluster()}))
     return str(path)
@@ -39,7 +39,7 @@ def test_the_examples_of_the_page(run_here: Run, there: str, tmp_path: Path, exa
     (tmp_path / "wanted.yaml").write_text(example.manifests)
     result = run_here("claim_explanation_info", {"cluster_src": [there], "src": str(tmp_path / "wanted.yaml")})
     assert result["text"] == example.text and not result["changed"]
-    # The same is said of them when they are in the cluster.
+    # The explanation is the same for objects in the cluster.
     documents = list(yaml.safe_load_all(example.manifests))
     names = [f"default/{one['metadata']['name']}" for one in documents if one["kind"] in ("Pod", "ResourceClaim")]
     (tmp_path / "more.yaml").write_text(example.manifests)
@@ -92,14 +92,14 @@ def test_everything_that_waits_and_only_what_waits_in_a_namespace(run_here: Run,
     assert [one["name"] for one in run_here("claim_explanation_info", {**files, "namespace": "y"})["explanations"]] == [
         "b"
     ]
-    # A claim that a pod waits for is explained with the pod; in a namespace its name alone will do.
+    # A claim of a pending pod is explained with the pod. Within a namespace its name alone is enough.
     (one,) = run_here("claim_explanation_info", {**files, "namespace": "x", "claims": ["a"]})["explanations"]
     assert (one["kind"], one["name"], one["verdict"]) == ("Pod", "p", "fits")
 
 
 def test_a_cluster_is_asked_for_all_that_matters(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.claim_explanation_info")
-    explanations = importlib.import_module(f"{UTILS}._claim_explanations")
+    explanations = importlib.import_module(f"{UTILS}._scheduling.explain_sources")
     rule = {"metadata": {"name": "r"}, "spec": {"taint": {"key": "k", "effect": "NoSchedule"}}}
     plurals = {f"{kind.lower()}{'es' if kind.endswith('s') else 's'}": kind for kind in explanations.LISTS}
     by_kind: dict[str, list[Any]] = {kind: [] for kind in explanations.LISTS}
@@ -113,7 +113,7 @@ def test_a_cluster_is_asked_for_all_that_matters(run_here: Run, monkeypatch: pyt
                 return {"versions": [{"version": "v1"}, {"version": "v1beta2"}]}
             return {"resources": [{"name": "devicetaintrules"}] if path.endswith("/v1beta2") else []}
 
-        def list_all(self, path: str, _query: Any) -> list[Any]:
+        def list_all(self, path: str, _query: Any, _keep: Any = None) -> list[Any]:
             place, _slash, plural = path.rpartition("/")
             assert (
                 place == f"/apis/resource.k8s.io/{'v1beta2' if plural == 'devicetaintrules' else 'v1'}"
@@ -123,7 +123,7 @@ def test_a_cluster_is_asked_for_all_that_matters(run_here: Run, monkeypatch: pyt
 
     monkeypatch.setattr(module, "connect", lambda _module: Api())
     result = run_here("claim_explanation_info", {"claims": ["alone"]})
-    # The rule taints everything, which the page's cluster does not have.
+    # The rule taints all devices, unlike the page's cluster.
     assert result["explanations"][0]["verdict"] == "no"
     assert result["explanations"][0]["changes"][0]["taints"] == ["k:NoSchedule"]
 
@@ -155,7 +155,7 @@ def test_what_is_refused(run_here: Run, there: str, options: dict[str, Any], wor
 
 
 def test_without_the_package_its_pip_line_is_named(run_here: Run, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module(f"{UTILS}._cel"), "HAS_CEL", False)
+    monkeypatch.setattr(importlib.import_module(f"{UTILS}._scheduling.cel"), "HAS_CEL", False)
     result = run_here("claim_explanation_info", {"cluster_src": [there]})
     assert result["error_code"] == "missing-package" and "pip install cel-expr-python" in result["msg"]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module cluster_info: what is read of nodes, slices, claims and the collection's own objects, and what is whose."""
+"""Module cluster_info: facts about nodes, slices, claims, and the collection's own objects, and the owner of each object."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def claim(name: str, driver: str, pool: str, *pods: str) -> Result:
 
 
 class Server(JsonServer):
-    """Lists and objects by path, as an API server gives them; ``kept`` is whether it keeps counters."""
+    """Lists and objects by path, as an API server returns them. ``kept`` is whether the server keeps counters."""
 
     def __init__(self) -> None:
         self.kept = True
@@ -100,12 +100,14 @@ class Server(JsonServer):
                 selector = dict(parse_qsl(parts.query)).get("labelSelector", "")
                 items = server.lists.get(parts.path)
                 if items is None and not selector:
-                    self.answer(404, {"message": "not found", "reason": "NotFound"})
+                    self.answer(404, {"kind": "Status", "message": "not found", "reason": "NotFound"})
                     return
                 key, _equals, value = selector.partition("=")
                 found = [
                     one for one in items or [] if not selector or one["metadata"].get("labels", {}).get(key) == value
                 ]
+                of_node = dict(parse_qsl(parts.query)).get("fieldSelector", "").removeprefix("spec.nodeName=")
+                found = [one for one in found if not of_node or one["spec"]["nodeName"] == of_node]
                 limit = int(dict(parse_qsl(parts.query)).get("limit", 500))
                 rest = {"remainingItemCount": len(found) - limit} if limit == 1 and len(found) > limit else {}
                 self.answer(200, {"items": found[:limit], "metadata": rest})
@@ -167,6 +169,20 @@ def test_whose_a_slice_is_and_what_it_offers(ask: Callable[..., Result]) -> None
     ]
 
 
+@pytest.mark.parametrize("batch", [1, 40])
+def test_without_devices_the_numbers_are_returned(ask: Callable[..., Result], server: Server, batch: int) -> None:
+    names = ["node-1"] if batch == 1 else fleet(server, 200)[:batch]
+    server.lists[f"{DRA}/v1/resourceslices"][0]["spec"]["nodeName"] = names[0]
+    whole, part = (ask(nodes=names, devices=devices)["nodes"][names[0]] for devices in (True, False))
+    assert part["published"] == whole["published"]
+    assert part["published"]["devices"] > 0 and part["published"]["partitions"] == {
+        "1g.10gb": part["published"]["devices"]
+    }
+    assert part["published"]["products"] == ["NVIDIA H100"]
+    assert whole["slices"][0]["devices"] and not any(each["devices"] for each in part["slices"])
+    assert [{**each, "devices": []} for each in whole["slices"]] == part["slices"]
+
+
 def test_cluster_info_names_extended_resource_of_several_classes(server: Server, ask: Callable[..., Result]) -> None:
     assert ask()["duplicates"] == []
     classes = [named("gpu.nvidia.com", OURS), named("old.example.com"), named("mig.nvidia.com")]
@@ -195,8 +211,31 @@ def test_only_what_bears_the_label_is_the_collections(ask: Callable[..., Result]
 def test_claims_of_these_nodes_and_drivers(ask: Callable[..., Result]) -> None:
     assert ask()["claims"] == []
     assert ask(claims=True)["claims"] == [
-        {"namespace": "default", "name": "ours", "nodes": ["node-1"], "pods": ["worker"]}
+        {
+            "namespace": "default",
+            "name": "ours",
+            "nodes": ["node-1"],
+            "drivers": {"node-1": ["gpu.nvidia.com"]},
+            "pods": ["worker"],
+            "consumers": [{"namespace": "default", "name": "worker", "uid": "u"}],
+        }
     ]
+
+
+def test_held_claims_are_read_by_name_before_all_claims_are_listed(ask: Callable[..., Result], server: Server) -> None:
+    def read(*names: str) -> tuple[list[str], list[str]]:
+        server.reads.clear()
+        found = ask(claims=True, held_claims=[f"default/{name}" for name in names])["claims"]
+        paths = [urlsplit(path).path.removeprefix(f"{DRA}/v1/") for path in server.reads if "resourceclaims" in path]
+        return [each["name"] for each in found], paths
+
+    place = "namespaces/default/resourceclaims"
+    server.objects[f"{DRA}/v1/{place}/held"] = claim("held", "gpu.nvidia.com", "node-1", "worker")
+    assert read("held", "gone") == (["held"], [f"{place}/held", f"{place}/gone"])
+    # The claim has lost its devices since: all claims are listed after the known ones are released, which finds other
+    # claims.
+    server.objects[f"{DRA}/v1/{place}/held"] = named("held", namespace="default")
+    assert read("held", "gone") == (["ours"], [f"{place}/held", f"{place}/gone", "resourceclaims"])
 
 
 def test_counters_are_asked_for_by_a_dry_run(ask: Callable[..., Result], server: Server) -> None:
@@ -205,7 +244,7 @@ def test_counters_are_asked_for_by_a_dry_run(ask: Callable[..., Result], server:
     server.kept = False
     answer = ask()["counters"]
     assert answer["kept"] is False and "at least one of" in answer["problem"]
-    # The names in the request do not come from the inventory.
+    # The names in the request are fixed, and not from the inventory.
     assert ask(nodes=["Node_1", "fd00::1"])["counters"]["kept"] is False
     assert ask(counters=False)["counters"] == {"kept": None, "problem": ""}
 
@@ -217,10 +256,43 @@ def test_rejected_dry_run_is_no_missing_feature_gate(ask: Callable[..., Result],
     assert answer["kept"] is None and f"HTTP status {status}" in answer["problem"]
 
 
-def test_an_old_api_server_is_an_answer(ask: Callable[..., Result], server: Server) -> None:
-    server.objects[DRA] = {"versions": [{"version": "v1beta1"}]}
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_objects_of_an_older_api_are_returned(ask: Callable[..., Result], server: Server, version: str) -> None:
+    """Kubernetes 1.33 and earlier have no v1. v1beta1 has the attributes of devices in a nested mapping."""
+    expected = ask(claims=True)
+    server.objects[DRA] = {"versions": [{"version": version}, {"version": "v1alpha3"}]}
+    server.lists = {
+        path.replace("/v1/", f"/{version}/") if DRA in path else path: each for path, each in server.lists.items()
+    }
+    for each in server.lists[f"{DRA}/{version}/resourceslices"] if version == "v1beta1" else ():
+        each["spec"]["devices"] = [{"name": one.pop("name"), "basic": one} for one in each["spec"]["devices"]]
     found = ask(claims=True)
-    assert found["reached"] and found["versions"] == ["v1beta1"] and found["classes"] == {}
+    assert found["reached"] and found["claims"] == expected["claims"] != [] and found["classes"] == expected["classes"]
+    for one, other in ((found["own"], expected["own"]), ([found["nodes"]], [expected["nodes"]])):
+        assert str(one).replace(f"resource.k8s.io/{version}", "resource.k8s.io/v1") == str(other)
+    assert found["nodes"]["node-1"]["slices"][0]["object"]["apiVersion"] == f"resource.k8s.io/{version}"
+    assert found["counters"] == {"kept": None, "problem": ""}
+
+
+def test_api_server_without_the_api_group_is_an_answer(ask: Callable[..., Result], server: Server) -> None:
+    del server.objects[DRA]
+    server.objects["/apis"] = {"kind": "APIGroupList", "groups": [{"name": "apps"}]}
+    found = ask(claims=True)
+    assert found["reached"] and found["versions"] == found["claims"] == [] and found["classes"] == {}
+
+
+def test_claims_of_pools_with_other_names_than_the_node(ask: Callable[..., Result], server: Server) -> None:
+    """Drivers can choose any pool names. The slices state the node of a pool."""
+    (first, second) = server.lists[f"{DRA}/v1/resourceslices"]
+    first["spec"]["pool"]["name"] = "node-1-gpus"
+    server.lists[f"{DRA}/v1/resourceclaims"] += [
+        claim("of-the-pool", "gpu.nvidia.com", "node-1-gpus", "worker"),
+        # A pool of another driver with the same name, and a pool of another node.
+        claim("of-another-driver", "dra.net", "node-1-gpus"),
+        claim("of-another-node", "gpu.nvidia.com", "node-9-gpus"),
+    ]
+    found = {each["name"]: each["nodes"] for each in ask(claims=True)["claims"]}
+    assert found == {"ours": ["node-1"], "of-the-pool": ["node-1"]} and second["spec"]["pool"]["name"] == "node-1"
 
 
 def test_an_api_server_that_does_not_answer_is_an_answer(ask: Callable[..., Result]) -> None:
@@ -230,7 +302,7 @@ def test_an_api_server_that_does_not_answer_is_an_answer(ask: Callable[..., Resu
 
 
 def fleet(server: Server, number: int) -> list[str]:
-    """Give the server so many Nodes, each with a slice; return their names."""
+    """Add this number of Nodes to the server, each with a slice, and return their names."""
     names = [f"node-{position}" for position in range(number)]
     server.lists["/api/v1/nodes"] = [named(name) for name in names]
     server.objects |= {f"/api/v1/nodes/{name}": named(name) for name in names}
@@ -267,17 +339,61 @@ def test_own_objects_are_read_only_if_they_are_asked_for(ask: Callable[..., Resu
     assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}
 
 
-def test_nodes_whose_drivers_watch_all_claims_are_named(ask: Callable[..., Result], server: Server) -> None:
-    def role(name: str, *verbs: str) -> Result:
-        rules = [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": list(verbs)}]
-        return {**named(f"dra-accelerators-driver{name}", OURS), "rules": rules if verbs else None}
+@pytest.mark.parametrize("batch", [2, 40])
+def test_without_node_facts_neither_nodes_nor_slices_are_read(
+    ask: Callable[..., Result], server: Server, batch: int
+) -> None:
+    """Without node facts neither Nodes nor slices are read, because other objects show the needs of other nodes."""
+    names = fleet(server, 200)[:batch]
+    found = ask(nodes=names, counters=False, needs=True, node_facts=False)
+    assert found["reached"] and found["nodes"] == {} and found["accounts"] == ["driver-node-1"]
+    assert found["needs"] == ask(nodes=names, counters=False, needs=True)["needs"]
+    server.reads.clear()
+    ask(nodes=names, counters=False, needs=True, node_facts=False)
+    read = [path for path in server.reads if "/nodes" in path or "resourceslices" in path]
+    assert read == ["/api/v1/nodes?labelSelector=dra-accelerators%2Fdriver&limit=500"]
+    claims = ask(nodes=names, claims=True, counters=False, node_facts=False)
+    assert sorted(claims["nodes"]) == sorted(names)
 
-    server.lists["/apis/rbac.authorization.k8s.io/v1/clusterroles"] = [
-        role("", "get"),
-        role("-pods", "list", "watch"),
-        role("-node-2", "list", "watch"),
-        role("-node-1", "list", "watch"),
-        role("-node-3"),
+
+def test_controller_is_known_by_its_sign(ask: Callable[..., Result], server: Server) -> None:
+    assert ask(own=False)["controller"] is None
+    assert ask(own=False, controller=True)["controller"] is False
+    server.objects["/api/v1/namespaces/dra-accelerators/configmaps/waiting-claims"] = named("waiting-claims", OURS)
+    assert ask(own=False, controller=True)["controller"] is True
+
+
+@pytest.mark.parametrize(
+    ("namespace", "nodes", "expected"),
+    [
+        ("dra-accelerators", ["node-1"], {"services": "", "pods": "pods"}),
+        ("dra-accelerators", ["node-1", "node-3"], {"services": "", "pods": ""}),
+        ("other", ["node-1"], {"services": "", "pods": "pods"}),
+        ("other", ["node-2"], {"services": "dra-accelerators", "pods": "pods"}),
+    ],
+)
+def test_cluster_info_names_the_namespaces_of_drivers_of_other_nodes(
+    server: Server, ask: Callable[..., Result], namespace: str, nodes: list[str], expected: dict[str, str]
+) -> None:
+    """The admission policy restricts the accounts of one namespace: the namespaces of other nodes' drivers are named."""
+    account = "system:serviceaccount:"
+    expression = f'name.startsWith("{account}dra-accelerators:driver-") || name == "{account}pods:driver"'
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/dra-accelerators-driver-tokens"
+    server.objects[path] = {
+        **named("dra-accelerators-driver-tokens"),
+        "spec": {"matchConditions": [{"expression": expression}]},
+    }
+    server.lists["/api/v1/nodes"] = [named("node-3", {"dra-accelerators/driver": ""}), named("node-1")]
+    server.lists["/api/v1/namespaces/dra-accelerators/serviceaccounts"] = [named("driver-node-1", OURS)]
+    assert ask(namespace=namespace, nodes=nodes, needs=True)["namespaces"] == expected
+
+
+def test_cluster_info_orphans_include_drivers_of_other_namespaces(server: Server, ask: Callable[..., Result]) -> None:
+    """Only the ClusterRoleBinding of a driver in another namespace is visible: its node is an orphan too."""
+    server.lists["/api/v1/nodes"] = [named("node-1")]
+    server.lists["/api/v1/namespaces/dra-accelerators/serviceaccounts"] = [named("driver-gone", OURS)]
+    server.lists["/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"] = [
+        named(f"dra-accelerators-driver-{name}", OURS)
+        for name in ("node-1:node", "gone:node", "elsewhere:node", "other")
     ]
-    assert ask(own=False)["claim_watchers"] == []
-    assert ask(own=False, claim_watchers=True)["claim_watchers"] == ["node-1", "node-2"]
+    assert ask(orphans=True)["orphans"] == ["elsewhere", "gone"]

@@ -1,17 +1,31 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The runtime handler of containerd: what is written, and that nothing else is."""
+"""The runtime handler of containerd: the module writes it, and nothing else."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import posixpath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, read_dump
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handler import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Change,
+    File,
+    Settings,
+    read_dump,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import (
+    ContainerdError,
+    Daemon,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.handler import (
     base_specification,
     candidates,
     handlers,
@@ -19,12 +33,22 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_handl
     wanted_handler,
     without_block,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import shown
-from ansible_collections.dra.accelerators.plugins.module_utils._toml import parse
-from ansible_collections.dra.accelerators.plugins.module_utils._vendors import device_rules
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import shown
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.toml_edit import parse
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import Unit
+from ansible_collections.dra.accelerators.plugins.module_utils._host.vendor_detection import device_rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import DeviceNumber, System
-from ansible_collections.dra.accelerators.plugins.modules.containerd_handler import diff_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, DeviceNumber, System
+from ansible_collections.dra.accelerators.plugins.modules.containerd_handler import (
+    LOADED,
+    carry_out,
+    diff_of,
+    digest,
+    is_behind,
+    keep_loaded,
+    loaded_files,
+    text_of,
+)
 
 NAME, SPECIFICATION = "dra-accelerators-driver", "/etc/containerd/dra-accelerators-driver.json"
 DUMP = """
@@ -198,3 +222,176 @@ def test_diff_has_no_password_of_a_registry(made_by: str) -> None:
     assert "+  enable_cdi = true" in diff and "/d.toml" in diff and "/e.toml" in diff
     for secret in ("s3cr3t-value-1", "cHVsbGVyOnMzY3IzdC12YWx1ZS0x", "k3y-of-the-mirror"):
         assert secret not in diff
+
+
+class RestartedDaemon(Daemon):
+    """A containerd that starts, or fails to start with the change."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        self.system = System()
+
+    def restart(self, settings: Settings) -> str:
+        return self.problems.pop(0)
+
+
+@pytest.mark.parametrize("problems", [[""], ["refused", ""]])
+def test_changed_configuration_keeps_owner_mode_and_extended_attributes(tmp_path: Path, problems: list[str]) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("version = 2\n")
+    os.chown(config, 1234, 1235)
+    config.chmod(0o640)
+    os.setxattr(config, "user.site", b"kept")
+    change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
+    fails = bool(problems[0])
+    with pytest.raises(ContainerdError) if fails else contextlib.nullcontext():
+        carry_out(
+            System(), RestartedDaemon(problems), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), [change]
+        )
+    status = config.stat()
+    assert config.read_text() == (change.before if fails else change.after)
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 1235, 0o640)
+    assert os.getxattr(config, "user.site") == b"kept"
+
+
+def test_change_that_cannot_be_written_restores_the_files_before_it(tmp_path: Path) -> None:
+    """A change fails, as on a full disk: the files are restored, because containerd would read a partial change at its next start."""
+    first, second, third = (tmp_path / name for name in ("a.json", "config.toml", "b/c.toml"))
+    second.write_text("version = 2\n")
+    third.parent.write_text("no directory")
+    changes = [
+        Change(str(first), None, "{}\n"),
+        Change(str(second), "version = 2\n", "version = 2\nchanged = true\n"),
+        Change(str(third), None, "version = 2\n"),
+    ]
+    with pytest.raises(
+        ContainerdError, match=r"c.toml cannot be written: Not a directory. The previous files were restored"
+    ):
+        carry_out(System(), RestartedDaemon([]), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes)
+    assert not first.exists() and second.read_text() == "version = 2\n"
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_file_that_cannot_be_restored_is_reported_after_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    """A file cannot be restored: the other files are restored, and containerd is restarted again if it was restarted."""
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    changes = [Change(str(path), "version = 2\n", "version = 3\n") for path in (first, second)]
+    if not restarts:
+        (tmp_path / "file").write_text("no directory")
+        changes.append(Change(str(tmp_path / "file/c.toml"), None, "version = 2\n"))
+    for path in (first, second):
+        path.write_text("version = 2\n")
+    replace_text = System.replace_text
+
+    def replace(system: System, path: str, text: str | None, **options: Any) -> None:
+        if (path, text) == (str(second), "version = 2\n"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_text(system, path, text, **options)
+
+    monkeypatch.setattr(System, "replace_text", replace)
+    problems = ["refused", "refused again"]
+    with pytest.raises(ContainerdError) as caught:
+        carry_out(System(), RestartedDaemon(problems), read_dump(DUMP.format(version=2, plugin=PLUGINS[1][1])), changes)
+    message = caught.value.message
+    cause = "refused" if restarts else "Not a directory"
+    assert message.index(cause) < message.index(f"could not be restored: {second} (No space left on device)")
+    assert first.read_text() == "version = 2\n"
+    assert problems == ([] if restarts else ["refused", "refused again"])
+
+
+class RunningDaemon(Daemon):
+    """A containerd whose main process is this test. ``began`` is its start by the clock, which can be set."""
+
+    def __init__(self, root: Path, began: float) -> None:
+        super().__init__(
+            System(str(root)), command="containerd", config="/config.toml", service="containerd.service", timeout=1
+        )
+        self.began = began
+        self.started = "boot-1 1 100"
+
+    @property
+    def config(self) -> str:
+        return "/config.toml"
+
+    def process(self) -> tuple[bool, float]:
+        return True, self.began
+
+    def identity(self) -> str:
+        return self.started
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> RunningDaemon:
+    (tmp_path / "config.toml").write_text("version = 2\n")
+    (tmp_path / "spec.json").write_text("{}\n")
+    return RunningDaemon(tmp_path, (tmp_path / "spec.json").stat().st_mtime + 60)
+
+
+def load(daemon: RunningDaemon) -> None:
+    """Note the files of a containerd that has just been restarted."""
+    paths = ("/config.toml", "/spec.json")
+    keep_loaded(daemon.system, daemon, {path: digest(text_of(daemon, path)) for path in paths})
+
+
+def behind(daemon: RunningDaemon, **options: bool) -> bool:
+    return is_behind(daemon, daemon.system, "/spec.json", loaded_files(daemon.system, daemon), **options)
+
+
+@pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
+def test_files_that_differ_from_the_loaded_ones_are_found_after_a_step_of_the_clock(
+    running: RunningDaemon, tmp_path: Path, step: float
+) -> None:
+    load(running)
+    running.began += step
+    assert not behind(running)
+    before = (tmp_path / "spec.json").stat()
+    (tmp_path / "spec.json").write_text("{1}\n")
+    os.utime(tmp_path / "spec.json", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert behind(running) and behind(running, by_times=False), "a handler that was removed and not unloaded"
+    (tmp_path / "spec.json").unlink()
+    assert behind(running)
+
+
+def test_restored_file_is_not_loaded_although_its_time_is_older(running: RunningDaemon, tmp_path: Path) -> None:
+    """Without a note, as after a restart by another program, an older file counts as not loaded only by its time."""
+    running.began -= 120
+    os.utime(tmp_path / "spec.json", (1.0, 1.0))
+    os.utime(tmp_path / "config.toml", (1.0, 1.0))
+    assert behind(running) and not behind(running, by_times=False)
+    running.began += 120
+    assert not behind(running)
+
+
+@pytest.mark.parametrize("change", ["another process", "damaged"])
+def test_note_of_another_process_or_a_damaged_one_does_not_count(
+    running: RunningDaemon, tmp_path: Path, change: str
+) -> None:
+    load(running)
+    note = tmp_path / LOADED.format(service=running.service).lstrip("/")
+    assert note.stat().st_mode & 0o777 == 0o600
+    if change == "damaged":
+        note.write_text("{")
+    else:
+        running.started = "boot-1 2 900"
+    assert loaded_files(running.system, running) == {}
+    running.began += 7200
+    assert not behind(running)
+
+
+def test_identity_of_a_process_is_boot_pid_and_start(tmp_path: Path) -> None:
+    class Shown(System):
+        def run(self, argv: Sequence[str], timeout: float, **options: Any) -> Completed:
+            return Completed(0, "42\n", "")
+
+    for path, text in {
+        "proc/42/stat": "42 (a) b) S " + " ".join(map(str, range(4, 60))),
+        "proc/sys/kernel/random/boot_id": "boot-1\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    unit = Unit(Shown(str(tmp_path)), service="containerd.service", timeout=1)
+    assert unit.identity() == "boot-1 42 22"
+    (tmp_path / "proc/42/stat").unlink()
+    assert unit.identity() == ""

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.dra.accelerators.plugins.module_utils._device_classes import document, duplicates_after, plan
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.managed_classes import (
+    document,
+    duplicates_after,
+    plan,
+)
 
 
 def present(name: str, resource: str, created: str, *, ours: bool = True) -> dict[str, Any]:

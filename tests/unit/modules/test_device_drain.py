@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Devices are drained and opened: who goes and who stays, what is written, what is in the way, and that a second run writes nothing."""
+"""Drain devices and return them to service: evicted pods, written objects, reasons for a blocked drain, and an unchanged second run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _device_drain as drain
-from ansible_collections.dra.accelerators.plugins.module_utils import _device_drain_run as running
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Asked, Consent
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils._drain import drain_plan as drain
+from ansible_collections.dra.accelerators.plugins.module_utils._drain import drain_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Asked, Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
 from ansible_collections.dra.accelerators.plugins.modules import device_drain
 from drain_world import DRIVER, DrainWorld, busy, claim_of, counted, pool
 from migration_world import node, pod
@@ -22,7 +22,7 @@ YES, NO, NOTHING = Consent(True), Consent(False), Consent(None)
 
 
 def drainer(world: DrainWorld, consent: Consent = YES, **options: Any) -> running.Drainer:
-    settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry", "now") if key in options}
+    settings = {key: options.pop(key) for key in ("timeout", "grace_period", "dry", "now", "held") if key in options}
     asked = Asked(**{"node": "a", "operation": "new-driver", **options})
     return running.Drainer(
         world,  # type: ignore[arg-type]
@@ -58,12 +58,57 @@ def test_a_node_is_drained_of_who_has_its_devices_and_opened_again() -> None:
     assert rule["metadata"]["annotations"]["dra.accelerators/drain-since"] == "then"
     assert rule["metadata"]["annotations"]["dra.accelerators/reason"] == "A new driver."
     assert rule["spec"]["taint"] == {"key": "dra.accelerators/drain", "value": "new-driver", "effect": "NoSchedule"}
-    # The second run writes nothing, and neither does the second opening.
+    # The second drain and the second return to service write nothing.
     world.writes.clear()
     assert (drainer(world, reason="A new driver.").drain().steps, world.writes) == ([], [])
     assert drainer(world).open().steps == [f"lifted the taint of {DRIVER}/a/*"]
     world.writes.clear()
     assert (drainer(world).open().steps, world.writes, world.rule_targets()) == ([], [], [])
+
+
+def refuse_evictions(world: DrainWorld, error: ApiError, *pods: str) -> list[str]:
+    """Refuse the evictions of these pods. Return the list of refused requests, which grows."""
+    request, refused = world.request, []
+
+    def answer(method: str, path: str, **options: Any) -> Any:
+        if path.endswith("/eviction") and path.split("/")[-2] in pods:
+            refused.append(path)
+            raise error
+        return request(method, path, **options)
+
+    world.request = answer  # type: ignore[method-assign]
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("status", "causes", "words"),
+    [
+        (403, ("NamespaceTerminating",), "The namespace is being deleted"),
+        (403, (), "does not allow the eviction: p0 is protected"),
+        (400, (), "failed: p0 is protected"),
+        (422, (), "failed: p0 is protected"),
+    ],
+)
+def test_drain_eviction_of_one_pod_is_refused_other_pods_are_evicted(
+    status: int, causes: tuple[str, ...], words: str
+) -> None:
+    world = busy()
+    error = ApiError("p0 is protected", status=status, reason="Forbidden", causes=causes)
+    refused = refuse_evictions(world, error, "p0")
+    with pytest.raises(running.TimeIsUp) as caught:
+        drainer(world).drain()
+    assert world.seen == ["p1", "part"] and len(refused) > 1
+    ((pod_key, reason),) = [(each["pod"], each["reason"]) for each in caught.value.blocked]
+    assert pod_key == "default/p0" and words in reason
+
+
+@pytest.mark.parametrize(("status", "requests"), [(401, 1), (403, 3)])
+def test_drain_caller_may_not_evict_fails_at_once(status: int, requests: int) -> None:
+    world = busy()
+    refused = refuse_evictions(world, ApiError("not permitted", status=status), "p0", "p1", "part")
+    with pytest.raises(ApiError, match="not permitted"):
+        drainer(world).drain()
+    assert len(refused) == requests
 
 
 def test_only_who_holds_a_named_device_goes() -> None:
@@ -83,7 +128,7 @@ def test_overlapping_devices_are_drained_together() -> None:
     done = drainer(world, devices=("gpu-2",), overlapping=True).drain()
     assert done.evicted == ["default/part"]
     assert world.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-0"), ("a", "gpu-2-mig-2")]
-    # The other half of a GPU is no part of this one.
+    # The other half of the GPU does not overlap with this one.
     half = busy()
     drainer(half, devices=("gpu-2-mig-2",), overlapping=True).drain()
     assert half.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-2")] and half.seen == []
@@ -103,7 +148,7 @@ def test_without_a_word_on_evictions_nothing_is_touched_and_pods_are_named(devic
     with pytest.raises(running.Blocked, match=r"pod default/p0 has some \(claim c0\)") as caught:
         drainer(world, NOTHING, devices=devices).drain()
     assert [each["code"] for each in caught.value.to_dict()["problems"]] == ["no-consent"] and world.writes == []
-    # Where nobody is, nobody has to be asked.
+    # Without claims no pod is evicted.
     world.kinds["resourceclaims"] = []
     drainer(world, NOTHING, devices=devices).drain()
     assert len(world.rule_targets()) == 1
@@ -121,9 +166,42 @@ def test_claims_are_read_by_name_while_the_drain_waits() -> None:
 
     world.sleep = ends  # type: ignore[method-assign]
     drainer(world, timeout=600).drain()
-    # The first look, and a last one that finds no new claims.
+    # One list at the start, and one at the end that finds no new claims.
     assert world.claim_reads.count("list") == 2 and world.claim_reads[-1] == "list"
     assert set(world.claim_reads) == {"list", "c0", "c1", "cp"} and world.claim_reads.count("c0") > 40
+
+
+def test_second_drain_of_unused_devices_lists_claims_once() -> None:
+    """The taint existed when the list began, so no claim was allocated after it: one list is enough."""
+    world = busy()
+    drainer(world).drain()
+    world.claim_reads.clear()
+    listing = world.list_all
+
+    def read(path: str, query: Any, *keep: Any) -> list[Json]:
+        found = listing(path, query, *keep)
+        world.now += 10 if path.endswith("/resourceclaims") else 0
+        return found
+
+    world.list_all = read  # type: ignore[method-assign]
+    assert drainer(world).drain().steps == [] and world.claim_reads == ["list"]
+
+
+@pytest.mark.parametrize("held", [["default/c0", "default/c1", "default/cp", "default/gone"], []])
+def test_plan_with_known_claims_lists_none(held: list[str]) -> None:
+    world = busy()
+    done = drainer(world, dry=True, held=held).drain()
+    assert world.claim_reads == [each.partition("/")[2] for each in held]
+    assert done.evicted == (["default/p0", "default/p1", "default/part"] if held else [])
+
+
+def test_drain_with_known_claims_finds_new_claims() -> None:
+    """The last claim was allocated after the caller listed the claims: the drain still finds it."""
+    world = busy()
+    assert drainer(world, held=["default/c0"]).drain().evicted == ["default/p0", "default/p1", "default/part"]
+    assert world.claim_reads[0] == "c0" and world.claim_reads[-1] == "list"
+    world = busy()
+    assert drainer(world, held=[]).drain().evicted == ["default/p0", "default/p1", "default/part"]
 
 
 def test_claim_that_comes_while_the_drain_waits_is_drained_too() -> None:
@@ -264,7 +342,7 @@ def test_pods_that_have_ended_or_whose_name_another_one_has_are_in_nobodys_way()
 
 
 def test_a_pod_that_was_bound_before_the_rule_was_known_goes_too() -> None:
-    """The scheduler has bound one by what it knew before: it comes after the first look that finds nobody."""
+    """The scheduler binds a pod with state from before the rule: the pod appears after the first empty list, and is evicted."""
     world = busy()
     sleep, late = world.sleep, pod("late", on="a")
 
@@ -278,6 +356,51 @@ def test_a_pod_that_was_bound_before_the_rule_was_known_goes_too() -> None:
     found = drainer(world, devices=("gpu-2-mig-2",))
     found._sleep = comes
     assert found.drain().evicted == ["default/late"]
+
+
+def test_slow_list_finds_a_claim_allocated_after_the_rule() -> None:
+    """The scheduler allocates 3 s after the rule. Listing the claims takes 10 s and returns the state at its start: the claim is found."""
+    world, late = busy(), pod("late", on="a")
+    world.kinds["resourceclaims"] = []
+    ruled: list[float] = []
+    rule, listing = world._rule, world.list_all
+
+    def write(method: str, *arguments: Any) -> Json:
+        if method == "POST":
+            ruled.append(world.now)
+        return rule(method, *arguments)
+
+    def read(path: str, query: Any, *keep: Any) -> list[Json]:
+        if ruled and world.now >= ruled[0] + 3 and "late" not in world.seen and late not in world.kinds["pods"]:
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"].append(claim_of("cl", "a", "gpu-0", pods=(late,)))
+        found = listing(path, query, *keep)
+        world.now += 10 if path.endswith("/resourceclaims") else 0
+        return found
+
+    world._rule, world.list_all = write, read  # type: ignore[method-assign]
+    assert drainer(world).drain().evicted == ["default/late"]
+
+
+@pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (4, ["default/late"]), (10, [])])
+def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_rule(age: int, evicted: list[str]) -> None:
+    """The second run after a killed run waits until the scheduler knows the rule, because it can still allocate by its earlier state."""
+    world, late = busy(), pod("late", on="a")
+    world.kinds["resourceclaims"] = []
+    drainer(world).drain()
+    (rule,) = world.kinds["devicetaintrules"]
+    rule["metadata"]["managedFields"][0]["time"] = "2026-01-01T00:00:00Z"
+    sleep, begin = world.sleep, world.now
+
+    def allocate(seconds: float) -> None:
+        sleep(seconds)
+        if world.now >= begin + 2 and "late" not in world.seen and late not in world.kinds["pods"]:
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"].append(claim_of("cl", "a", "gpu-0", pods=(late,)))
+
+    world.sleep = allocate  # type: ignore[method-assign]
+    done = drainer(world, now=lambda: f"2026-01-01T00:00:{age:02}Z").drain()
+    assert done.evicted == evicted and not any("taint" in each for each in done.steps)
 
 
 def test_rules_of_other_operations_and_nodes_stay_and_those_for_other_devices_go() -> None:
@@ -303,7 +426,7 @@ def test_a_rule_that_a_run_goes_on_with_is_young_again_and_only_old_ones_are_lif
     at("begin").drain()
     assert at("soon").drain().steps == []
     assert at("soon").open(older_than=600).steps == [] and world.rule_targets() == [("a", "")]
-    # An hour later a run goes on with it: its first time stays, and it is young again.
+    # An hour later another run takes over the rule: its creation time stays, and its renewal time is new.
     assert at("late").drain().steps == [f"tainted {DRIVER}/a/*"]
     (rule,) = world.kinds["devicetaintrules"]
     notes = rule["metadata"]["annotations"]
@@ -438,12 +561,12 @@ def test_devices_are_opened_when_they_are_published_as_they_should_be() -> None:
     found = drainer(world)
     found._sleep = later
     assert found.open({"driverVersion": "580.105.08"}).waited > 0 and world.rule_targets() == []
-    # Where nothing is drained, nothing is waited for.
+    # Without drained devices the call does not wait.
     assert drainer(world).open({"driverVersion": "1"}).waited == 0
 
 
 def test_the_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one, an operation is lifted on all nodes; where no rules are served, there are none to lift."""
+    """Without a node the module removes an operation's rules on all nodes. Without the DeviceTaintRule API there are no rules."""
     world = busy()
     for name in ("a", "b"):
         drainer(world, node=name, devices=("gpu-0",)).drain()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sockets of a device plugin that was killed go; those that are served, and those of others, stay."""
+"""Sockets of a killed device plugin are removed. Served ones, and those of other plugins, stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A kubelet's root whose path is short enough for sockets."""
+    """Return a kubelet's root with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="k") as folder:
         (Path(folder) / "device-plugins").mkdir()
         yield Path(folder)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module device_repartition on nodes with simulated boards, and what a fleet's plan makes of its answers."""
+"""Module device_repartition on nodes with simulated boards, and the fleet plan from its answers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._device_drain import Consent
-from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import Cluster, is_limit, join
+from ansible_collections.dra.accelerators.plugins.module_utils._drain.drain_plan import Consent
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import (
+    Cluster,
+    is_limit,
+    join,
+)
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import InUse
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Moment, Record
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import parse as steps_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.progress import parse as steps_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import Moment, Record
 from ansible_collections.dra.accelerators.plugins.modules.device_repartition import (
     await_unprepared,
     is_fresh,
@@ -55,13 +59,13 @@ def test_what_goes_and_who_has_it_is_told_and_nothing_touched(node: Node, tmp_pa
     answer = planned(node, tmp_path / "kubelet", SECOND, former=[FIRST])
     assert not answer["changed"] and answer["vendors"] == ["nvidia"] and answer["rules_differ"]
     (operation,) = answer["operations"]
-    assert len(operation["going"]) == 2 and operation["claims"] == []  # the two that nobody has
+    assert len(operation["going"]) == 2 and operation["claims"] == []  # the two free ones
     assert [step["step"] for step in operation["steps"]] == ["destroy_partition"] * 2 + ["create_partition"]
     assert len(operation["kept"]) == 3 and not operation["resumes"] and not operation["tells_driver"]
     assert len(answer["untouched"]) == 7 and len(answer["diff"]) == 1
     assert "2g.20gb" in answer["diff"][0]["after"] and "2g.20gb" not in answer["diff"][0]["before"]
     assert len(node.partitions()[0]) == 5
-    # Whoever has to go is named, and what comes of it is what the layout's own module does.
+    # The affected claims are named, and the result is the same as of the layout's own module.
     (whole,) = planned(node, tmp_path / "kubelet", {"match": {"index": 0}, "mode": "whole"})["operations"]
     assert whole["claims"] == ["team-a/training"] and whole["restarts"]
     node.layout(*operation["wanted"])
@@ -99,6 +103,64 @@ def test_a_change_of_ecc_needs_a_word_on_the_reset_and_never_leaves_it_out(
     assert found["resets"] and found["settings"] and found["names"] and found["emptied"] == []
 
 
+def test_plan_has_the_settings_for_the_next_boot_before_and_after_each_operation(
+    node: Node, tmp_path: Path, state: Path
+) -> None:
+    desired = {"match": {"index": [0, 1]}, "ecc": False, "power_limit": 400}
+    kept = [{"match": {}, "ecc": True}]
+    options = {"settings": [desired], "settings_reset": "when_needed", "boot_settings": kept}
+    rule = {"match": {}, "mode": "whole"}
+    first, second = planned(node, tmp_path / "kubelet", rule, former=[rule], **options)["operations"]
+
+    def own(operation: Json) -> Json:
+        return {"match": {"uuid": [operation["devices"][0]["uuid"]]}, "ecc": False, "power_limit": 400}
+
+    assert first["boot_settings_before"] == kept and first["boot_settings"] == [own(first), *kept]
+    assert second["boot_settings_before"] == first["boot_settings"]
+    assert second["boot_settings"] == [own(second), own(first), *kept]
+    # An earlier run was killed after it wrote its rules, before or after it changed the GPU.
+    record = Record(first["operation"], (first["devices"][0]["uuid"],), "applying", time.time() + 9, (), ())
+    (state / "repartition.json").write_text(json.dumps({"version": 1, **record.to_dict()}))
+    options["boot_settings"] = first["boot_settings"]
+    again, _second = planned(node, tmp_path / "kubelet", rule, former=[rule], **options)["operations"]
+    assert again["resumes"] and again["boot_settings"] == first["boot_settings"]
+    assert again["boot_settings_before"] == [{**own(first), "ecc": True}, *kept]
+    # A layout alone changes no settings.
+    layout = planned(node, tmp_path / "kubelet", FIRST, former=[rule])["operations"]
+    assert [(each["boot_settings_before"], each["boot_settings"]) for each in layout] == [([], [])]
+
+
+@pytest.mark.parametrize("changed", ["nothing", "boot settings", "settings", "all"])
+def test_resumed_operation_restores_all_settings_from_before_its_first_run(
+    node: Node, tmp_path: Path, state: Path, changed: str
+) -> None:
+    """The first run was killed after it changed these settings: the resumed operation restores the values from before that run."""
+    desired = {"match": {"index": 0}, "ecc": False, "power_limit": 400, "compute_mode": "ExclusiveProcess"}
+    kept = [{"match": {"index": [0, 1]}, "ecc": True, "power_limit": 500}, {"match": {}, "persistence": True}]
+    options: Json = {"settings": [desired], "settings_reset": "when_needed", "boot_settings": kept}
+    before, after = {"match": {"index": 0}, "mode": "whole"}, FIRST
+    (first,) = planned(node, tmp_path / "kubelet", after, former=[before], reset="when_needed", **options)["operations"]
+    names = ("operation", "driver", "wanted", "former", "former_settings", "former_boot_settings")
+    written = {name: first[name] for name in names}
+    step = {"state": "present", "kubelet_root": str(tmp_path / "kubelet"), "devices": [first["devices"][0]["uuid"]]}
+    assert node.module("device_repartition", {**step, **written})["changed"]
+    record = node.module("device_repartition", {**step, "operation": first["operation"], "driver": first["driver"]})[
+        "record"
+    ]
+    assert [record[name] for name in names[4:]] == [first[name] for name in names[4:]]
+    if changed in ("boot settings", "all"):
+        options["boot_settings"] = first["boot_settings"]
+    if changed in ("settings", "all"):
+        settings = {"settings": first["settings"], "reset": "when_needed", "record": str(tmp_path / "settings.json")}
+        assert node.module("nvidia_gpu", {**settings, "state_path": str(state / "state.db")})["changed"]
+    (again,) = planned(node, tmp_path / "kubelet", after, former=[before], reset="when_needed", **options)["operations"]
+    assert again["resumes"] and bool(again["settings"]) == (changed not in ("settings", "all"))
+    assert again["former_settings"] == first["former_settings"]
+    assert again["boot_settings"] == first["boot_settings"]
+    uuid = {"uuid": step["devices"]}
+    assert again["boot_settings_before"] == [{**kept[0], "match": uuid}, *kept]
+
+
 def test_what_does_not_fit_is_refused(node: Node, tmp_path: Path, state: Path) -> None:
     answer = planned(node, tmp_path / "kubelet", {**FIRST, "partitions": {"7g.80gb": 2}})
     assert answer["failed"] and answer["error_code"] == "does-not-fit"
@@ -120,7 +182,7 @@ def test_an_operation_is_written_down_renewed_and_ended(node: Node, tmp_path: Pa
     assert first["changed"] and json.loads(path.read_text())["step"] == "draining"
     assert time.time() < first["record"]["until"] <= time.time() + 600
     assert not node.module("device_repartition", begin)["changed"]
-    # What was there before the operation stays what it was, however far it has come.
+    # The previous state in the record does not change with the progress of the operation.
     further = node.module("device_repartition", {**begin, "step": "applying", "former": options["wanted"]})
     assert further["changed"] and further["record"]["former"] == options["former"]
     other = node.module("device_repartition", {**begin, "operation": "repartition-2"})
@@ -143,7 +205,7 @@ def test_what_has_failed_is_written_down_with_its_reason(node: Node, tmp_path: P
     }
     for more in ({"step": "applying"}, {"step": "reverting", "reason": "refused"}):
         assert node.module("device_repartition", {**options, **more, "state": "present"})["changed"]
-    # Nothing depends on the list: where it cannot be written the operation goes on, and says so.
+    # The list is informational: if it cannot be written, the operation continues and reports it.
     file = state / "repartition-steps.json"
     kept = file.read_text()
     file.unlink()
@@ -160,7 +222,7 @@ def test_nothing_is_written_where_no_driver_has_run(node: Node, tmp_path: Path) 
 
 
 def test_nothing_is_changed_before_the_driver_itself_has_unprepared(node: Node, tmp_path: Path, state: Path) -> None:
-    """A pod was deleted by force: the API server has no claim any more, and the driver has."""
+    """A pod was deleted by force, so the API server has no claim, but the driver still does: the change is refused."""
     board = node.layout(FIRST)["after"][0]
     (operation,) = planned(node, tmp_path / "kubelet", SECOND)["operations"]
     part = next(each for each in board["partitions"] if each["uuid"] == operation["going"][0]["uuid"])
@@ -212,7 +274,7 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, tmp_path: Path, state
     assert again["operation"] == operation["operation"] and again["resumes"]
     assert again["former"] == [{"match": {}, "mode": "dynamic"}] and "gpu-0-old" in again["names"]
     assert [each["operation"] for each in answer["unfinished"]] == [operation["operation"]]
-    # One that has come to its end on the silicon has nothing left to do but to be ended.
+    # An operation that is complete on the silicon only has to be closed.
     node.layout(SECOND)
     done = planned(node, tmp_path / "kubelet", SECOND)
     assert done["operations"] == [] and len(done["unfinished"]) == 1
@@ -227,6 +289,8 @@ def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
         "wanted": [],
         "former": [],
         "names": [],
+        "former_settings": None,
+        "former_boot_settings": None,
     }
 
     def fresh(there: Record, now: Moment) -> bool:
@@ -241,7 +305,7 @@ def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
     assert not fresh(there, Moment("boot-2", 1.0, 5e8))
     with pytest.raises(InUse):
         wanted_record({**params, "operation": "b"}, there, at(99))
-    # The record of another operation whose time is over is replaced.
+    # The expired record of another operation is replaced.
     assert wanted_record({**params, "operation": "b"}, there, at(200)).operation == "b"
 
 
@@ -251,7 +315,7 @@ def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
 def published(
     node: str, name: str, kind: str = "mig", *, gpu: int | None = None, taints: tuple[Json, ...] = ()
 ) -> Json:
-    """A published device; ``gpu`` is the physical one that it is a part of, by default one of its own."""
+    """Return a published device. ``gpu`` is its physical GPU, by default the device itself."""
     return {
         "driver": DRIVER,
         "pool": node,
@@ -308,7 +372,7 @@ def test_claims_are_told_with_and_without_pods_and_what_is_not_touched_is_counte
     kept = [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]
     nodes = {
         "a": told(
-            # What is prepared on the node and gone from the API server is somebody's as well.
+            # A claim that is prepared on the node but deleted in the API server still counts.
             operation(0, "part-1", "part-3", claims=["team/gone"], kept=kept),
             operation(1, "part-0"),
             untouched=boards[2:],
@@ -366,7 +430,7 @@ def test_so_many_nodes_at_a_time_as_capacity_allows(limit: str, most: int, at_a_
 
 
 def closes(rule: str | None, device: str, effect: str = "NoSchedule", pool: str = "b") -> Json:
-    """A taint rule of anybody's."""
+    """Return a taint rule of another manager."""
     selector = {"driver": DRIVER, "pool": pool, "device": device} if device else {} if rule else None
     return {
         "metadata": {"name": rule or "r"},
@@ -400,9 +464,9 @@ ILL = {"key": "gpu.nvidia.com/unhealthy", "value": "lost", "effect": "NoExecute"
         (None, closes("r", "gpu-1-part-0"), True),
         (None, closes("r", "gpu-1-part-0", "None"), False),
         (None, closes("r", "gpu-9"), False),
-        # A rule that selects nothing is about every device: this operation closes none that is open.
+        # A rule without a selector applies to every device: this operation taints no further device.
         (None, closes(None, ""), False),
-        # What this operation closes itself, as a run has left it that was cut short, counts once.
+        # The rules that an interrupted run of this operation left behind count once.
         (None, closes("r", "gpu-0-part-1", pool="a"), False),
     ],
 )
@@ -420,7 +484,7 @@ def test_what_is_unavailable_already_counts(ill: Json | None, rule: Json | None,
 
 @given(st.data())
 def test_never_more_is_closed_than_may_be(data: st.DataObject) -> None:
-    """Whatever nodes come together, and whichever of their operations: what is closed stays within the limit."""
+    """For any nodes and operations, the number of tainted devices stays within the limit."""
     names = [f"gpu-{gpu}" for gpu in range(4)]
     devices = [published(node, name) for node in "abc" for name in names]
     rules = [

@@ -1,17 +1,19 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module device_taint without a server: what a rule is to be, whose it is, and how long is waited. Against a real one: tests/oracles."""
+"""Module device_taint without a server: the rule, its owner, and the duration of waits. For a real server see tests/oracles."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _taint_rules as rules
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import taint_rules as rules
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.times import text_of
 from ansible_collections.dra.accelerators.plugins.modules import device_taint
 from dra_driver.controller import facts
 
@@ -24,7 +26,7 @@ WANTED = rules.Wanted("r", {"pool": "a"}, TAINT, "why", "a")
 
 
 def stored(wanted: rules.Wanted, **metadata: Any) -> Json:
-    """A rule of ours as the server keeps it."""
+    """Return a rule of this collection as the server stores it."""
     body: Json = dict(rules.plan(wanted, None, "v1").body or {})
     fields = [{"manager": rules.MANAGER}, {"manager": "kube-controller-manager"}]
     body["metadata"] = {**body["metadata"], "uid": "u", "resourceVersion": "7", "managedFields": fields, **metadata}
@@ -36,7 +38,7 @@ def test_the_controller_knows_the_label_of_the_node() -> None:
     assert rules.NODE_LABEL == facts.NODE_LABEL
     found = facts.rule_facts(stored(WANTED))
     assert found is not None and found.node == "a"
-    # A label's value is shorter than a node's name may be.
+    # A label value has a smaller maximum length than a node name.
     assert facts.rule_facts(stored(rules.Wanted("r", {}, TAINT, node="n" * 64))) is None
 
 
@@ -78,7 +80,7 @@ def test_plans() -> None:
         "finalizers": ["f"],
         "labels": {rules.MANAGED_BY: rules.OURS, "theirs": "x"},
     }
-    # The same taint goes on since when it was; another one begins.
+    # The same taint keeps its start time. A different one gets a new one.
     assert other.body["spec"]["taint"] == {"key": "k", "effect": "NoSchedule", "timeAdded": "then"}
     hard = rules.plan(rules.Wanted("r", {"pool": "a"}, {**TAINT, "effect": "NoExecute"}), there, "v1")
     assert hard.body is not None and "timeAdded" not in hard.body["spec"]["taint"]
@@ -105,23 +107,62 @@ def test_whose_a_rule_is() -> None:
         assert caught.value.code == "foreign-rule"
 
 
-def test_waiting() -> None:
-    held = {"namespace": "n", "name": "c", "pods": ["p"], "tolerates": False, "extended_resource": False}
-    looks = [[held], [{**held, "tolerates": True}, {**held, "pods": []}]]
-    now = [0.0]
+class Time:
+    """A clock that only sleeps and reads advance."""
 
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
+    def __init__(self) -> None:
+        self.now = 0.0
 
-    found, waited = device_taint.wait_until_free(lambda: looks.pop(0), 60, clock=lambda: now[0], sleep=sleep)
-    assert waited == 2.0 and [one["pods"] for one in found] == [["p"], []]
-    found, waited = device_taint.wait_until_free(lambda: [held], 3, clock=lambda: now[0], sleep=sleep)
-    assert (found, waited, now[0]) == ([held], 3.0, 5.0)
-    assert device_taint.still_held(found, 3).claims == ("n/c",)
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+HELD = {"namespace": "n", "name": "c", "pods": ["p"], "tolerates": False, "extended_resource": False}
+
+
+def test_wait_claims_are_read_by_name_until_they_are_free() -> None:
+    time, named = Time(), list[list[str]]()
+    other = {**HELD, "name": "a", "tolerates": True}
+    looks = [[HELD], [{**HELD, "pods": []}], [{**HELD, "pods": []}, other]]
+
+    def read(claims: list[Json]) -> list[Json]:
+        named.append([one["name"] for one in claims])
+        return looks.pop(0)
+
+    found, waited = device_taint.wait_until_free(read, [other, HELD], 60, clock=time.clock, sleep=time.sleep)
+    assert named == [["c"], ["c"], []]
+    assert waited == 2.0 and [one["pods"] for one in found] == [[], ["p"]]
+
+
+def test_wait_ends_with_the_time_and_the_present_holders() -> None:
+    time = Time()
+    other = {**HELD, "name": "a", "tolerates": True}
+    found, waited = device_taint.wait_until_free(
+        lambda _claims: [HELD], [HELD, other], 3, clock=time.clock, sleep=time.sleep
+    )
+    assert (found, waited, time.now) == ([other, HELD], 3.0, 3.0)
+    assert device_taint.still_held(device_taint.in_use(found), 3).claims == ("n/c",)
+
+
+@pytest.mark.parametrize("before", [[], [HELD], [{**HELD, "name": f"c{each}"} for each in range(1000)]])
+def test_wait_slow_list_finds_a_claim_allocated_after_the_rule(before: list[Json]) -> None:
+    """The scheduler allocates 3 s after the rule. A list takes 10 s and returns the state at its start: the claim is found."""
+    time, given_back = Time(), 30.0
+
+    def read(claims: list[Json]) -> list[Json]:
+        begin = time.now
+        time.now += 0 if claims else 10
+        return [HELD] if not claims and 3 <= begin < given_back else []
+
+    found, waited = device_taint.wait_until_free(read, before, 600, settle=4.0, clock=time.clock, sleep=time.sleep)
+    assert not found and waited >= given_back
 
 
 class Cluster(JsonServer):
-    """Claims, which change after the first list, and one DeviceTaintRule."""
+    """Claims, which change after each read, and one DeviceTaintRule."""
 
     def __init__(self) -> None:
         self.lists: list[list[Json]] = []
@@ -136,10 +177,14 @@ class Cluster(JsonServer):
                     self.answer(200, {"versions": [{"version": "v1"}]})
                 elif path == f"{GROUP}/v1":
                     self.answer(200, {"resources": [{"name": "devicetaintrules"}]})
-                elif path == f"{GROUP}/v1/resourceclaims":
-                    items = cluster.lists.pop(0) if len(cluster.lists) > 1 else cluster.lists[0]
-                    self.answer(200, {"items": items, "metadata": {}})
-                elif cluster.rule is not None:
+                elif path.endswith("/resourceclaims"):
+                    self.answer(200, {"items": cluster.next(), "metadata": {}})
+                elif "/resourceclaims/" in path:
+                    name = path.rpartition("/")[2]
+                    found = [each for each in cluster.next() if each["metadata"]["name"] == name]
+                    missing = {"kind": "Status", "reason": "NotFound", "code": 404, "message": "none"}
+                    self.answer(*((200, found[0]) if found else (404, missing)))
+                elif cluster.rule is not None and path.endswith("/r"):
                     self.answer(200, cluster.rule)
                 else:
                     self.answer(404, {"kind": "Status", "reason": "NotFound", "code": 404, "message": "none"})
@@ -151,6 +196,9 @@ class Cluster(JsonServer):
                 self.answer(201, rule)
 
         super().__init__(Handler)
+
+    def next(self) -> list[Json]:
+        return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
 
 
 def claim(name: str, *pods: str, extended: bool = False) -> Json:
@@ -195,11 +243,24 @@ def test_device_taint_success_returns_holders_after_wait(cluster: Cluster, run_h
     assert not found.get("warnings")
 
 
+@pytest.mark.parametrize(("age", "waits"), [(2.0, True), (60.0, False)])
+def test_device_taint_waits_until_the_scheduler_knows_the_rule_of_a_killed_run(
+    cluster: Cluster, run_here: Callable[..., Json], age: float, waits: bool
+) -> None:
+    cluster.lists = [[]]
+    run_here("device_taint", options(cluster, wait=False))
+    assert cluster.rule is not None
+    written = {"manager": rules.MANAGER, "time": text_of(time.time() - age)}
+    cluster.rule["metadata"]["managedFields"] = [written]
+    found = run_here("device_taint", options(cluster, wait_timeout=20))
+    assert not found["changed"] and (found["waited"] >= 4.0) == waits
+
+
 @pytest.mark.parametrize(("effect", "warned"), [("NoExecute", True), ("NoSchedule", False)])
 def test_device_taint_warns_of_pods_that_are_not_evicted(
     cluster: Cluster, run_here: Callable[..., Json], effect: str, warned: bool
 ) -> None:
-    name = effect.lower()  # Ansible keeps the warnings of all modules of one process
+    name = effect.lower()  # Ansible collects the warnings of all modules in one process
     cluster.lists = [[claim(name, "a", extended=True), claim("second", extended=True), claim("third", "c")]]
     found = run_here("device_taint", options(cluster, effect=effect, wait=False))
     assert any(f"claims n/{name}. " in str(each) for each in found.get("warnings", [])) == warned

@@ -1,18 +1,20 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A runtime among Docker's: nothing else of its file changes, and the way back is byte for byte."""
+"""A runtime in Docker's configuration: nothing else in the file changes, and the removal restores it byte for byte."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.runtimes import (
     DockerError,
     Record,
     entry,
@@ -22,6 +24,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker import (
     text_with,
 )
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +36,8 @@ SITE = """{
 }
 """
 PROGRAM = "/opt/ascend-docker-runtime"
-# A Docker that knows what its file said when it was last told to read it; a file that has no word on runtimes takes none from it.
+# A Docker model with the runtimes from the file at its last reload. A file without the key "runtimes" removes none of
+# them.
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case $1 in
@@ -51,7 +55,7 @@ DAEMON = """#!/bin/sh
 
 
 class Docker:
-    """A node with a Docker that is not there."""
+    """A node with a Docker model."""
 
     def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -100,7 +104,7 @@ def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -
     gone = docker.run(state="absent")
     assert gone["changed"] and "ascend" not in docker.known()
     assert (docker.config.read_text() if docker.config.exists() else None) == before
-    assert not docker.run(state="absent")["changed"] and not list((docker.folder / "records").iterdir())
+    assert not docker.run(state="absent")["changed"] and not (docker.folder / "records").exists()
 
 
 def test_what_somebody_has_changed_since_stays(docker: Docker) -> None:
@@ -126,14 +130,51 @@ def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None
     docker.config.write_text(SITE)
     (docker.folder / "broken").touch()
     refused = docker.run()
-    assert refused["error_code"] == "not-taken" and "put back" in refused["msg"]
+    assert refused["error_code"] == "not-taken" and "previous files were restored" in refused["msg"]
     assert docker.known() == {}
-    assert docker.config.read_text() == SITE and not list((docker.folder / "records").iterdir())
+    assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
     (docker.folder / "broken").unlink()
     (docker.folder / "refuses").touch()
     assert docker.run()["error_code"] == "not-taken" and docker.config.read_text() == SITE
     docker.config.write_text("{")
     assert docker.run()["error_code"] == "invalid-json"
+
+
+def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_reloads(
+    docker: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker.config.write_text(SITE)
+    (docker.folder / "broken").touch()
+    replace_text, written = System.replace_text, []
+
+    def replace(system: System, path: str, text: str | None, **options: Any) -> None:
+        written.extend([path] if path == str(docker.config) else [])
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_text(system, path, text, **options)
+
+    monkeypatch.setattr(System, "replace_text", replace)
+    failed = docker.run()
+    assert failed["error_code"] == "not-taken", failed
+    cause, left = failed["msg"].index("it knows no such runtime"), failed["msg"].index("could not be restored")
+    assert cause < left and "No space left on device" in failed["msg"]
+    assert (docker.folder / "asked").read_text().count("reload") == 2
+    # The record stays, so that the next run removes the runtime.
+    monkeypatch.setattr(System, "replace_text", replace_text)
+    (docker.folder / "broken").unlink()
+    assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
+
+
+def test_second_reload_that_raises_an_error_does_not_hide_the_cause(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    systemctl = docker.folder / "bin/systemctl"
+    systemctl.write_text(
+        systemctl.read_text().replace("reload)", "reload) printf '#!/bin/sh\\nyes\\n' > $0; exit ;;\nother)")
+    )
+    failed = docker.run()
+    assert failed["error_code"] == "not-taken", failed
+    assert failed["msg"].index("it knows no such runtime") < failed["msg"].index("wrote more than")
+    assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
 
 
 def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -> None:
@@ -158,6 +199,20 @@ def test_linked_file_stays_a_link(docker: Docker) -> None:
     assert docker.run(state="absent")["changed"] and docker.config.is_symlink() and target.read_text() == SITE
 
 
+def test_changed_configuration_keeps_owner_mode_and_extended_attributes(docker: Docker) -> None:
+    docker.config.write_text(SITE)
+    os.chown(docker.config, 1234, 1235)
+    docker.config.chmod(0o640)
+    os.setxattr(docker.config, "user.site", b"kept")
+    for state in ("present", "absent"):
+        before = docker.config.read_text()
+        docker.run(state=state)
+        status = docker.config.stat()
+        assert docker.config.read_text() != before
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 1235, 0o640)
+        assert os.getxattr(docker.config, "user.site") == b"kept"
+
+
 def test_docker_without_an_answer_after_the_reload_is_asked_again(docker: Docker) -> None:
     docker.config.write_text(SITE)
     program = docker.folder / "bin/docker"
@@ -168,10 +223,11 @@ def test_docker_without_an_answer_after_the_reload_is_asked_again(docker: Docker
     program.write_text(text)
     systemctl = docker.folder / "bin/systemctl"
     systemctl.write_text(systemctl.read_text().replace("reload)", f"reload) touch {docker.folder}/busy;"))
-    done = docker.run()
+    # The second query succeeds. The timeout only has to exceed the duration of a query on a busy machine.
+    done = docker.run(timeout=600)
     assert done.get("changed"), done
     assert docker.known()["ascend"] == {"path": PROGRAM}
-    assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
+    assert docker.run(state="absent", timeout=600)["changed"] and docker.config.read_text() == SITE
 
 
 def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
@@ -183,7 +239,7 @@ def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
 
 @pytest.mark.parametrize("before", [None, '{"debug": true}'])
 def test_a_removal_that_was_cut_short_is_gone_on_with(docker: Docker, before: str | None) -> None:
-    """Docker forgets only by a file with a word on runtimes, which is there for a moment: the killed run has left that one."""
+    """Docker removes runtimes only after a reload with the key "runtimes", so such a file exists for a moment: the killed run left it."""
     if before is not None:
         docker.config.write_text(before)
     docker.run()
@@ -197,6 +253,7 @@ def test_a_removal_that_was_cut_short_is_gone_on_with(docker: Docker, before: st
     systemctl.write_text(whole)
 
     docker.config.write_text((docker.folder / "left").read_text())
+    records.parent.mkdir()
     records.write_text((docker.folder / "record").read_text())
     (docker.folder / "known").write_text(json.dumps({"runtimes": {"ascend": {"path": PROGRAM}}}))
     assert docker.run(state="absent")["changed"] and docker.known() == {}
@@ -230,6 +287,10 @@ def test_the_change_is_the_runtime_and_nothing_else(
     record = Record(text, fingerprint(changed))
     assert read_record(record.to_text(), "/r") == record
     assert text_before(changed, "/d", "ascend", record) == text
+    # A run that replaces or removes the runtime's arguments can be killed between the record and the file.
+    killed = Record(text, fingerprint("another text"), fingerprint(changed))
+    assert read_record(killed.to_text(), "/r") == killed
+    assert text_before(changed, "/d", "ascend", killed) == text
     others = {key: value for key, value in runtimes.items() if key != "ascend"}
     edited = text_before(changed + "\n", "/d", "ascend", record)
     assert json.loads(edited or "{}") == {**document, **({"runtimes": others} if others else {})}

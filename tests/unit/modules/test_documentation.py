@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The documentation of every module: examples that a module takes, and return values with samples of their type."""
+"""The documentation of each module: valid examples, and return values with samples of their type."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_examples_match_the_argument_spec(name: str, title: str, options: dict[s
 
 
 def core_states() -> Any:
-    return importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._layout_module")
+    return importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module")
 
 
 @pytest.mark.parametrize("title_and_options", examples("nvidia_mig"), ids=lambda each: each[0])
 def test_layouts_in_examples_are_rules(title_and_options: tuple[str, dict[str, Any]]) -> None:
-    core = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules")
+    core = importlib.import_module("ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules")
     _title, options = title_and_options
     if "layout" in options:
         assert len(core.parse_rules(options["layout"])) == len(options["layout"])

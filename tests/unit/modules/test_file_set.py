@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module file_set: a set of files in one step, with a diff, without removing what is somebody else's."""
+"""Module file_set: write a set of files in one step, with a diff, without removing files of other owners."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -14,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _files
-from ansible_collections.dra.accelerators.plugins.module_utils._file_writer import FileWriter, Unfinished
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._host import file_set
+from ansible_collections.dra.accelerators.plugins.module_utils._host.file_writer import FileWriter, Unfinished
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def write(run_here: Run) -> Run:
-    """Writes a set and returns the module's result."""
+    """Return a function that writes a set and returns the module's result."""
 
     def call(*files: dict[str, Any], check: bool = False) -> dict[str, Any]:
         return run_here("file_set", {"files": list(files)}, check=check, diff=True)
@@ -56,6 +57,17 @@ def test_a_set_is_written_once(write: Run, tmp_path: Path) -> None:
 
     again = write(*files)
     assert not again["changed"] and again["diff"] == [] and again["former"] == []
+
+
+def test_entry_that_is_given_twice_is_written_once(write: Run, tmp_path: Path) -> None:
+    """For example the directory of two files of a role: it is written once."""
+    directory = {"path": str(tmp_path / "etc"), "state": "directory"}
+    file = {"path": str(tmp_path / "etc/file"), "content": "text\n", "mode": "0600"}
+    said = write(directory, directory, file, check=True)
+    done = write(directory, directory, file)
+    assert said["changed_paths"] == done["changed_paths"] == [directory["path"], file["path"]]
+    assert [one["path"] for one in done["files"]] == [directory["path"], directory["path"], file["path"]]
+    assert not write(directory, directory, file)["changed"]
 
 
 def test_only_what_differs_is_changed_and_shown(write: Run, tmp_path: Path) -> None:
@@ -180,7 +192,7 @@ def test_unmarked_entry_with_token_is_treated_as_secret(write: Run, tmp_path: Pa
 
 
 def test_entry_that_repeats_a_secret_is_left_out_of_former(write: Run, tmp_path: Path) -> None:
-    """A restore would write the masked content."""
+    """The removed file is not in ``former``, because a restore would write the masked content."""
     (tmp_path / "notes").write_text("the word is hidden-word\n", "utf-8")
     secret = {"path": str(tmp_path / "token"), "secret_content": "hidden-word"}
     result = write(secret, {"path": str(tmp_path / "notes"), "state": "absent"}, check=True)
@@ -264,16 +276,20 @@ def test_file_set_removes_leftovers_of_killed_runs(write: Run, tmp_path: Path) -
     names = [".token.a1b2c3d4.tmp", ".token.4194305-3.tmp", ".gone.4194305.tmp"]
     for name in names:
         (folder / name).write_text(KUBECONFIG)
-    kept = [f".token.{os.getppid()}-0.tmp", ".token.new.tmp", ".other.a1b2c3d4.tmp"]
+    running = f".token.{os.getppid()}-0.tmp"
+    kept = [running, ".token.new.tmp", ".other.a1b2c3d4.tmp"]
     for name in kept:
         (folder / name).write_text("of others")
     files = [{"path": str(folder / "token"), "content": "x"}, {"path": str(folder / "gone"), "state": "absent"}]
-    told = write(*files, check=True)
-    done = write(*files)
-    assert set(done["changed_paths"]) == {str(folder / name) for name in (*names, "token")}
-    assert told["changed_paths"] == done["changed_paths"] and TOKEN not in json.dumps(done)
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, "token"])
-    assert not write(*files)["changed"]
+    with (folder / running).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a writer does
+        told = write(*files, check=True)
+        done = write(*files)
+        assert set(done["changed_paths"]) == {str(folder / name) for name in (*names, "token")}
+        assert told["changed_paths"] == done["changed_paths"] and TOKEN not in json.dumps(done)
+        assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, "token"])
+        assert not write(*files)["changed"]
+    assert write(*files)["changed_paths"] == [str(folder / running)], "its writer was killed"
 
 
 def test_file_set_replaces_link_by_file_without_a_gap(
@@ -374,8 +390,8 @@ def test_file_set_link_to_directory_of_the_same_set_is_a_parent(write: Run, tmp_
 
 @pytest.mark.parametrize("theirs", ["new", "new/sub"])
 def test_file_set_keeps_directory_that_appeared_after_the_plan(tmp_path: Path, theirs: str) -> None:
-    wanted = _files.Wanted(str(tmp_path / "new/sub"), _files.DIRECTORY)
-    changes = _files.with_parents(_files.plan([wanted], {}))
+    wanted = file_set.Wanted(str(tmp_path / "new/sub"), file_set.DIRECTORY)
+    changes = file_set.with_parents(file_set.plan([wanted], {}))
     (tmp_path / theirs).mkdir(parents=True)
     with pytest.raises(Unfinished, match="File exists"):
         FileWriter(System(), lambda path: None).write(changes)

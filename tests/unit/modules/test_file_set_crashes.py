@@ -1,23 +1,28 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module file_set, killed before any of its steps, and the next run. The table in docs/crash-points.md names these tests."""
+"""Module file_set, killed before any of its steps, and the next run. The table in docs/crash-points.md names these tests."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.unit.crash_steps import kill_before
+import pytest
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+
+from tests.unit.crash_steps import at_each_step, kill_before
 
 Run = Callable[..., dict[str, Any]]
 TOKENS = ("token-of-before", "token-of-now")
 
 
 def prepare(folder: Path) -> list[dict[str, Any]]:
-    """Make the entries of before, and return a set that changes, creates, and removes entries of each kind."""
+    """Create the previous entries, and return a set that changes, creates, and removes entries of each kind."""
     (folder / "etc").mkdir(parents=True)
     for name, text, mode in (
         ("settings", "level: info\n", 0o640),
@@ -80,3 +85,35 @@ def test_file_set_killed_before_any_step_next_run_completes_it(run_here: Run, tm
         done = run_here("file_set", {"files": files})
         assert not done.get("failed") and entries(folder) == after, (step, done)
         assert not run_here("file_set", {"files": files})["changed"], step
+
+
+def test_file_of_a_writer_that_has_not_locked_it_yet_is_not_removed_under_its_lock(
+    run_here: Run, tmp_path: Path
+) -> None:
+    """The writer has created its temporary file, and locks it as soon as the lock is free: the file is removed under the lock."""
+    file, temporary = tmp_path / "etc/settings", tmp_path / "etc/.settings.1-0.tmp"
+    file.parent.mkdir()
+    temporary.touch()
+
+    def lock(_number: int) -> None:
+        if temporary.exists():
+            descriptor = os.open(temporary, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
+
+    files = [{"path": str(file), "content": "new\n"}]
+    steps = at_each_step(lambda: run_here("file_set", {"files": files}), tmp_path, lock)
+    assert "os.remove etc/.settings.1-0.tmp" in steps and not temporary.exists() and file.read_text() == "new\n"
+
+
+def test_link_whose_temporary_link_another_writer_removes_is_made(run_here: Run, tmp_path: Path) -> None:
+    files = [{"path": str(tmp_path / "current"), "state": "link", "target": "releases/2"}]
+
+    def remove(number: int) -> None:
+        if number < 5:
+            System(str(tmp_path)).remove_temporaries("/current")
+
+    steps = at_each_step(lambda: run_here("file_set", {"files": files}), tmp_path, remove)
+    assert len([step for step in steps if "os.symlink" in step]) > 1, steps
+    assert (tmp_path / "current").readlink() == Path("releases/2")

@@ -1,10 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module fleet_plan: the three ways to say what is wanted, the file it writes, who moves, and what is refused."""
+"""Module fleet_plan: the three kinds of requests, the written file, claims to move, and refused inputs."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import re
@@ -16,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import Look
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.vendor import FACTS as ASCEND
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.vendor import FACTS as ASCEND
 
 from tests import planned
 from tests.fleets import as_modules_have
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from conftest import Node
 
 ROOT = Path(__file__).resolve().parents[3]
+UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"
+MODULES = "ansible_collections.dra.accelerators.plugins.modules"
 Json = dict[str, Any]
 Run = Callable[..., Json]
 NPU_DRIVER = ASCEND.driver_name
@@ -36,7 +40,7 @@ LONG_AGO, NEVER = "2020-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 
 
 def listed(tmp_path: Path, *documents: Json, name: str = "cluster.json") -> str:
-    """A file with these objects."""
+    """Write a file with these objects and return its path."""
     path = tmp_path / name
     path.write_text(json.dumps({"kind": "List", "items": [*documents]}))
     return str(path)
@@ -90,6 +94,47 @@ def test_counts_become_layouts_in_a_file_that_the_playbooks_take(run_here: Run, 
     assert not run_here("fleet_plan", options)["changed"]
 
 
+@pytest.mark.parametrize("answer", [None, {}], ids=["not asked", "no answer"])
+def test_plan_of_some_nodes_keeps_the_layouts_of_the_others(run_here: Run, tmp_path: Path, answer: Json | None) -> None:
+    answers = planned.answers(planned.fleet())
+    options = {"cluster": False, "dest": str(tmp_path / "layouts.yml"), "hosts": {"gpu-1": "first.example.com"}}
+    wanted = [{"profile": "1g.10gb", "count": 9}]
+    run_here("fleet_plan", {**options, "nodes": answers, "wanted": wanted})
+
+    def layouts() -> dict[str, Any]:
+        entries = yaml.safe_load((tmp_path / "layouts.yml").read_text())["accelerator_layouts"]
+        assert [each["hosts"] for each in entries] == ["first.example.com", "gpu-2"]
+        return {each["hosts"]: each["layout"] for each in entries}
+
+    before = layouts()
+    some = {name: each for name, each in answers.items() if name == "gpu-2"} | (
+        {"gpu-1": answer} if answer is not None else {}
+    )
+    wanted = [{"profile": "3g.40gb", "count": 4}]
+    done = run_here("fleet_plan", {**options, "nodes": some, "wanted": wanted})
+    assert done["changed"] and [each["hosts"] for each in done["plan"]["layouts"]] == ["gpu-2"]
+    assert any("keeps the layouts" in each and "first.example.com" in each for each in done["remarks"])
+    after = layouts()
+    assert after["first.example.com"] == before["first.example.com"] and after["gpu-2"] != before["gpu-2"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"accelerator_layouts": [], "accelerator_proxy": {}},
+        {"accelerator_layouts": [{"hosts": "gpu_*", "layout": []}]},
+        {"accelerator_layouts": [{"hosts": ["gpu-1"], "layout": []}]},
+        ["text"],
+    ],
+)
+def test_plan_rejects_a_file_with_other_content(run_here: Run, tmp_path: Path, content: Any) -> None:
+    (tmp_path / "layouts.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    options = {"nodes": planned.answers(planned.fleet(1)), "cluster": False, "wanted": [{"profile": "1g.10gb"}]}
+    done = run_here("fleet_plan", {**options, "dest": str(tmp_path / "layouts.yml")})
+    assert done["failed"] and done["error_code"] == "file-foreign"
+    assert yaml.safe_load((tmp_path / "layouts.yml").read_text()) == content
+
+
 def test_planned_again_after_it_was_applied_nothing_changes(run_here: Run) -> None:
     devices = planned.fleet()
     options = {"cluster": False, "wanted": [{"profile": "1g.10gb", "count": 9}, {"profile": "3g.40gb", "count": 2}]}
@@ -107,7 +152,7 @@ def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node
     path.write_text(json.dumps({"nodes": {"gpu-1": answer, "silent": {}}}))
     wanted = [{"name": "small", "profile": "1g.10gb", "count": 6}, {"name": "whole", "count": 7, "priority": 1}]
     result = run_here("fleet_plan", {"nodes_src": str(path), "cluster": False, "wanted": wanted})
-    # Four of the small ones are on the fourth GPU already, beside a large one that nobody has; the others stay whole.
+    # The fourth GPU already has four small partitions and a free large one. The others stay whole.
     assert served(result) == {"small": (6, 6), "whole": (7, 7)} and result["plan"]["unplaceable"] == []
     assert (result["plan"]["touched"], result["plan"]["destroyed"]) == (1, 1)
     (changed,) = [each for each in result["plan"]["devices"] if each["changed"]]
@@ -116,8 +161,8 @@ def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node
 
 def test_npus_are_planned_by_the_same_words(run_here: Run, tmp_path: Path) -> None:
     chips = tuple(chip_model.device("310P", (), physical) for physical in range(2))
-    answer = _report.Answer("ascend", NPU_DRIVER, Look(tuple(map(as_modules_have, chips)), (), ()))
-    node = _report.node_report([answer], None, "test", planned.VERSIONS)
+    answer = node_report.Answer("ascend", NPU_DRIVER, Look(tuple(map(as_modules_have, chips)), (), ()))
+    node = node_report.node_report([answer], None, "test", planned.VERSIONS)
     selector = (
         f"device.driver == '{NPU_DRIVER}' && device.capacity['{NPU_DRIVER}'].aiCores.compareTo(quantity('4')) == 0"
     )
@@ -186,7 +231,7 @@ def test_pods_get_layouts_only_where_they_may_go(run_here: Run, tmp_path: Path) 
     nodes: list[Json] = [
         {"kind": "Node", "metadata": {"name": "gpu-1", "labels": {"zone": "a"}}, "spec": {"taints": [taint]}},
         {"kind": "Node", "metadata": {"name": "gpu-2", "labels": {"zone": "b"}}},
-        # Which has no accelerators, or has not answered.
+        # A node without accelerators or without an answer.
         {"kind": "Node", "metadata": {"name": "other", "labels": {"zone": "c"}}},
     ]
     tolerations = [{"key": "only", "operator": "Exists"}]
@@ -211,7 +256,7 @@ def test_pods_get_layouts_only_where_they_may_go(run_here: Run, tmp_path: Path) 
         "Pod default/there: planned without 1 of 2 nodes: the pod's nodeSelector wants zone=b (gpu-1)",
         "Pod default/tolerant: planned without 1 of 2 nodes: the pod's node affinity does not select it (gpu-2)",
     ]
-    # More than the one node has, while the other one stays empty.
+    # More claims than the selected node can serve, while the other node stays empty.
     many = [planned.claim(f"many-{number}", "3g.40gb") for number in range(6)]
     crowd = [
         planned.pod(one["metadata"]["name"], one["metadata"]["name"], since=LONG_AGO, nodeSelector={"zone": "b"})
@@ -240,7 +285,7 @@ def test_without_a_cluster_the_choice_of_nodes_is_left_to_the_scheduler_and_that
 def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_demand(
     run_here: Run, tmp_path: Path
 ) -> None:
-    """As claims tell them apart: by whether they have a UUID before anybody has them."""
+    """A claim can select by UUID: static partitions have one before allocation, dynamic partitions do not."""
     uuid = f"has(device.attributes['{planned.DRIVER}'].uuid)"
     claims = [planned.claim("there", "1g.10gb"), planned.claim("then", "1g.10gb"), planned.claim("any", "1g.10gb")]
     for claim, more in zip(claims, (f" && {uuid}", f" && !{uuid}", ""), strict=True):
@@ -255,7 +300,7 @@ def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_dem
     nodes["gpu-1"]["devices"][1]["rule"] = {"mode": "dynamic"}
     result = run_here("fleet_plan", {"nodes": nodes, **options})
     assert served(result) == dict.fromkeys(names, (1, 1))
-    # What is made on demand needs no other layout.
+    # Dynamic partitions need no layout change.
     assert [(each["mode"], each["changed"]) for each in result["plan"]["devices"]] == [
         ("static", True),
         ("dynamic", False),
@@ -310,7 +355,7 @@ def test_alternatives_priorities_and_what_cannot_be_planned(run_here: Run, tmp_p
     assert "Pod default/lost: ResourceClaim nowhere does not exist in namespace default" in result["remarks"]
 
 
-# ---- what waits
+# ---- pending pods and claims
 
 
 def test_what_has_been_waiting_becomes_a_plan_and_says_what_stands_in_its_way(run_here: Run, tmp_path: Path) -> None:
@@ -344,7 +389,7 @@ def test_what_has_been_waiting_becomes_a_plan_and_says_what_stands_in_its_way(ru
     assert lacking["why"].startswith("Pod default/small-0: no node has devices for it now.")
     assert [each["mode"] for each in result["plan"]["devices"]] == ["whole", "static"]
     assert any("2 without a place" in line for line in result["table"])
-    # Nobody else's namespace.
+    # Pods in other namespaces do not count.
     other = run_here("fleet_plan", {**options, "namespace": "other"})
     assert other["plan"]["wanted"] == [] and other["plan"]["touched"] == 0
 
@@ -380,7 +425,55 @@ def test_claims_move_where_that_is_allowed_and_their_pods_are_named(run_here: Ru
     assert any(f"default/pod-{move['from']['node']}" in line and "moves from" in line for line in moves["table"])
 
 
-# ---- what is refused
+# ---- the solver
+
+
+def test_without_the_solver_the_module_fails_before_it_reads_anything(
+    run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module(f"{MODULES}.fleet_plan"), "HAS_HIGHS", False)
+    dest = tmp_path / "layouts.yml"
+    # A missing file and an invalid request would be reported if the module read them.
+    options = {"nodes_src": str(tmp_path / "none.json"), "wanted": [{"memory": "much"}], "dest": str(dest)}
+    result = run_here("fleet_plan", options)
+    assert result["failed"] and result["error_code"] == "missing-package" and not dest.exists()
+    assert "Failed to import the required Python library (highspy)" in result["msg"]
+    assert run_here("fleet_plan", options, check=True)["error_code"] == "missing-package"
+
+
+def test_plan_that_the_time_limit_ends_is_reported_with_its_bound(
+    run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    highs = importlib.import_module(f"{UTILS}._planner.highs")
+    solve = highs._run
+
+    def end_with_bound(columns: Any, rows: Any, costs: Any, _seconds: float) -> Any:
+        return dataclasses.replace(solve(columns, rows, costs, 600.0), bound=8.4, proven=False)
+
+    options = {
+        "nodes": planned.answers(planned.fleet(1, 1)),
+        "cluster": False,
+        "wanted": [{"profile": "1g.10gb", "count": 9}],
+        "time_limit": 5,
+    }
+    monkeypatch.setattr(highs, "_run", end_with_bound)
+    result = run_here("fleet_plan", options)
+    assert served(result) == {"1g.10gb": (7, 9)}
+    assert result["plan"]["solver"] == {
+        "most_served": False,
+        "least_changed": False,
+        "remark": "the time limit of 5 s is over",
+        "bounds": [{"priority": 0, "served": 7, "at_most": 8, "gap": 1}],
+    }
+    assert result["table"][-1] == (
+        "At most so many more could be served: 1 of priority 0. Not proven: the time limit of 5 s is over."
+    )
+    monkeypatch.setattr(highs, "_run", lambda *_arguments: highs._Found([], float("inf"), False))
+    failed = run_here("fleet_plan", options)
+    assert failed["failed"] and failed["error_code"] == "time-limit" and "Increase time_limit" in failed["msg"]
+
+
+# ---- refused inputs
 
 
 @pytest.mark.parametrize(
@@ -422,7 +515,7 @@ def test_a_folder_without_manifests_and_objects_without_names_are_refused(run_he
 
 
 def sections() -> dict[str, tuple[str, str]]:
-    """By its heading, the input and the text of each example of docs/plan.md."""
+    """Return the input and the text of each example in docs/plan.md, by heading."""
     page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
     found = re.findall(r"\n### ([^\n]+)\n.*?```yaml\n(.*?)```\s+```text\n(.*?)```", page, re.DOTALL)
     (written,) = re.findall(r"\n## The file\n.*?```yaml\n(.*?)```", page, re.DOTALL)
@@ -466,11 +559,11 @@ def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path
         "accelerator_become": False,
     }
 
-    def play(**more: Any) -> str:
+    def play(*words: str, **more: Any) -> str:
         return subprocess.run(
             [
                 *(Path(sys.executable).with_name("ansible-playbook"), "--inventory", tmp_path / "hosts.yml"),
-                *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps({**variables, **more})),
+                *(ROOT / "playbooks/plan.yml", "--extra-vars", json.dumps({**variables, **more}), *words),
             ],
             env={**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path / "l"), "ANSIBLE_REMOTE_TEMP": str(tmp_path / "r")},
             check=True,
@@ -481,9 +574,19 @@ def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path
     shown = play()
     assert "2 of 4 devices change; 2 stay as they are." in shown and "accelerator_plan_write=true" in shown
     assert "changed=0" in shown and not (tmp_path / "layouts.yml").exists()
-    play(accelerator_plan_write=True)
+    foreseen = play("--check", "--diff")
+    assert "+accelerator_layouts:" in foreseen and "changed=1" in foreseen and not (tmp_path / "layouts.yml").exists()
+    shown = play(accelerator_plan_write=True)
+    assert "changed=1" in shown and "2 of 4 devices change" in shown
+    assert "changed=0" in play(accelerator_plan_write=True)
     written = yaml.safe_load((tmp_path / "layouts.yml").read_text())["accelerator_layouts"]
     assert [each["hosts"] for each in written] == ["first.example.com", "gpu-2"]
+
+
+def test_the_playbook_computes_the_plan_once() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks/plan.yml").read_text("utf-8"))
+    tasks = [task for play in plays for task in play.get("tasks", ())]
+    assert len([task for task in tasks if "dra.accelerators.fleet_plan" in task]) == 1
 
 
 def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
@@ -513,6 +616,6 @@ def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and "gpu-1 was not asked in this run." in done.stdout, done.stdout
+    assert done.returncode == 0 and "gpu-1 was not queried in this run." in done.stdout, done.stdout
     kept = json.loads((tmp_path / "nodes.json").read_text())["nodes"]
     assert kept["gpu-1"] == {} and kept["gpu-2"]["answered_at"]

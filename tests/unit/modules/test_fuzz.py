@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Fuzz what modules read from outside: bundle manifests, key files, outputs of package managers, and TOML files.
+"""Fuzz external input of modules: bundle manifests, key files, outputs of package managers, and TOML files.
 
 Each parser raises its documented errors only, within bounded memory and processor time (tests/unit/bounded.py).
 """
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _apt, _bundle_manifest, _openpgp, _rpm
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle import bundle_manifest
+from ansible_collections.dra.accelerators.plugins.module_utils._packages import apt_output, openpgp, rpm_output
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ JSON = st.recursive(
 ITEM_FIELDS = ("path", "kind", "name", "version", "size", "sha256", "for", "from", "signed_by", "verified")
 ITEM = st.fixed_dictionaries({}, optional=dict.fromkeys(ITEM_FIELDS, JSON))
 MANIFEST = st.fixed_dictionaries(
-    {"format": st.just(_bundle_manifest.FORMAT) | JSON},
+    {"format": st.just(bundle_manifest.FORMAT) | JSON},
     optional={"items": st.lists(ITEM, max_size=3) | JSON, "needs": JSON, "wheelhouses": JSON, "collection": JSON},
 )
 
@@ -43,7 +44,7 @@ MANIFEST = st.fixed_dictionaries(
 @example("[" * 100_000)
 @example('{"format": ' + "9" * 10_000 + "}")
 def test_bundle_manifest_any_text_raises_bundle_error(text: str) -> None:
-    run_bounded(_bundle_manifest.read, text, "the bundle", errors=(_bundle_manifest.BundleError,), size=len(text))
+    run_bounded(bundle_manifest.read, text, "the bundle", errors=(bundle_manifest.BundleError,), size=len(text))
 
 
 def armor(data: bytes, kind: str = "PUBLIC KEY BLOCK") -> str:
@@ -66,8 +67,8 @@ def armor(data: bytes, kind: str = "PUBLIC KEY BLOCK") -> str:
 @example(armor(b"\xc6\xff\xff\xff\xff\xff" + b"x" * 10))
 @example(armor(b"\xc2\x05\x04\x00\x00\x00\x00", "SIGNATURE"))
 def test_key_file_any_text_raises_key_problem(text: str) -> None:
-    run_bounded(_openpgp.checked_key, text, ["0" * 40], "a repository", errors=(_openpgp.KeyProblem,), size=len(text))
-    run_bounded(_openpgp.signers, text, errors=(_openpgp.KeyProblem,), size=len(text))
+    run_bounded(openpgp.checked_key, text, ["0" * 40], "a repository", errors=(openpgp.KeyProblem,), size=len(text))
+    run_bounded(openpgp.signers, text, errors=(openpgp.KeyProblem,), size=len(text))
 
 
 WORDS = st.sampled_from(
@@ -84,11 +85,12 @@ OUTPUTS = st.lists(LINES, max_size=10).map("\n".join) | st.text(max_size=200)
 @pytest.mark.parametrize(
     "parse",
     [
-        lambda text: _rpm.parse_installed(text, "x86_64"), _rpm.parse_versions, lambda text: _rpm.parse_transaction(text, {}),
-        _rpm.dnf_errors, _rpm.parse_locks, _rpm.parse_summary, _rpm.parse_search, _rpm.zypper_errors, _rpm.parse_zypper_locks,
-        lambda text: _apt.parse_status(text, "amd64"), _apt.parse_available, _apt.parse_foreseen, _apt.errors_of,
-        lambda text: _apt.read_sources("a.sources", text), lambda text: _apt.read_sources("a.list", text),
-        lambda text: _rpm.read_repositories("a.repo", text), _rpm.os_names, _rpm.whole_version,
+        lambda text: rpm_output.parse_installed(text, "x86_64"), rpm_output.parse_versions, lambda text: rpm_output.parse_transaction(text, {}),
+        rpm_output.dnf_errors, rpm_output.parse_locks, rpm_output.parse_summary, rpm_output.parse_search,
+        rpm_output.zypper_errors, rpm_output.parse_zypper_locks,
+        lambda text: apt_output.parse_status(text, "amd64"), apt_output.parse_available, apt_output.parse_foreseen, apt_output.errors_of,
+        lambda text: apt_output.read_sources("a.sources", text), lambda text: apt_output.read_sources("a.list", text),
+        lambda text: rpm_output.read_repositories("a.repo", text), rpm_output.os_names, rpm_output.whole_version,
     ],
     ids=[
         "rpm-installed", "rpm-versions", "dnf-transaction", "dnf-errors", "dnf-locks", "zypper-summary", "zypper-search", "zypper-errors",

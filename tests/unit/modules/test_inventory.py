@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Devices by slices and claims: what is free, what meets criteria, how nodes are grouped; the filters, the test and the inventory."""
+"""Devices from slices and claims: availability, criteria, groups of nodes, the filters, the test, and the inventory plugin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-from ansible_collections.dra.accelerators.plugins.module_utils import _hosts
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import inventory_hosts
 from ansible_collections.dra.accelerators.plugins.module_utils.core.cluster.inventory import most_at_once
 from ansible_collections.dra.accelerators.plugins.modules import claim_info
 from hypothesis import given
@@ -66,7 +66,7 @@ def claim(name: str, pool: str, *devices: str, **more: Any) -> Json:
 
 
 def cut(node: str) -> list[Json]:
-    """A GPU of seven slices: whole, three thirds that overlap nothing but it, and seven sevenths."""
+    """Return a GPU with seven slices: whole, three thirds that overlap only it, and seven sevenths."""
 
     def takes(*numbers: int) -> list[Json]:
         return [{"counterSet": "gpu-0", "counters": {f"slice-{number}": {"value": "1"} for number in numbers}}]
@@ -101,7 +101,7 @@ def shared(node: str) -> Json:
     )
 
 
-# ---------------------------------------------------------------------- what is free
+# ---------------------------------------------------------------------- availability
 
 
 def test_a_device_that_a_claim_has_is_not_free_and_one_that_is_watched_is() -> None:
@@ -123,7 +123,7 @@ def test_partitions_that_overlap_with_what_is_held_are_not_available() -> None:
 
 
 def test_counters_in_the_slice_of_devices_belong_to_that_slice() -> None:
-    """So has Kubernetes 1.34 them: two slices name their sets alike."""
+    """Kubernetes 1.34 has counter sets in the slices of devices: sets with the same name in two slices are independent."""
     slices = []
     for number in (0, 1):
         draw = [{"counterSet": "set", "counters": {"all": {"value": "1"}}}]
@@ -218,7 +218,7 @@ def test_criteria_choose_and_combine(claims: list[Json], one: Json, other: Json)
     assert WITH(WITH(found, **one), **other) == both
     if not set(one) & set(other):
         assert WITH(found, **one, **other) == both
-    # What a playbook has kept as JSON says the same.
+    # A copy that a playbook saved as JSON gives the same result.
     assert WITH(json.loads(json.dumps(found)), **one) == WITH(found, **one)
 
 
@@ -236,7 +236,7 @@ def test_nodes_are_those_that_hold_so_many(claims: list[Json], criteria: Json, c
 
 @given(CLAIMS, st.sampled_from([{"type": "mig"}, {"type": "gpu"}, {"free": "10Gi"}, {}]))
 def test_so_many_at_once_are_had_one_after_the_other(claims: list[Json], criteria: Json) -> None:
-    """The first fit is played, claim by claim, among devices that are had by one claim each."""
+    """Compare with a first-fit allocation, claim by claim, of devices for one claim each."""
     wanted = {**criteria, "shared": False, "available": True}
     played, had = list(claims), 0
     while free := WITH(ACCELERATORS(SLICES, played), **wanted):
@@ -256,7 +256,7 @@ def test_criteria_by_hand() -> None:
     assert len(WITH(found, attributes={"gpu.nvidia.com/type": "gpu"})) == 3, "the same by its whole name"
     assert WITH(found, attributes={"example.com/type": "gpu"}) == []
     assert NODES_WITH(found, "2", type="gpu") == ["b"]
-    # Six sevenths and two thirds are listed, and they are the same GPU: six is all that can be had.
+    # Six sevenths and two thirds are listed, but they are on the same GPU: at most six fit at once.
     assert HOLDING(found, 6, type="mig", free="1Gi") and not HOLDING(found, 7, type="mig", free="1Gi")
     assert HOLDING(found, 8, type="mig") and not HOLDING(found, 9, type="mig")
 
@@ -296,7 +296,7 @@ def node(name: str, **labels: str) -> Json:
 
 def test_variables_and_groups_of_nodes() -> None:
     slices = [*cut("a"), slice_of("b", device("gpu-0", taints=[{"key": "k", "effect": "NoExecute"}]))]
-    found = _hosts.hosts(slices, [claim("c", "a", "gpu-0-mig-3g-0")], [node("a", zone="z"), node("idle")])
+    found = inventory_hosts.hosts(slices, [claim("c", "a", "gpu-0-mig-3g-0")], [node("a", zone="z"), node("idle")])
     assert list(found) == ["a", "b"]
     first, second = found.values()
     assert [one["name"] for one in first["accelerators"]] == ["gpu-0"] and "draws" not in first["accelerators"][0]
@@ -304,17 +304,17 @@ def test_variables_and_groups_of_nodes() -> None:
     assert first["accelerator_types"] == ["gpu", "mig"] and first["accelerator_profiles"] == ["3g"]
     assert first["accelerator_node"]["addresses"] == {"InternalIP": "192.0.2.7"}
     assert first["accelerator_node"]["labels"] == {"zone": "z"} and second["accelerator_node"]["ready"] == "Unknown"
-    assert _hosts.groups(second, "x_") == [
+    assert inventory_hosts.groups(second, "x_") == [
         "accelerators",
         f"x_driver_{DRIVER}",
         "x_type_gpu",
         f"x_product_{PRODUCT}",
         "x_tainted",
     ]
-    everything = _hosts.hosts(slices, which="all")["a"]
-    assert len(everything["accelerators"]) == 9 and _hosts.groups(everything, "")[-1] == "free"
-    idle = _hosts.hosts(slices, nodes=[node("idle")], without=True)["idle"]
-    assert idle["accelerators"] == [] and _hosts.groups(idle, "x_") == []
+    everything = inventory_hosts.hosts(slices, which="all")["a"]
+    assert len(everything["accelerators"]) == 9 and inventory_hosts.groups(everything, "")[-1] == "free"
+    idle = inventory_hosts.hosts(slices, nodes=[node("idle")], without=True)["idle"]
+    assert idle["accelerators"] == [] and inventory_hosts.groups(idle, "x_") == []
     assert set(everything) == set(idle) == set(first)
 
 
@@ -325,15 +325,15 @@ def test_lists_of_objects_are_taken_apart() -> None:
         {"kind": "List", "apiVersion": "v1", "items": [slice_of("a"), claim("c", "a"), {"kind": "Pod"}]},
         {"kind": "NodeList", "apiVersion": "v1", "items": items},
     ]
-    slices, claims, nodes = _hosts.sorted_out(documents)
+    slices, claims, nodes = inventory_hosts.sorted_out(documents)
     assert len(slices) == len(claims) == len(nodes) == 1
     for wrong in ("text", {"spec": {}}):
         with pytest.raises(ValueError, match="found"):
-            _hosts.sorted_out([wrong])
+            inventory_hosts.sorted_out([wrong])
 
 
 def inventory(folder: Path, options: Json, documents: list[Json], **environment: str) -> Json:
-    """What ansible-inventory says of a configuration beside a file of objects."""
+    """Return the output of ansible-inventory for a configuration with a file of objects."""
     (folder / "cluster.json").write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": documents}))
     given = {"plugin": "dra.accelerators.accelerators", "file": "cluster.json", **options}
     (folder / "accelerators.yml").write_text(yaml.safe_dump(given))
@@ -346,7 +346,7 @@ def inventory(folder: Path, options: Json, documents: list[Json], **environment:
     )
     if done.returncode:
         raise AssertionError(done.stderr)
-    # What Ansible holds for no template it marks so.
+    # Ansible marks values that are not templates.
     answer: Json = json.loads(done.stdout, object_hook=lambda each: each.get("__ansible_unsafe", each))
     return answer
 
@@ -374,7 +374,7 @@ def test_the_inventory_of_a_file(tmp_path: Path) -> None:
     assert variables["b"]["ansible_host"] == "192.0.2.7" and variables["b"]["largest"] == 80 * GIBIBYTE
     assert variables["b"]["accelerators"][1]["uuid"] == "{{ lookup('env', 'HOME') }}"
     assert "idle" in variables and "ansible_host" not in variables["a"]
-    # What is kept is what counts until it is too old.
+    # The cached objects are used until they expire.
     assert inventory(tmp_path, options, []) == found
     with pytest.raises(AssertionError, match="no ResourceSlice"):
         inventory(tmp_path, {}, [{"kind": "ResourceSlice", "apiVersion": "resource.k8s.io/v1", "spec": {}}])

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages kept on a node: an interrupted copy or download is never counted as a kept package."""
+"""Packages kept on a node: an interrupted copy or download never counts as a kept package."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _package_files
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._dnf_tool import Dnf
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages import kept_packages
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.dnf import Dnf
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 
 OWN, OTHER = "/var/lib/dra-accelerators/nvidia/packages", "/var/lib/dra-accelerators/toolkit/packages"
 NAME = "libcuda1_580.95.05-1_amd64.deb"
@@ -25,7 +25,7 @@ PACKAGES = {"libcuda1": "580.95.05-1"}
 
 
 class Source(Apt):
-    """apt with a source that has one package, and sends ``sent`` bytes of it before ``end`` is raised."""
+    """An apt model whose source has one package. It sends ``sent`` bytes of the package before ``end`` is raised."""
 
     def __init__(self, root: Path, content: bytes) -> None:
         super().__init__(System(str(root)), timeout=60)
@@ -36,13 +36,13 @@ class Source(Apt):
     def download(self, words: Sequence[str], folder: str) -> None:
         assert words == ["libcuda1=580.95.05-1"]
         (Path(folder) / NAME).write_bytes(self.content[: self.sent])
-        if self.end:
+        if self.end is not None:
             raise self.end
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A package that dpkg-deb has built."""
+    """Return a package that dpkg-deb has built."""
     folder = tmp_path_factory.mktemp("package")
     (folder / "tree/DEBIAN").mkdir(parents=True)
     control = "Package: libcuda1\nVersion: 580.95.05-1\nArchitecture: amd64\nMaintainer: a <a@b.c>\nDescription: x\n"
@@ -57,8 +57,8 @@ def source(tmp_path: Path, package: bytes) -> Source:
     return Source(tmp_path, package)
 
 
-def keeper_of(source: Source) -> _package_files.Keeper:
-    return _package_files.Keeper(source.system, source, OWN, keep=True, title="the driver", hint="")
+def keeper_of(source: Source) -> kept_packages.Keeper:
+    return kept_packages.Keeper(source.system, source, OWN, keep=True, title="the driver", hint="")
 
 
 def names_in(source: Source, folder: str = OWN) -> list[str]:
@@ -83,7 +83,7 @@ def test_interrupted_download_keeps_nothing_and_the_next_one_completes_it(
 
 
 def test_part_of_a_package_under_its_name_is_downloaded_again(source: Source) -> None:
-    """apt renames a package without a sync: after a power cut it can be empty or shorter."""
+    """apt renames a package without a sync: after a power cut it can be empty or truncated, and is downloaded again."""
     keeper = keeper_of(source)
     keeper.ready()
     path = source.system.path(f"{OWN}/{NAME}")
@@ -125,7 +125,7 @@ def test_killed_copy_keeps_nothing(source: Source, what: str, monkeypatch: pytes
 
 
 class RpmNode(System):
-    """A node with an rpm that knows which files have their digests."""
+    """A node with an rpm model that knows the files with valid digests."""
 
     whole: tuple[str, ...] = ()
 

@@ -12,9 +12,14 @@ from ansible.errors import AnsibleFilterError
 from ansible.inventory.manager import InventoryManager
 from ansible_collections.dra.accelerators.plugins.filter.layout_entries import FilterModule
 
-layout_entries = FilterModule().filters()["layout_entries"]
 HOSTS = [f"node-{number}" for number in range(50)]
 GROUPS = {"all": [*HOSTS, "other"], "accelerator_nodes": HOSTS, "even": HOSTS[::2], "ungrouped": ["other"]}
+
+
+def layout_entries(*arguments: Any, **more: Any) -> dict[str, int]:
+    """Return the positions of the entries."""
+    found = FilterModule().filters()["layout_entries"](*arguments, **more)
+    return {host: entry["position"] for host, entry in found.items()}
 
 
 def entries(*patterns: Any) -> list[dict[str, Any]]:
@@ -45,7 +50,7 @@ def test_first_matching_entry_of_each_host_is_found() -> None:
 
 
 def test_each_pattern_is_resolved_once_for_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real function is called, and the calls are counted."""
+    """Each pattern is resolved once for all hosts. The real function is called, and the calls are counted."""
     resolved, get_hosts = list[Any](), InventoryManager.get_hosts
 
     def counted(self: InventoryManager, pattern: Any = "all", **more: Any) -> Any:
@@ -60,13 +65,13 @@ def test_each_pattern_is_resolved_once_for_all_hosts(monkeypatch: pytest.MonkeyP
 
 
 def test_list_of_a_play_counts_for_all_hosts() -> None:
-    """Variables of a play are not in hostvars; they have precedence over the inventory."""
+    """Variables of a play are not in hostvars, but have precedence over the inventory: the list applies to all hosts."""
     hostvars: dict[str, Any] = {host: {} for host in HOSTS} | {"node-2": {"accelerator_layouts": entries("all")}}
     given = entries("node-1", "even")
     found = layout_entries(HOSTS[:3], hostvars, GROUPS, own=given, host="node-0")
     assert found == {"node-0": 1, "node-1": 0, "node-2": 1}
     assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=[], host="node-2") == {}
-    # The value of the task's host alone decides whether a play has set it.
+    # Only the value of the task's host decides whether a play has set it.
     assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=[], host="node-1") == {"node-2": 0}
     assert layout_entries(HOSTS[:3], hostvars, GROUPS, own=entries("all"), host="node-2") == {"node-2": 0}
 

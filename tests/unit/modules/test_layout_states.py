@@ -1,26 +1,35 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How devices differ from a layout, how they are described, modes alone, and checkpoints: plans without any device."""
+"""Differences of devices from a layout, descriptions, modes alone, and checkpoints: plans without devices."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _layout_checkpoint as checkpoint
-from ansible_collections.dra.accelerators.plugins.module_utils import _layout_states as states
-from ansible_collections.dra.accelerators.plugins.module_utils._layout import LayoutFailed, apply
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import checkpoint
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import describe as states
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.apply_layout import (
+    LayoutFailed,
+    apply,
+    assign,
+    consent,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.layout_module import Layouts, partition_devices
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import (
     AcceleratorError,
+    InUse,
     NotFound,
     Unsupported,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_differences import compare
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
-from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding
-from ansible_collections.dra.accelerators.plugins.module_utils.core.prepared import PreparedPartition
+from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Fault, Finding, Process
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.layout_differences import compare
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.store.prepared_claims import PreparedPartition
 
 from tests.unit.core import board_model, chip_model
 
@@ -34,7 +43,7 @@ def gpu(index: int = 0, *places: tuple[int, int], **changes: Any) -> Any:
 
 
 def by_hand(device: Any, profile: str, instances: int = 0) -> Any:
-    """The device with its partitions of a profile in a form that nobody but their maker knows."""
+    """Return the device with its partitions of a profile in a form that only their creator can create again."""
     return replace(
         device,
         partitions=tuple(
@@ -57,7 +66,7 @@ def kinds(assigned: Any) -> list[list[str]]:
     return [[step.to_dict()["step"] for step in one.plan.steps] for one in assigned]
 
 
-# ---- comparing
+# ---- comparison
 
 
 def test_what_is_as_wanted_differs_in_nothing() -> None:
@@ -72,7 +81,7 @@ def test_what_is_missing_and_what_is_not_wanted_are_named() -> None:
     device = gpu(0, (SMALL, 0), (SMALL, 1))
     (found,) = compared([device], STATIC, prepared=[held(device, 1, created=False)])
     assert [each["profile"] for each in found["missing"]] == ["3g.40gb"]
-    # The one that a claim holds is the one that could stay.
+    # The partition that a claim holds is the one that can stay.
     assert [(each["placement"]["start"], each["owner"]) for each in found["surplus"]] == [(0, "administrator")]
     assert found["mode"] == {"found": True, "wanted": True}
     assert "missing: 3g.40gb at 4; not wanted: 1g.10gb at 0" in found["message"]
@@ -275,7 +284,7 @@ def test_what_was_made_by_hand_stays_where_it_is_and_is_asked_for_where_it_is_go
     there = by_hand(gpu(0, (SMALL, 0)), "1g.10gb", instances=2)
     (assigned,), _errors, _left_out = restored([before], [there])
     assert [step.to_dict()["step"] for step in assigned.plan.steps] == ["create_partition"]
-    # In another form it is another one.
+    # A partition in a different form counts as a different one.
     for now in (gpu(0, (LARGE, 4)), gpu(0, (SMALL, 0)), by_hand(gpu(0, (SMALL, 0)), "1g.10gb")):
         with pytest.raises(Unsupported, match=r"made by hand and are gone: 1g.10gb at 0:1 on NVIDIA H100") as raised:
             restored([before], [now])
@@ -293,7 +302,7 @@ def test_what_was_made_by_hand_is_told_at_once() -> None:
 
 
 def test_a_reset_takes_nothing_along_that_was_made_by_hand() -> None:
-    """Boards with a direct link: the reset of one destroys what is on the other."""
+    """Boards with a direct link: a reset of one destroys partitions of the other, so a manually created one blocks it."""
     first, second = board_model.device("a30", 0), board_model.device("a30", 1, enabled=True)
     profile = first.profiles[0]
     odd = board_model.partition(profile, profile.placements[0].start, second.uuid, 1, uuid="", compute_instances=0)
@@ -305,6 +314,53 @@ def test_a_reset_takes_nothing_along_that_was_made_by_hand() -> None:
     assert second.uuid in str(errors[0])
 
 
+def test_blocked_reset_is_refused_and_can_wait_for_the_next_boot() -> None:
+    blocked = replace(board_model.device("a100-40"), reset_blocked="nothing connects it. Connect it")
+    assigned, errors = assign([blocked], parse_rules([{"match": {}, "mode": "static", "partitions": {}}]), ())
+    assert not errors
+    with pytest.raises(Unsupported, match="Connect it") as raised:
+        consent(assigned, "when_needed")
+    assert raised.value.code == "reset-blocked"
+    (waiting,) = consent(assigned, "never")
+    assert waiting.withheld
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_check_mode_warns_of_processes_that_prevent_a_reset(tmp_path: Path, check_mode: bool) -> None:
+    device = board_model.device("a100-40")
+    rules = parse_rules([{"match": {}, "mode": "static", "partitions": {}}])
+    asked: list[tuple[str, ...]] = []
+    warnings: list[str] = []
+
+    def holders(uuids: Any) -> tuple[Process, ...]:
+        asked.append(tuple(uuids))
+        return (Process(42, "nv-hostengine", unit="unit nvidia-dcgm.service"),)
+
+    def refuse(*_arguments: Any) -> None:
+        raise InUse("it is in use")
+
+    backend: Any = SimpleNamespace(
+        vendor="nvidia",
+        cdi_kind="k8s.gpu.nvidia.com/claim",
+        number_by=lambda _directory: None,
+        remember=lambda _devices: None,
+        discover=lambda: (Finding(0, device.describe(), device.uuid, device, None),),
+        set_partitioning=refuse,
+    )
+    module: Any = SimpleNamespace(
+        params={"state_path": str(tmp_path / "state.db")}, check_mode=check_mode, warn=warnings.append
+    )
+    layouts = Layouts("nvidia_mig", "GPU", lambda _look: rules, holders=holders)
+    if not check_mode:
+        with pytest.raises(LayoutFailed):
+            partition_devices(module, backend, layouts)
+        assert not asked and not warnings
+        return
+    assert partition_devices(module, backend, layouts)["changed"] and asked == [(device.uuid,)]
+    (warning,) = warnings
+    assert device.describe() in warning and "42 (nv-hostengine, unit nvidia-dcgm.service)" in warning
+
+
 def test_a_device_that_is_gone_or_silent_is_named() -> None:
     before = [gpu(0), gpu(1)]
     with pytest.raises(NotFound, match=r"is not there\. Nothing was changed") as raised:
@@ -313,7 +369,7 @@ def test_a_device_that_is_gone_or_silent_is_named() -> None:
     other = replace(gpu(1), uuid="GPU-other", product="NVIDIA Other")
     with pytest.raises(NotFound, match="at its PCI address is NVIDIA Other"):
         restored(before, [gpu(0), other])
-    for uuid in (before[1].uuid, ""):  # one that was never read has no UUID
+    for uuid in (before[1].uuid, ""):  # a device that was never read has no UUID
         silent = Finding(1, "GPU 1", uuid, None, Fault("no-answer", "It does not answer"))
         with pytest.raises(AcceleratorError, match="cannot be read: It does not answer") as raised:
             restored(before, [gpu(0)], faulty=[silent])
@@ -337,7 +393,7 @@ def test_what_is_no_checkpoint_is_refused(text: str, code: str) -> None:
 
 
 class Machine:
-    """Two GPUs, of which the second takes no partition."""
+    """Two GPUs. The second one rejects partitions."""
 
     def __init__(self, devices: list[Any]) -> None:
         self.devices = {device.uuid: device for device in devices}

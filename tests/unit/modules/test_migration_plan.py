@@ -1,16 +1,16 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a move from device plugins to claims means: who is named, what each becomes, which steps a node has left, what is in the way."""
+"""The migration from device plugins to claims: affected workloads, their replacements, remaining steps of a node, and blockers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_ask as asking
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_inventory as inventory
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_nodes as nodes
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import migration_inventory as inventory
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_plan as nodes
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
 from hypothesis import given
 from hypothesis import strategies as st
 from migration_world import GPU, MIG, claim, daemon_set, device_class, node, plugin_pod, pod, slices
@@ -46,7 +46,7 @@ def codes(made: nodes.Plan) -> list[str]:
     return sorted(each.code for each in made.blocks)
 
 
-# ---------------------------------------------------------------------- who is named
+# ---------------------------------------------------------------------- affected workloads
 
 
 def test_amounts_are_added_up_as_the_scheduler_does() -> None:
@@ -108,7 +108,7 @@ def test_every_pod_is_named_once_and_nobody_else_is_evicted(found: list[Json], o
             asked = inventory.amounts(one["spec"])
             assert asked and one["spec"]["nodeName"] == name and one["status"]["phase"] != "Succeeded"
             assert set(asked) - inventory.mapped(one), "what a claim has is nobody's to evict"
-        # Nobody is forgotten either.
+        # No workload is missing.
         missing = {
             each["metadata"]["name"]
             for each in asks
@@ -138,7 +138,7 @@ def test_workloads_are_named_by_what_makes_them() -> None:
     }
 
 
-# ---------------------------------------------------------------------- what becomes of it
+# ---------------------------------------------------------------------- replacements
 
 
 def test_the_newest_class_serves_a_resource() -> None:
@@ -228,7 +228,7 @@ def test_a_node_that_is_there_has_nothing_left() -> None:
     there = cluster(nodes=[zero], slices=[slices("a")], pods=[pod("p", {GPU: 1}, on="a", mapped=(GPU,))])
     made = plan(there, "a")
     assert made.steps == () and made.document()["done"]
-    # A run that was cut short has left its taint.
+    # An interrupted run has left its taint.
     zero["spec"]["taints"] = [nodes.taint_of("forward")]
     assert verbs(plan(cluster(nodes=[zero], slices=[slices("a")]), "a")) == ["driver", "untaint"]
     assert plan(cluster(), "gone").blocks[0].code == "no-node"
@@ -253,7 +253,7 @@ def test_a_foreign_plugin_is_found_by_what_it_is_and_goes_by_name_alone() -> Non
     assert made.kind == nodes.FOREIGN and verbs(made) == ["taint", "evict", "withdraw", "driver", "untaint"]
     assert codes(plan(there, "a", nodes.Wishes(evict=True))) == ["plugin-not-named"]
     assert codes(plan(there, "a", nodes.Wishes(evict=True, plugins=("kube-system/plugin",)))) == []
-    # Another kubelet's root is another folder.
+    # A different kubelet root means a different directory.
     assert asking.take_stock(there, direction="forward", kubelet_root="/data/kubelet").plugins == ()
 
 
@@ -287,7 +287,7 @@ def test_plugins_that_are_no_daemon_sets() -> None:
     )
     assert codes(plan(alone, "a")) == ["plugin-is-a-pod"]
     assert codes(plan(cluster(nodes=[node("a", {GPU: 8})]), "a")) == ["plugin-unknown"]
-    # What is offered in the vendor's domain by others is not looked at.
+    # Resources of other plugins in the vendor's domain are ignored.
     assert plan(cluster(nodes=[node("a", {"nvidia.com/hostdev": 8})]), "a").steps == ()
 
 
@@ -302,7 +302,7 @@ def test_back_evicts_who_has_claims() -> None:
         nodes=[node("a", {GPU: 0}), node("b")],
         pods=[made, written, far, pod("none", on="a")],
         slices=[slices("a"), slices("b")],
-        # The last one was for a pod of before, by the name of one that is there now.
+        # The last claim was for an earlier pod with the same name as a current one.
         claims=[claim("c1", "a", made, made=True), claim("c2", "a", written), claim("c3", "b", far), former],
     )
     found = plan(there, "a", direction="back")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node is moved, and moved back: what is written, who is evicted, what a run that was cut short leaves, and that a second one writes nothing."""
+"""Migrate a node and back: written objects, evicted pods, interrupted runs, and an unchanged second run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_ask as asking
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_inventory as inventory
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_nodes as nodes
-from ansible_collections.dra.accelerators.plugins.module_utils import _migration_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import migration_inventory as inventory
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_plan as nodes
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import node_run as running
+from ansible_collections.dra.accelerators.plugins.module_utils._migration import queries as asking
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.modules import device_plugin_migration, device_plugin_migration_info
 from migration_world import GPU, MIG, World, claim, daemon_set, device_class, node, plugin_pod, pod, slices
@@ -59,14 +59,14 @@ def taints(world: World) -> list[Any]:
 
 
 def driver_publishes(world: World) -> None:
-    """What the role dra_driver does with the interface of claims."""
+    """Publish slices as the role dra_driver does with the claims interface."""
     world.find("nodes", "a")["metadata"]["labels"].pop(nodes.INTERFACE, None)
     world.kinds["resourceslices"] = [slices("a")]
     world.tick()
 
 
 def driver_offers(world: World) -> None:
-    """What it does with that of device plugins."""
+    """Label the node as the role dra_driver does with the device plugin interface."""
     world.find("nodes", "a")["metadata"]["labels"][nodes.INTERFACE] = nodes.BY_PLUGIN
     world.kinds["resourceslices"] = []
     world.tick()
@@ -74,6 +74,95 @@ def driver_offers(world: World) -> None:
 
 def driver_goes(world: World) -> None:
     world.kinds["resourceslices"] = []
+
+
+def test_slow_list_finds_a_pod_bound_after_the_taint() -> None:
+    """The scheduler binds a pod 3 s after the taint. A list of pods takes 10 s and returns the state at its start: the pod is found."""
+    world = World(nodes=[node("a", {GPU: 8}, OWN)])
+    marked: list[float] = []
+    request, listing = world.request, world.list_all
+
+    def write(method: str, *arguments: Any, **more: Any) -> Json:
+        if method == "PATCH":
+            marked.append(world.now)
+        return request(method, *arguments, **more)
+
+    def read(path: str, query: Any, *keep: Any) -> list[Json]:
+        if marked and world.now >= marked[0] + 3 and not evicted:
+            evicted.append("late")
+            world.kinds["pods"].append(pod("late", {GPU: 1}, on="a"))
+        found = listing(path, query, *keep)
+        world.now += 10 if path.endswith("/pods") else 0
+        return found
+
+    evicted: list[str] = []
+    world.request, world.list_all = write, read  # type: ignore[method-assign]
+    assert mover(world, timeout=600).close().evicted == ["default/late"]
+
+
+@pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (10, [])])
+@pytest.mark.parametrize("direction", ["forward", "back"])
+def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_taint(
+    direction: str, age: int, evicted: list[str]
+) -> None:
+    """The second run after a killed run waits until the scheduler knows the taint, because it can still bind a pod by its earlier state."""
+    world = World(nodes=[node("a", {GPU: 8}, OWN if direction == "forward" else {})])
+    if direction == "back":
+        world.kinds["resourceslices"] = [slices("a")]
+    mover(world, direction).close()
+    world.find("nodes", "a")["metadata"]["managedFields"] = [
+        {"manager": running.MANAGER, "time": "2026-01-01T00:00:00Z"},
+        {"manager": "kubelet", "time": "2026-01-01T00:00:59Z"},
+    ]
+    late = pod("late", {GPU: 1}, on="a", mapped=(GPU,) if direction == "back" else ())
+    sleep, begin, bound = world.sleep, world.now, list[str]()
+
+    def bind(seconds: float) -> None:
+        sleep(seconds)
+        if world.now >= begin + 2 and not bound:
+            bound.append("late")
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"] = [claim("c", "a", late, made=True)] if direction == "back" else []
+
+    def now() -> str:
+        return f"2026-01-01T00:00:{age:02}Z"
+
+    assert mover(world, direction, dry=True, now=now).close().settled is not bool(evicted)
+    world.sleep = bind  # type: ignore[method-assign]
+    done = mover(world, direction, now=now).close()
+    assert done.evicted == evicted and not any("taint" in each for each in done.steps)
+
+
+def test_waits_list_no_claims_daemon_sets_and_classes() -> None:
+    world = foreign_world()
+    world.budget = {"p": 3}
+    done = mover(world).close()
+    assert "default/p" in done.evicted and world.now >= 6
+    assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [1, 1, 1]
+    driver_publishes(world)
+    world.lists.clear()
+    mover(world).open()
+    assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [1, 1, 1]
+
+
+def test_back_lists_claims_before_and_after_the_wait_and_finds_a_late_claim() -> None:
+    """A claim is allocated after the first list. The known claims are read by name while their pods end."""
+    first, late = (pod(name, {GPU: 1}, on="a", mapped=(GPU,)) for name in ("first", "late"))
+    world = World(nodes=[node("a", {GPU: 8})], pods=[first], resourceslices=[slices("a")])
+    world.kinds["resourceclaims"] = [claim("c", "a", first, made=True)]
+    world.budget = {"first": 3}
+    sleep = world.sleep
+
+    def sleep_and_allocate(seconds: float) -> None:
+        if world.now == 0:
+            world.kinds["pods"].append(late)
+            world.kinds["resourceclaims"].append(claim("c-late", "a", late, made=True))
+        sleep(seconds)
+
+    done = mover(world, "back", sleep=sleep_and_allocate).close()
+    assert done.evicted == ["default/first", "default/late"] and world.now >= 6
+    # One list for the plan, one that finds the late claim, and one that finds none.
+    assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [3, 3, 3]
 
 
 def test_forward_and_back_with_our_own_plugin() -> None:
@@ -142,7 +231,7 @@ def test_a_foreign_plugin_goes_from_this_node_alone_and_comes_back(template: Jso
     after = json.dumps(
         [world.kinds["daemonsets"][0]["spec"], *(each["metadata"]["labels"] for each in world.kinds["nodes"])]
     )
-    # A template without an affinity has the empty one that the API server gives it.
+    # A template without an affinity has the empty one that the API server adds.
     assert json.loads(after.replace(', "affinity": null', "")) == json.loads(before)
     assert names(world) == ["far", "plugin-a", "plugin-b"] and world.find("nodes", "a")["status"]["allocatable"] == {
         GPU: "8"
@@ -151,13 +240,13 @@ def test_a_foreign_plugin_goes_from_this_node_alone_and_comes_back(template: Jso
 
 
 class Killed(Exception):
-    """The run ended here."""
+    """Simulated end of the run."""
 
 
 @pytest.mark.parametrize("make", [own_world, foreign_world])
 @pytest.mark.parametrize("direction", ["forward", "back"])
 def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[], World], direction: str) -> None:
-    """Whichever write was the last one, the same run once more ends where one that was not cut short does."""
+    """A run was interrupted after any write: a second run reaches the same end as an uninterrupted one."""
 
     def run(world: World) -> None:
         mover(world, direction).close()
@@ -205,7 +294,7 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[],
         with pytest.raises(Killed):
             run(world)
         world.request = request  # type: ignore[method-assign]
-        # A look says beforehand whether there is anything to do.
+        # A dry run reports beforehand whether there are changes.
         settled = mover(world, direction, dry=True).close().settled
         world.writes.clear()
         assert bool(mover(world, direction).close().steps) != settled, f"after {last} writes"
@@ -237,9 +326,9 @@ def test_nothing_is_touched_while_something_is_in_the_way_or_in_check_mode() -> 
         "it gets the taint dra.accelerators/migration=forward:NoSchedule: no new pod comes",
         "these pods are evicted: default/p",
     ]
-    # Nothing is there to be opened before it was closed.
+    # The node was not closed, so there is nothing to open.
     assert mover(world, dry=True).open().settled
-    # Who is not evicted is waited for.
+    # The run waits for pods that it does not evict.
     waits = nodes.Wishes(accept=frozenset({"no-consent"}))
     done = mover(world, wishes=waits, dry=True).close()
     assert (done.evicted, done.in_the_way) == ([], ["default/p"])
@@ -279,7 +368,7 @@ def test_pods_that_tolerate_everything_cannot_come_back_when_a_foreign_plugin_ha
 
     done = mover(world, sleep=again, timeout=600)
     with pytest.raises(running.TimeIsUp):
-        # It comes back for ever while the plugin is there; what is waited for is bounded.
+        # The pod returns while the plugin runs: the wait has a limit.
         mover(world, sleep=again, timeout=1).close()
     world.kinds["pods"] = [each for each in world.kinds["pods"] if each["metadata"]["name"] != "p2"]
     done.close()
@@ -299,7 +388,7 @@ def test_older_kubernetes_is_not_told_of_a_resource_with_nothing_in_it() -> None
         if path.endswith("/status"):
             patched.append(path)
             if len(patched) == 1:
-                # The kubelet has not forgotten the plugin yet.
+                # The kubelet still reports the plugin.
                 world.find("nodes", "a")["status"]["allocatable"][GPU] = "0"
         return answer
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The nearest changes do what they say: each is made in the cluster's objects, or on boards by a model of its own, and everything is asked again."""
+"""Verify each proposed change: apply it to the cluster's objects or to a model of the boards, then explain the pod again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def module(name: str) -> Any:
 
 
 def explained(objects: Iterable[Json], wanted: Json, nodes: Mapping[str, Any] | None = None) -> Any:
-    """What is said of a pod or a claim in a cluster of these objects."""
-    explanations = module("_claim_explanations")
+    """Return the explanation of a pod or a claim in a cluster with these objects."""
+    explanations = module("_scheduling.explain_sources")
     found = explanations.Objects()
     for each in objects:
         found.add(each["kind"], each, "default")
@@ -49,7 +49,7 @@ def named(objects: Iterable[Json], name: str) -> Json:
 
 
 def with_devices(claim: Json, devices: Sequence[Json]) -> Json:
-    """A claim with the devices that it is said to get."""
+    """Return the claim with an allocation of these devices."""
     results = []
     for number, one in enumerate(devices):
         result = {key: one[key] for key in ("request", "driver", "pool", "device")}
@@ -70,7 +70,7 @@ def devices_on(explanation: Any, node: str) -> list[Json]:
 
 
 def after_moves(case: Case, change: Any) -> Counter[str]:
-    """Make a change that frees claims, and then move those that it says have room; count what was tried."""
+    """Apply a change that frees claims, move the claims it lists as movable, and count the cases by kind."""
     base = [*case.nodes, *case.slices, *case.classes, *case.rules, case.pod]
     held = [each for each in case.held if f"default/{each['metadata']['name']}" not in change.claims]
     devices = devices_on(explained([*base, *held, *case.wanted], case.pod), change.node)
@@ -94,7 +94,7 @@ def after_moves(case: Case, change: Any) -> Counter[str]:
 
 
 def case_with_users_gone(seed: int) -> Case:
-    """A case whose claims nobody is known to use, so that nothing but devices says where they may go."""
+    """Return a case without ``reservedFor``, so that only the devices limit where a claim can move."""
     case = make_case(seed)
     case.held = [
         {**each, "status": {key: value for key, value in each["status"].items() if key != "reservedFor"}}
@@ -110,7 +110,7 @@ def changes_of(case: Case) -> Any:
 
 
 def crowded(seed: int) -> Case:
-    """Three nodes with devices of two models, most of them held, each by a claim for any device or for one of its model."""
+    """Return three nodes with devices of two models. Claims hold most of them, by model or for any device."""
     chance, case = random.Random(seed), Case("crowded")
     case.classes = [{"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
     for node in ("n0", "n1", "n2"):
@@ -148,7 +148,7 @@ def test_what_ends_or_moves_makes_room(kind: Any, seed: int) -> None:
 
 
 def test_of_many_cases_some_have_claims_that_move_and_some_claims_that_have_to_end() -> None:
-    """So that the property above is known to have been asked something."""
+    """Assert that the property test above covers both movable claims and claims that have to end."""
     seen: Counter[str] = Counter()
     for seed in range(60):
         case = crowded(seed)
@@ -159,7 +159,7 @@ def test_of_many_cases_some_have_claims_that_move_and_some_claims_that_have_to_e
 
 
 def test_who_uses_a_claim_says_where_it_may_go() -> None:
-    """One device on each of two nodes; the pod that has the first one is moved where it may go, and nowhere else."""
+    """One device on each of two nodes: the pod that holds the first device moves only to a node where it fits."""
     case = Case("moves")
     case.classes = [{"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
     for node, model in (("n0", "alpha"), ("n1", "beta")):
@@ -183,7 +183,7 @@ def test_who_uses_a_claim_says_where_it_may_go() -> None:
     running = planned.pod("user", "held", nodeName="n0")
     pinned = planned.pod("user", "held", nodeName="n0", nodeSelector={"zone": "n0"})
     assert said() == said(running, **users) == (moves, {"default/held": "n1"})
-    # Pinned, of a pod that nobody knows, and beside another claim of the pod that cannot go along.
+    # A pinned pod, an unknown pod, and a pod with a second claim that cannot move with it.
     assert said(pinned, **users) == said(**users) == (ends, {})
     beside = with_devices(claim_for(case, "beside", "", 1), [])
     where = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["n0"]}]}]}
@@ -191,11 +191,11 @@ def test_who_uses_a_claim_says_where_it_may_go() -> None:
     assert said(planned.pod("user", "held", "beside", nodeName="n0"), beside, **users) == (ends, {})
 
 
-# ---- devices that would have to be cut
+# ---- devices that have to be partitioned
 
 
 def published_as(devices: planned.Devices, node: str, uuid: str) -> str:
-    """The name under which a node publishes what has a UUID."""
+    """Return the name under which a node publishes the device with a UUID."""
     for each in planned.slices(devices):
         for one in each["spec"].get("devices") or ():
             if each["spec"]["nodeName"] == node and (one["attributes"].get("uuid") or {}).get("string") == uuid:
@@ -204,7 +204,7 @@ def published_as(devices: planned.Devices, node: str, uuid: str) -> str:
 
 
 def holding(devices: planned.Devices, held: Mapping[str, Sequence[str]]) -> list[Json]:
-    """Claims that have what has the UUIDs, by node."""
+    """Return claims that hold the devices with these UUIDs, by node."""
     found = []
     for node, uuids in held.items():
         for uuid in uuids:
@@ -226,7 +226,7 @@ PROFILES = {entry["id"]: entry["name"] for entry in board_model.board(planned.BO
 
 @st.composite
 def gpus(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[int, int]], bool, bool]:
-    """A GPU: its partitions, those of them that claims hold, whether a claim has it whole, and whether it is partitioned."""
+    """Draw a GPU: its partitions, the held ones, whether a claim holds the whole GPU, and whether MIG is enabled."""
     places = draw(st.one_of(st.just(()), STATES))
     held = frozenset(place for place in places if draw(st.booleans()))
     enabled = bool(places) or draw(st.booleans())
@@ -234,7 +234,7 @@ def gpus(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[
 
 
 def room(gpu: Any, profile: str) -> int:
-    """How many partitions of a profile a GPU could have beside what is held of it, or whether it could be had whole."""
+    """Return how many partitions of a profile fit next to the held ones. Without a profile: 1 if the whole GPU is free, or 0."""
     _places, held, occupied, _enabled = gpu
     if occupied:
         return 0
@@ -279,7 +279,7 @@ def test_a_cut_is_named_where_there_is_one_and_does_what_it_says(fleet: Any, pro
 
 
 def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: Json, change: Any) -> None:
-    """Cut the boards as a change says, each into a state that can exist and has what is held, and see that there are devices then."""
+    """Partition the boards as a change says, into existing states with the held partitions, and assert that devices fit then."""
     left = [each for each in claims if f"default/{each['metadata']['name']}" not in change.claims]
     used = {one["device"] for each in left for one in each["status"]["allocation"]["devices"]["results"]}
     said = change.text.removeprefix("make ").partition(" on node ")[0]
@@ -308,14 +308,14 @@ def does_what_it_says(devices: planned.Devices, claims: Sequence[Json], wanted: 
         after[number] = replace(planned.gpu(number, number, places=states[0], enabled=True), index=number)
     changed = {"gpu-1": after}
     names_after = attributes(changed)
-    # What is held has the same place, and so the same name.
+    # A held partition keeps its place, and so its name.
     assert used <= set(names_after)
     again = explained(cluster(changed, [*left, wanted]), wanted)
     assert again.verdict == FITS, (change.text, again)
 
 
 def attributes(devices: planned.Devices) -> dict[str, Json]:
-    """By its name, what is published of each device."""
+    """Return the published attributes of each device, by device name."""
     return {
         one["name"]: one["attributes"] for each in planned.slices(devices) for one in each["spec"].get("devices") or ()
     }
@@ -329,7 +329,7 @@ def test_on_a_fleet_of_whole_gpus_one_that_nobody_has_is_cut() -> None:
     assert (change.kind, change.node, change.device, change.claims) == ("repartition", "gpu-1", "gpu-1/gpu-1", ())
     assert change.text.startswith("make 7 x 1g.10gb of gpu-1/gpu-1 on node gpu-1, which takes nothing from any claim: ")
     assert "dra.accelerators.plan" in change.text and "dra.accelerators.repartition" in change.text
-    # A taint of the GPU would be one of its parts.
+    # A taint on the GPU also applies to its partitions.
     taint = {"key": "worn", "value": "yes", "effect": "NoSchedule"}
     rule = {
         "kind": "DeviceTaintRule",
@@ -349,7 +349,7 @@ def test_of_several_nodes_the_one_that_can_be_cut_is_named() -> None:
         one for one in explained(objects, wanted, planned.answers(devices)).changes if one.kind == "repartition"
     ]
     assert (change.node, change.device, change.claims) == ("gpu-3", "gpu-3/gpu-0", ())
-    # The nodes without one are all alike, and what is said of one of them is not said of the one that has it.
+    # Without the report of gpu-3 only the other nodes, which are alike, can be repartitioned.
     only = {node: each for node, each in planned.answers(devices).items() if node != "gpu-3"}
     (ends,) = [one for one in explained(objects, wanted, only).changes if one.kind == "repartition"]
     assert (ends.node, len(ends.claims)) == ("gpu-1", 1) and f"when {ends.claims[0]} ends" in ends.text
@@ -374,3 +374,12 @@ def test_where_nothing_is_known_of_cuts_nothing_is_claimed(nodes: Any, words: st
     every["spec"]["devices"]["requests"][0]["exactly"]["allocationMode"] = "All"
     (all_of_them,) = explained(cluster(devices, [every]), every, planned.answers(devices)).changes
     assert "is not known of gpu-1" in all_of_them.text
+
+
+def test_claim_for_admin_access_only_is_explained() -> None:
+    """Such a claim needs no device of its own, so no partitioning is proposed for it."""
+    devices = planned.fleet(1)
+    wanted = planned.claim("watching", "9g.90gb")
+    wanted["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
+    found = explained(cluster(devices, [wanted]), wanted, planned.answers(devices))
+    assert found.verdict == NO and not any(each.kind == "repartition" for each in found.changes)

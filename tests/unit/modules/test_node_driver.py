@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node driver as a service: what systemd is told, when the driver counts as started, and that a removal leaves nothing of it."""
+"""The node driver as a service: systemd commands, the condition for a started driver, and a complete removal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._node import (
-    DRIVER_UNIT,
-    MARKER,
-    RELIEF_INSTANCE,
-    RELIEF_UNIT,
-)
-from ansible_collections.dra.accelerators.plugins.module_utils._service import (
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import (
     Look,
     age_of,
     can_be_relieved,
@@ -34,6 +28,12 @@ from ansible_collections.dra.accelerators.plugins.module_utils._service import (
     plan_stop,
     plan_stop_companions,
     stamps,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import (
+    DRIVER_UNIT,
+    MARKER,
+    RELIEF_INSTANCE,
+    RELIEF_UNIT,
 )
 from driver_state import FOLDER, make_locks, make_state
 
@@ -79,7 +79,7 @@ def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
             {"running": "", "changed": True},
             ["daemon-reload", f"enable {DRIVER_UNIT}", f"start {DRIVER_UNIT}"],
         ),
-        # Between two attempts of a crash loop there is no process; during one there is, from whatever it was started.
+        # Between two attempts of a crash loop there is no process. During an attempt there is one, from any release.
         (unit(active="activating", main_pid=0), {"running": ""}, [f"start {DRIVER_UNIT}"]),
         (unit(active="activating"), {"running": "b"}, [f"restart {DRIVER_UNIT}"]),
         (unit(), {"outdated": True}, [f"reload {DRIVER_UNIT}"]),
@@ -101,7 +101,7 @@ RELIEVED = [f"start --no-block {RELIEF_UNIT}", f"restart {DRIVER_UNIT}", f"stop 
         (unit(), {"exists": False}, {"wanted": "b", "relieved": True}, [f"restart {DRIVER_UNIT}"]),
         (unit(), {}, {"outdated": True, "relieved": True}, [f"reload {DRIVER_UNIT}"]),
         (unit(active="activating"), {}, {"wanted": "b", "relieved": True}, [f"restart {DRIVER_UNIT}"]),
-        # What a run that was cut short has left.
+        # Leftovers of an interrupted run.
         (unit(), {"active": "active"}, {}, [f"stop {RELIEF_UNIT}"]),
         (
             unit(active="failed"),
@@ -208,7 +208,7 @@ def test_programs_of_claims_are_stopped_before_the_memory_that_they_share() -> N
 def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -> None:
     templates = [path for role in ("dra_driver", "nvidia_mig") for path in (ROLES / role / "templates").iterdir()]
     units = [path for path in templates if path.suffixes[-2] in (".service", ".timer")]
-    assert len(units) == 7
+    assert len(units) == 8
 
     def text(path: Path) -> str:
         return re.sub(r"{% include '(.+?)' %}", lambda found: text(path.parent / found[1]), path.read_text("utf-8"))
@@ -252,7 +252,7 @@ cat "{folder}/status$DRA_DRIVER_INSTANCE"
 
 
 class Node:
-    """A machine whose systemd and whose driver's status are files of the test."""
+    """A system whose systemd and driver status are files of the test."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
         self.folder, self.run = folder, run
@@ -277,7 +277,7 @@ class Node:
 
     @staticmethod
     def run_from(fingerprint: str) -> subprocess.Popen[bytes]:
-        """Start a process that was started from something."""
+        """Start a process with a fingerprint in its environment."""
         return subprocess.Popen(["sleep", "600"], env={**os.environ, "DRA_ACCELERATORS_FINGERPRINT": fingerprint})
 
     def unit(self, name: str, *, active: str, pid: int) -> None:
@@ -289,6 +289,7 @@ class Node:
             "driver": "gpu.nvidia.com",
             "ready": ready,
             "published": ready,
+            "devices": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}],
             "pid": self.process.pid,
             "problems": ["why"],
             "configuration": configuration,
@@ -297,7 +298,7 @@ class Node:
         (self.folder / file).write_text(json.dumps([told]), encoding="utf-8")
 
     def configure(self, text: str) -> dict[str, str]:
-        """Write the configuration file that a driver which reads it again works by; returns the module's option."""
+        """Write the configuration file of a driver that reloads it. Return the module's option."""
         path = self.folder / "driver.yaml"
         path.write_text(text, encoding="utf-8")
         self.status(ready=True, configuration=hashlib.sha256(text.encode()).hexdigest()[:16], file="reloaded")
@@ -324,7 +325,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Any) -> Iter
 def test_a_driver_that_works_is_left_alone(node: Node) -> None:
     result = node.module()
     assert not result["changed"] and result["pid"] == node.process.pid, result
-    assert result["drivers"][0]["driver"] == "gpu.nvidia.com"
+    assert result["drivers"][0]["driver"] == "gpu.nvidia.com" and "devices" not in result["drivers"][0]
+    assert result["device_count"] == 2
     assert node.told() == []
 
 
@@ -360,7 +362,7 @@ def test_a_configuration_that_the_driver_refuses_is_a_failure_with_its_last_word
 
 
 class Update:
-    """A driver that serves and is to be started again from "c", with a relief that serves meanwhile; or does not."""
+    """A driver that serves and has to be restarted from "c", with or without a relief instance that serves during the restart."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

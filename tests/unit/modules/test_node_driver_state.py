@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a removal of the node driver takes of its files, and what of them it leaves alone."""
+"""Files that a removal of the node driver deletes, and files that it keeps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._service import leftovers, registrations
-from ansible_collections.dra.accelerators.plugins.module_utils.core.device_locks import LIBRARY, REQUEST
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import (
+    leftovers,
+    registrations,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.discovery.device_locks import LIBRARY, REQUEST
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import look_at_state
-from dra_driver.core.nvidia.numbering import FILE as NUMBERS
-from dra_driver.core.repartition_steps import FILE as STEPS
+from dra_driver.core.health import repair_marks
+from dra_driver.core.repartition.progress import FILE as STEPS
+from dra_driver.core.vendors.nvidia.numbering import FILE as NUMBERS
 from dra_driver.supervisors.health import FILE as HEALTH
-from dra_driver.supervisors.ways import NOTE
+from dra_driver.supervisors.interface_change import NOTE
 from driver_state import FOLDER, REGISTRY, make_locks, make_state
 
 
@@ -36,12 +40,12 @@ def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
     assert removed[-1] == FOLDER
     beside = {"state.db.damaged-20260101T000000", "state.db.form-1-20260101T000000"}
     assert {Path(path).name for path in removed[:-1]} == {"state.db", "driver.lock", *beside}
-    # A run that is killed in between leaves a directory that the next run still recognizes.
+    # A killed run leaves a directory that the next run still recognizes.
     assert [Path(path).name for path in removed[-3:-1]] == ["driver.lock", "state.db"]
 
 
 def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Path) -> None:
-    """Also what a driver that was killed while it wrote it has left."""
+    """Health and handover files are removed too, including temporary files of a killed driver."""
     folder = make_state(tmp_path, store=True)
     for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp", NUMBERS):
         (folder / name).touch()
@@ -72,6 +76,20 @@ def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
     assert f"{FOLDER}/locks/GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071.lock" in removed
     inside = [removed.index(f"{FOLDER}/locks/{name}.lock") for name in (LIBRARY, REQUEST)]
     assert max(inside) < removed.index(f"{FOLDER}/locks")
+
+
+def test_marks_of_resets_and_repairs_are_removed_with_their_directory(tmp_path: Path) -> None:
+    """The driver removes the applied marks, but not their directory: the removal deletes it."""
+    folder = make_state(tmp_path, store=True)
+    for what in (repair_marks.RESET, repair_marks.REPAIRED):
+        repair_marks.mark(str(folder), ["GPU-5a1c3f1e-90c6-4a1c-a4b1-2d3c4e5f6071"], what)
+    (folder / repair_marks.FOLDER / "GPU-1.reset").touch()  # by an earlier release
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, [])
+    for mark in repair_marks.read(str(folder)):
+        repair_marks.remove(str(folder), mark.name)
+    removed, kept = sort_out(tmp_path)
+    assert (removed[-1], kept) == (FOLDER, []) and f"{FOLDER}/{repair_marks.FOLDER}" in removed
 
 
 def test_the_folder_of_files_for_containers_goes_when_no_claim_has_one(tmp_path: Path) -> None:
@@ -119,7 +137,7 @@ def test_another_drivers_state_stays(tmp_path: Path) -> None:
 
 @pytest.fixture()
 def short_path() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's: the kernel takes 107 bytes."""
+    """Yield a directory with a path short enough for a socket: the kernel limit is 107 bytes."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 

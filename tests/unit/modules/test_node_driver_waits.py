@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node waits for is told while it is waited for: the module waits in parts, and the action calls it again."""
+"""Report the pending conditions of a node during a wait: the module waits in intervals, and the action repeats the call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from ansible_collections.dra.accelerators.plugins.action import node_driver as node_driver_action
 from ansible_collections.dra.accelerators.plugins.action.node_driver import ActionModule
-from ansible_collections.dra.accelerators.plugins.module_utils._node import DRIVER_UNIT
-from ansible_collections.dra.accelerators.plugins.module_utils._service import Look
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._driver_service.service_plan import Look
+from ansible_collections.dra.accelerators.plugins.module_utils._host.node_facts import DRIVER_UNIT
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from ansible_collections.dra.accelerators.plugins.modules.node_driver import NotStarted, Service, argument_spec
 
 
 class Waiting(Service):
-    """A service that is as each look of a list says, and then as the last one does."""
+    """A service that returns the states of a list, and then repeats the last one."""
 
     def __init__(self, looks: list[Look], **params: Any) -> None:
         given = {name: option.get("default") for name, option in argument_spec().items()}
@@ -53,7 +53,7 @@ def test_one_call_waits_as_long_as_it_has_patience_and_all_together_until_the_ti
 
 
 class Told(ActionModule):
-    """The action with the module's answers in a list instead of a node; ``asked`` are the arguments of each call."""
+    """The action with a list of module results instead of a node. ``asked`` has the arguments of each call."""
 
     def __init__(self, arguments: dict[str, Any], answers: list[dict[str, Any]], *, check: bool = False) -> None:
         task = types.SimpleNamespace(
@@ -75,7 +75,7 @@ class Told(ActionModule):
 
 
 def played(action: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[str]]:
-    """What the task ends with, and what is told meanwhile."""
+    """Return the result of the task and the messages during it."""
     said: list[str] = []
     monkeypatch.setattr(node_driver_action.ActionBase, "run", lambda *_all: {})
     monkeypatch.setattr(node_driver_action.Display, "display", lambda _self, text, *_all, **_more: said.append(text))

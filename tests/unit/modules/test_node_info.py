@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module node_info and its readers: units, kubeconfigs, tokens, releases; nothing secret is returned."""
+"""Module node_info and its readers: units, kubeconfigs, tokens, and releases. No secret is returned."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils import _identity, _node
+from ansible_collections.dra.accelerators.plugins.module_utils._host import node_facts
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import service_account
 from ansible_collections.dra.accelerators.plugins.module_utils.core.api_connection import INSECURE_EXTENSION
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 
 SHOWN = """\
 Type=notify
@@ -88,8 +90,8 @@ current-context: x
 
 
 def test_units_are_read_from_one_answer() -> None:
-    units = _node.parse_units(SHOWN)
-    driver = _node.unit_facts(units[_node.DRIVER_UNIT], f"Documentation={_node.MARKER}\n")
+    units = node_facts.parse_units(SHOWN)
+    driver = node_facts.unit_facts(units[node_facts.DRIVER_UNIT], f"Documentation={node_facts.MARKER}\n")
     assert driver == {
         "exists": True,
         "active": "active",
@@ -101,13 +103,13 @@ def test_units_are_read_from_one_answer() -> None:
         "restarts": 2,
         "type": "notify",
     }
-    assert not _node.unit_facts(units["nvidia-mig-manager.service"], None)["exists"]
-    assert not _node.unit_facts(units[_node.DRIVER_UNIT], "Documentation=https://example.com\n")["ours"]
+    assert not node_facts.unit_facts(units["nvidia-mig-manager.service"], None)["exists"]
+    assert not node_facts.unit_facts(units[node_facts.DRIVER_UNIT], "Documentation=https://example.com\n")["ours"]
 
 
 @pytest.mark.parametrize("text", KUBECONFIGS.values(), ids=KUBECONFIGS)
 def test_a_kubeconfig_without_its_users(text: str) -> None:
-    shown = _node.open_sections(text)
+    shown = node_facts.open_sections(text)
     assert "secret" not in shown
     document = yaml.safe_load(shown)
     assert document["clusters"][0]["cluster"]["server"] == "https://10.0.0.1:6443"
@@ -116,7 +118,7 @@ def test_a_kubeconfig_without_its_users(text: str) -> None:
 
 
 def test_a_kubeconfig_in_another_form_is_not_shown() -> None:
-    assert _node.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
+    assert node_facts.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
 
 
 def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: Path) -> None:
@@ -130,14 +132,40 @@ def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: P
         os.utime(folder, (1000 + number, 1000 + number))
     (tmp_path / "opt/current").symlink_to(f"releases/{first}")
     (tmp_path / "opt/venv").symlink_to("venvs/theirs")
-    found = _node.ask_root(System(str(tmp_path)), "/opt")
+    found = node_facts.ask_root(System(str(tmp_path)), "/opt")
     assert found["release"] == first and found["environment"] == ""
     assert found["releases"] == [third, first]
     assert found["names"] == [f"releases/{name}" for name in (third, second, first)]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("releases/0.1.0-00000001\nvenvs/000000000001\n", ("0.1.0-00000001", "000000000001", "")),
+        (
+            "releases/0.1.0-00000001\nvenvs/000000000001\n[]\n",
+            ("0.1.0-00000001", "000000000001", hashlib.sha256(b"[]").hexdigest()),
+        ),
+        ("releases/0.1.0-00000002\nvenvs/000000000001\n[]\n", ("", "", "")),
+        ("venvs/000000000001\nreleases/0.1.0-00000001\n", ("", "", "")),
+        ("releases/0.1.0-00000001\n", ("", "", "")),
+        ("releases/theirs\nvenvs/000000000001\n", ("", "", "")),
+        ("", ("", "", "")),
+    ],
+)
+def test_record_of_a_service_names_an_existing_release_and_environment(
+    tmp_path: Path, text: str, expected: tuple[str, str, str]
+) -> None:
+    for name in ("releases/0.1.0-00000001", "releases/theirs", "venvs/000000000001"):
+        (tmp_path / "opt" / name).mkdir(parents=True)
+    (tmp_path / "opt/proven-driver").write_text(text)
+    found = node_facts.ask_root(System(str(tmp_path)), "/opt")["proven"]
+    assert found["driver"] == dict(zip(("release", "environment", "files"), expected, strict=True))
+    assert found["controller"] == {"release": "", "environment": "", "files": ""}
+
+
 def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:
-    found = _node.ask_interpreter(System(), "/nowhere/python3")
+    found = node_facts.ask_interpreter(System(), "/nowhere/python3")
     assert found["version"] == "" and "/nowhere/python3" in found["problem"]
 
 
@@ -149,12 +177,12 @@ def test_an_interpreter_in_somebodys_home_is_hidden_from_services(tmp_path: Path
     answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "folder": folder})
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
-    found = _node.ask_interpreter(System(), str(program))
+    found = node_facts.ask_interpreter(System(), str(program))
     assert (found["folder"], found["hidden_from_services"]) == (folder, hidden)
 
 
 def test_an_interpreter_tells_where_it_is_installed() -> None:
-    found = _node.ask_interpreter(System(), sys.executable)
+    found = node_facts.ask_interpreter(System(), sys.executable)
     assert found["folder"] == str(Path(sys.base_prefix).resolve())
 
 
@@ -219,8 +247,8 @@ def server() -> Iterator[Server]:
 
 
 def test_an_identity_that_the_api_server_accepts(server: Server) -> None:
-    found = _identity.look(kubeconfig(server.url, token()), verify=True, now=2000)
-    assert server.asked == [_identity.REVIEW]
+    found = service_account.look(kubeconfig(server.url, token()), verify=True, now=2000)
+    assert server.asked == [service_account.REVIEW]
     assert found == {
         "exists": True,
         "cluster": {"server": server.url, "extensions": [INSECURE_EXTENSION]},
@@ -240,28 +268,28 @@ def test_token_is_not_sent_over_an_insecure_connection(server: Server, skip: boo
     document = json.loads(kubeconfig(server.url, token()))
     cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True} if skip else {"server": server.url}
     document["clusters"][0]["cluster"] = cluster
-    found = _identity.look(json.dumps(document), verify=True, now=2000)
+    found = service_account.look(json.dumps(document), verify=True, now=2000)
     assert found["accepted"] is None and "rejected" in found["problem"] and not server.asked
 
 
 def test_an_identity_that_it_does_not_accept(server: Server) -> None:
-    found = _identity.look(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
+    found = service_account.look(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
     assert found["accepted"] is False and "does not accept" in found["problem"]
 
 
 def test_an_api_server_that_is_not_there_says_nothing_of_the_token() -> None:
-    found = _identity.look(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
+    found = service_account.look(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
     assert found["accepted"] is None and "127.0.0.1:9" in found["problem"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "not json", kubeconfig("http://127.0.0.1:9", "word")])
 def test_no_identity(text: str | None) -> None:
-    found = _identity.look(text, verify=True)
+    found = service_account.look(text, verify=True)
     assert found["accepted"] is None and found["account"] == "" and found["problem"]
 
 
 class Toolkit(System):
-    """A host with one program of NVIDIA's container toolkit."""
+    """A host with one program of NVIDIA Container Toolkit."""
 
     def __init__(self, output: str) -> None:
         super().__init__("/nonexistent")
@@ -283,7 +311,29 @@ class Toolkit(System):
     ],
 )
 def test_toolkit_facts_report_the_version(output: str, version: str) -> None:
-    assert _node.toolkit_facts(Toolkit(output)) == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": version}
+    assert node_facts.toolkit_facts(Toolkit(output)) == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": version}
+
+
+def test_uvm_facts_report_whether_the_module_is_loaded_or_installed(tmp_path: Path) -> None:
+    system, files = System(str(tmp_path)), tmp_path / "lib/modules" / os.uname().release
+    assert node_facts.uvm_facts(system) == {"uvm": ""}
+    files.mkdir(parents=True)
+    (files / "modules.dep").write_text(
+        "updates/dkms/nvidia.ko:\nupdates/dkms/nvidia-uvm.ko.xz: updates/dkms/nvidia.ko\n"
+    )
+    assert node_facts.uvm_facts(system) == {"uvm": "installed"}
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/devices").write_text("Character devices:\n510 nvidia-uvm\n")
+    assert node_facts.uvm_facts(system) == {"uvm": "loaded"}
+
+
+def test_numa_memory_facts_list_gpus_whose_memory_is_a_numa_node(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/driver/nvidia/gpus"
+    for name in ("0009:01:00.0", "0008:01:00.0", "0000:01:00.0"):
+        (folder / name).mkdir(parents=True)
+        if name != "0000:01:00.0":
+            (folder / name / "numa_status").write_text("Node: 2\nStatus: online\n")
+    assert node_facts.numa_memory_facts(System(str(tmp_path))) == {"numa_memory": ["0008:01:00.0", "0009:01:00.0"]}
 
 
 class OperatorToolkit(Toolkit):
@@ -298,5 +348,5 @@ class OperatorToolkit(Toolkit):
 
 
 def test_toolkit_facts_include_the_gpu_operators_version() -> None:
-    found = _node.toolkit_facts(OperatorToolkit(""))
+    found = node_facts.toolkit_facts(OperatorToolkit(""))
     assert found == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": "1.9.0"}

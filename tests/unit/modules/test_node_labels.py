@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module node_labels against as much of an API server as labels need: field managers, applying, merging and versions."""
+"""Module node_labels against a model API server with field managers, server-side apply, merge, and versions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _node_labels as labels
-from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import ApiError
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes import managed_labels as labels
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.client import ApiError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.modules import node_labels
 
@@ -32,14 +32,14 @@ WORKER = {
 
 
 class Server:
-    """One Node, and what there is of NFD."""
+    """One Node, and the model of NFD."""
 
     def __init__(self, **present: str) -> None:
         self.version = 1
         self.metadata: Json = {"name": "n", "labels": {}, "annotations": {}}
-        # Who has which label or annotation: manager, operation → names.
+        # Owned labels and annotations: (manager, operation) to names.
         self.owned: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        # Who has applied a map without a name: the map itself is theirs then, and their entry stays.
+        # Managers that applied an empty map: they own the map itself, and their entry stays.
         self.empty: dict[tuple[str, str], set[str]] = {}
         self.requests: list[tuple[str, str, Json]] = []
         self.conflicts = 0
@@ -47,7 +47,7 @@ class Server:
         self.patch("kubelet", {"kubernetes.io/os": "linux", **present})
 
     def patch(self, manager: str, changed: Mapping[str, str | None], kind: str = "labels") -> None:
-        """Write as somebody that patches: what is changed is theirs then."""
+        """Patch as another manager, which then owns the changed fields."""
         self._write((manager, "Update"), kind, changed)
 
     def apply(self, manager: str, wanted: Mapping[str, str], kind: str = "labels") -> None:
@@ -99,12 +99,16 @@ class Server:
             return self.node()
         if method == "GET" and path == NFD and self.lists:
             return {"versions": [{"version": "v1alpha1"}]}
+        if method == "GET" and path == f"{NFD}/v1alpha1" and self.lists:
+            return {"resources": [{"name": "nodefeatures"}]}
+        if method == "GET" and path == "/apis":
+            return {"kind": "APIGroupList", "groups": []}
         if method == "GET":
             raise ApiError("not found", status=404, reason="NotFound")
         assert path == NODE and query["fieldManager"] == labels.MANAGER
         if self.conflicts:
             self.conflicts -= 1
-            self.version += 1  # its kubelet was faster
+            self.version += 1  # the kubelet wrote first
         if str(self.version) != body["metadata"]["resourceVersion"]:
             raise ApiError("the object has been modified", status=409)
         before = copy.deepcopy((self.version, self.metadata, self.owned, self.empty))
@@ -123,9 +127,9 @@ class Server:
             self.version, self.metadata, self.owned, self.empty = before
         return answer
 
-    def list_all(self, path: str, query: Any) -> list[Json]:
+    def list_all(self, path: str, query: Any, keep: Callable[[Json], Any] = lambda item: item) -> list[Json]:
         self.requests.append(("LIST", path, dict(query)))
-        return self.lists[path]
+        return [kept for kept in map(keep, self.lists[path]) if kept is not None]
 
     @property
     def writes(self) -> int:
@@ -200,13 +204,13 @@ def test_what_somebody_else_keeps_as_well_stays_theirs() -> None:
 
 
 def test_what_was_patched_before_is_ours() -> None:
-    """Versions before this one have patched labels, and have noted their names on the Node."""
+    """Earlier releases patched labels and noted their names on the Node: the module takes them over and removes them."""
     server = Server()
     server.patch("OpenAPI-Generator", {COUNT: "6", PRODUCT: "H100"})
     server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
     assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
     assert not server.bring(WANTED).changed
-    # The label that was right is the other manager's too, and goes all the same.
+    # The label that had the right value also belongs to the other manager, and is removed.
     assert server.bring(labels.Wanted({COUNT: "8"})).changed and server.present == {COUNT: "8"}
     server.bring(labels.Wanted({}))
     assert server.present == {} and server.metadata["annotations"] == {}
@@ -225,13 +229,13 @@ def test_nothing_of_ours_stays_and_versions_before_can_have_their_turn() -> None
     server.bring(WANTED)
     server.bring(labels.Wanted({}))
     assert [each["manager"] for each in server.node()["metadata"]["managedFields"]] == ["kubelet"]
-    # An entry without labels that stayed all the same says nothing of what has been noted since.
+    # A remaining entry without labels does not cover labels that were noted later.
     server.empty[labels.MANAGER, "Apply"] = {"labels", "annotations"}
     server.patch("OpenAPI-Generator", {COUNT: "8", PRODUCT: "gone"})
     server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
     done = server.bring(WANTED)
     assert done.changed and done.plan is not None and not done.plan.left and server.present == dict(WANTED.labels)
-    # What is applied is noted as well, and the note is no claim to a label that somebody else has changed since.
+    # Applied labels are noted too. The note does not claim a label that another manager has changed since.
     server.patch("kubectl-label", {PRODUCT: "theirs"})
     assert server.bring(labels.Wanted({})).changed and server.present == {PRODUCT: "theirs"}
 
@@ -261,12 +265,12 @@ def test_no_node() -> None:
     assert done.plan is None and not done.changed and server.writes == 0
 
 
-def test_without_discovery_one_question_is_asked() -> None:
+def test_without_discovery_only_the_groups_are_read() -> None:
     server = Server()
     wanted = labels.Wanted({COUNT: "8"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.API and server.present == {COUNT: "8", BUS: "true"}
-    assert [path for method, path, _query in server.requests if method != "PATCH"] == [NODE, NFD]
+    assert [path for method, path, _query in server.requests if method != "PATCH"] == [NODE, NFD, "/apis"]
 
 
 @pytest.mark.parametrize(("knows", "pods"), [(False, True), (True, False)])
@@ -288,10 +292,10 @@ def test_labels_go_into_a_file_where_discovery_runs() -> None:
     wanted = labels.Wanted({**WANTED.labels, CHIP: "910"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
     assert done.plan is not None and done.plan.in_file == dict(WANTED.labels) and not done.had_file
-    # What discovery takes from nobody goes the other way, and what it writes itself nowhere.
+    # Labels that NFD does not accept from files are applied directly. Labels that NFD writes itself are not written.
     assert server.present == {CHIP: "910"}
     assert server.metadata["annotations"] == {labels.WRITTEN: CHIP, labels.IN_FILE: f"{COUNT},{PRODUCT}"}
-    # It reads the file and writes them: they are ours, and what it has from others is not.
+    # NFD reads the file and writes these labels: this module owns them, and not NFD's labels from other sources.
     server.patch("nfd-master", {**WANTED.labels, "nvidia.com/gpu.family": "hopper"})
     done = server.bring(labels.Wanted({**wanted.labels, "nvidia.com/gpu.family": "x"}), labels.AUTO)
     assert done.had_file and not done.changed and done.plan is not None
@@ -302,7 +306,7 @@ def test_from_the_file_to_the_api_and_back() -> None:
     server = with_discovery(Server())
     server.bring(WANTED, labels.AUTO)
     server.lists = {}
-    # The note stays until the file is gone: a run that is cut short finds it again.
+    # The note stays until the file is removed, so that the run after an interrupted run finds it.
     done = server.bring(WANTED, labels.AUTO)
     assert done.had_file and labels.IN_FILE in server.metadata["annotations"] and server.present == dict(WANTED.labels)
     assert server.bring(WANTED, labels.AUTO, file_gone=True).changed
@@ -420,7 +424,7 @@ def test_too_many_labels_are_refused() -> None:
 @pytest.mark.parametrize("state", ["present", "absent"])
 @pytest.mark.parametrize("way", ["annotation", "managed fields"])
 def test_label_with_a_forged_owner_is_not_removed(way: str, state: str) -> None:
-    """A node can write annotations of its Node, and can apply a label with the value that it has under any manager's name."""
+    """A node writes annotations or applies a label under a forged manager name: the module does not remove that label."""
     server = Server()
     server.patch("kubectl", HOSTILE)
     if way == "annotation":

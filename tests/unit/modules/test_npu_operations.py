@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An operation of the playbook repartition on a simulated NPU: what its modules do one after the other, to its end and back."""
+"""One operation of the playbook repartition on a simulated NPU: its modules in order, to the end and back."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import parse
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.progress import parse
 from driver_store import claim
 from test_ascend_vnpu import Node, library, power_on, static
 
 __all__ = ["library", "power_on"]
 
 DRIVER = "npu.huawei.com"
-#: A chip of eight cores has seven processors of its own to share out, so that four times vir02 do not fit.
+#: A chip with eight cores has seven AICPUs to share, so four times vir02 do not fit.
 FIRST, SECOND = static({"vir02": 3}, index=0), static({"vir04": 1, "vir02": 1}, index=0)
 
 
 class Operation:
-    """One operation on a node's first NPU, and the state folder of the node's driver."""
+    """One operation on a node's first NPU, and the state directory of the node's driver."""
 
     def __init__(self, node: Node, folder: Path) -> None:
         self.node, self.kubelet = node, folder / "kubelet"
-        # The store and its locks are files of the machine, the record one below the simulated machine's root.
+        # The store and its locks are files on this machine. The record is below the simulated root.
         self.state = self.kubelet / "plugins" / DRIVER
         self.inside = node.machine.root / self.state.relative_to("/")
         boot = node.machine.root / "proc/sys/kernel/random/boot_id"
@@ -37,7 +37,7 @@ class Operation:
         node.state = self.state / "state.db"
 
     def plan(self, wanted: list[dict[str, Any]]) -> dict[str, Any]:
-        """What leads to a layout: one operation."""
+        """Return the one operation that leads to a layout."""
         answer = self.node.run(
             "device_repartition", layout=wanted, former_layout=FIRST, vendor=["ascend"], kubelet_root=str(self.kubelet)
         )
@@ -45,7 +45,7 @@ class Operation:
         return dict(operation)
 
     def step(self, operation: dict[str, Any], step: str = "", **more: Any) -> dict[str, Any]:
-        """Write down that a step has begun, or with none that the operation is over."""
+        """Record the start of a step, or without a step the end of the operation."""
         return self.node.run(
             "device_repartition",
             state="present" if step else "absent",
@@ -63,13 +63,13 @@ class Operation:
         )
 
     def told(self) -> list[str]:
-        """The steps of which the node driver makes Events."""
+        """Return the steps that the node driver reports as Events."""
         return [each.step for each in parse((self.inside / "repartition-steps.json").read_text())]
 
 
 @pytest.fixture
 def begun(power_on: Callable[..., Node], tmp_path: Path) -> tuple[Operation, dict[str, Any]]:
-    """A chip with three slices, of which a claim has one, and the operation that leads to the second layout."""
+    """Return an operation that leads to the second layout, on a chip with three vNPUs, one of them held by a claim."""
     node = power_on("8x310P-Pro")
     made = node.run(layout=FIRST)["after"][0]
     operation = Operation(node, tmp_path)
@@ -97,7 +97,7 @@ def test_what_has_begun_goes_back_to_the_same_slices(begun: tuple[Operation, dic
     one, operation = begun
     one.step(operation, "applying")
     one.node.run(layout=operation["wanted"])
-    why = '"See that the NPU is what is wanted" failed: it is not'
+    why = '"Verify the layout of the NPU" failed: it is not'
     assert one.step(operation, "reverting", reason=why)["record"]["former"] == operation["former"]
     assert one.node.run(layout=operation["former"])["changed"]
     assert one.node.run(layout=operation["former"], state="asserted")["matches"]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The NVIDIA Container Toolkit: which packages, its units, the way back, and what is there again when it goes."""
+"""NVIDIA Container Toolkit: packages, units, rollback, and the state after its removal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_container_toolkit import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.container_toolkit import (
     BASE,
     FULL,
     PATH_UNIT,
     SERVICE_UNIT,
     SPECIFICATION,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change, upstream
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import Change, upstream
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
 from ansible_collections.dra.accelerators.plugins.modules import nvidia_container_toolkit
 from package_machine import GroupApt, UnitMachine
 
@@ -35,7 +35,7 @@ NEEDS = {
 
 
 def base_script(machine: UnitMachine, version: str) -> None:
-    """What the vendor's scripts do: a configuration that dpkg knows nothing of, and units that are switched on each time."""
+    """Act as the vendor's scripts: create a configuration that dpkg does not know, and enable the units each time."""
     if not version:
         for unit in (PATH_UNIT, SERVICE_UNIT):
             assert not machine.units.pop(unit, False), f"{unit} was left switched on"
@@ -51,7 +51,7 @@ def base_script(machine: UnitMachine, version: str) -> None:
 
 
 class Node:
-    """A node on which the module is run."""
+    """A node on which the module runs."""
 
     def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.machine = UnitMachine(root)
@@ -74,12 +74,12 @@ class Node:
         return self._run("nvidia_container_toolkit", {"version": version, **options}, check=check, diff=True)
 
     def has(self, version: str) -> bool:
-        """Whether the whole toolkit is there in a version, and nothing of another one."""
+        """Return whether the whole toolkit is installed in this version, and no other version."""
         mine = {name: each for name, each in self.apt.installed.items() if name != "bash"}
         return mine == (dict.fromkeys(FULL, f"{version}-1") if version else {})
 
     def files(self) -> dict[str, str]:
-        """All files that could have come, with their texts."""
+        """Return all files that a package could have created, with their texts."""
         root = self.machine.path("/")
         return {
             str(path.relative_to(root)): path.read_text() if path.is_file() else ""
@@ -295,7 +295,7 @@ def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
 
 
 def test_files_are_installed_from_verified_copies(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who can write a package's file replaces it after its verification: the copy in a directory of root's is installed."""
+    """A user replaces a package's file after its verification: the copy in root's directory is installed."""
     node.apt.source.clear()
     files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in FULL]
     for path in files:

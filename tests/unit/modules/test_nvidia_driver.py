@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's driver: which packages, what stands in their way, and what becomes of a node where one fails or a run is cut short."""
+"""NVIDIA driver: package selection, blocked upgrades, and the node's state after failed packages and interrupted runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_catalog import (
     DriverError,
     Offer,
     Wanted,
@@ -22,11 +22,11 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver im
     refuse_removals,
     secure_boot_problem,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_record import Record, read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._package_files import Kept
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_record import Record, read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.kept_packages import Kept
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.generations import BusGpu
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.generations import BusGpu
 from driver_node import CATALOG, FAILING, NEWER, OLDER, RECORD, UNLOADABLE, Node
 from driver_store import claim
 from hypothesis import given
@@ -294,7 +294,7 @@ def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
 
 
 def test_removal_reads_no_package_files(node: Node) -> None:
-    """The option ``files`` is for the installation. A copy of a killed installation goes with the driver."""
+    """A removal ignores the option ``files``, and deletes the copy that a killed installation left."""
     node.run("580")
     node.machine.put_file("/var/lib/dra-accelerators/packages-verified/7/left.deb", "left")
     removed = node.run(state="absent", files=["/packages/gone.deb"])
@@ -318,7 +318,7 @@ def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
     assert node.run("580")["error_code"] == "run-file" and not node.versions()
 
 
-# What is pure
+# Pure functions
 
 
 @pytest.mark.parametrize("version", ["latest", "v580", ">=580", "580.x", "580 ", "5 8 0"])
@@ -386,7 +386,7 @@ def test_the_roles_catalogs_have_one_way_to_each_driver(distribution: str, sourc
     ways = [(offer.modules, offer.build, offer.components) for offer in offers]
     assert len(ways) == len(set(ways))
     assert {(kind, "dkms", what) for kind in ("open", "proprietary") for what in ("compute", "full")} <= set(ways)
-    # By the kernel modules' packages the module knows what is installed.
+    # The module knows the installed driver by the packages of the kernel modules.
     known = kinds(told["__nvidia_driver_catalogs"][source], "6.8.0-45-generic", [branch])
     assert {kind for name, kind in known.items() if name in {each for offer in offers for each in offer.packages}} == {
         "open",
@@ -401,7 +401,7 @@ def test_each_platform_has_its_keys_and_no_other_is_promised() -> None:
         family = platform.partition("_")[0]
         for layer in (family, platform) if family != "openeuler" else (family,):
             told.update(yaml.safe_load((ROLE / f"vars/{layer}.yml").read_text()))
-        # One whose fingerprint nobody here has seen has to be given.
+        # A key without a known fingerprint needs a configured one.
         for fingerprint in told["__nvidia_driver_fingerprints"]:
             assert len(fingerprint) == 40 and fingerprint.lower().endswith(
                 told["__nvidia_driver_key_file"].lower()[:-4]

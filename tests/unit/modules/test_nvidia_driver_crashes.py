@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's driver: a run that is killed before any of its steps, and the next run. The tables in docs/crash-points.md name these tests."""
+"""NVIDIA driver: a run that is killed before any of its steps, and the next run. The tables in docs/crash-points.md name these tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._stopped_services import record_of
+from ansible_collections.dra.accelerators.plugins.module_utils._host.stopped_services import record_of
 from driver_node import NEWER, OLDER, Node
 from nvidia_machine import OPEN
 
@@ -30,7 +30,7 @@ Make = Callable[[], Node]
 
 @pytest.fixture
 def make(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Return a function that makes a node with a driver of somebody else, loaded and in use by services."""
+    """Return a function that creates a node with a driver that an administrator installed, loaded and in use by services."""
     numbers = itertools.count()
 
     def new() -> Node:
@@ -76,7 +76,7 @@ def crashed_at(wanted: str, make: Make, tmp_path: Path) -> Node:
 
 
 def test_installation_killed_before_any_step_next_run_completes_it(make: Make, tmp_path: Path) -> None:
-    """Also the driver before, which somebody else installed, can be restored, and the services run again."""
+    """After the next run, the previous driver of the administrator can also be restored, and the services run again."""
     for step, node in crashes(make, tmp_path, version=NEWER):
         done = node.run(NEWER, services=SERVICES)
         assert not done.get("failed"), (step, done)

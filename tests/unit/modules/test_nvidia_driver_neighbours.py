@@ -1,18 +1,20 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is beside NVIDIA's driver on a node: pods that have GPUs, the node driver as a pod, the persistence daemon, and who signs modules."""
+"""Components next to the NVIDIA driver: pods with GPUs, the node driver as a pod, the persistence daemon, and module signing."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _driver_install, _stopped_services
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host import driver_installation, stopped_services
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_catalog import (
     PERSISTENCE_FILE,
     Offer,
     Wanted,
@@ -34,7 +36,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
 
 
 def in_pod(node: Node, pid: int, uid: str, *files: str) -> None:
-    """Have a process of a pod have files open."""
+    """Create a process of a pod with these open files."""
     node.machine.put_file(f"/proc/{pid}/comm", "python3\n")
     node.machine.put_file(
         f"/proc/{pid}/cgroup", f"0::/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/x.scope\n"
@@ -69,7 +71,7 @@ def test_pods_behind_claims_and_processes_are_named(node: Node, tmp_path: Path) 
     assert said["unloads"]
     refused = node.run(NEWER, state_path=str(store))
     assert "team-a/training (pod team-a/training-0)" in refused["msg"] and "nvidia_driver_drain" in refused["msg"]
-    # Without claims, the processes.
+    # Without claims the message names the processes.
     refused = node.run(NEWER)
     assert "4711 (python3, pod team-a/training-0)" in refused["msg"] and node.machine.loaded() == OLDER
 
@@ -81,8 +83,8 @@ def test_the_node_driver_in_its_pod_is_no_more_in_the_way_than_as_a_service(node
     node.machine.put_file("/dev/nvidia0", "")
     in_pod(node, 4711, POD, "/dev/null")
     in_pod(node, 4712, OURS, "/dev/null", str(node.machine.path(path)))
-    in_pod(node, 4713, OURS, "/dev/null")  # a program that it runs
-    found = _driver_install.in_the_way(node.machine, state_path=path, paths=["/dev/nvidia0"], services=[])
+    in_pod(node, 4713, OURS, "/dev/null")  # a program that the pod runs
+    found = driver_installation.in_the_way(node.machine, state_path=path, paths=["/dev/nvidia0"], services=[])
     assert [process.pid for process in found.processes] == [4711]
     assert node.run(OLDER, state_path=path)["in_the_way"]["processes"] == []
 
@@ -97,14 +99,14 @@ def test_claims_that_go_meanwhile_are_waited_for(node: Node, tmp_path: Path) -> 
         if now[0] >= 3:
             store.unlink(missing_ok=True)
 
-    _driver_install.wait_for_claims(str(store), 60, clock=lambda: now[0], sleep=sleep)
+    driver_installation.wait_for_claims(str(store), 60, clock=lambda: now[0], sleep=sleep)
     assert now == [3.0]
     claim(store, "GPU-1")
-    _driver_install.wait_for_claims(
+    driver_installation.wait_for_claims(
         str(store), 2, clock=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + 1)
     )
     assert now == [5.0], "no longer than so"
-    _driver_install.wait_for_claims("", 60, clock=lambda: now[0], sleep=sleep)
+    driver_installation.wait_for_claims("", 60, clock=lambda: now[0], sleep=sleep)
     assert now == [5.0]
 
 
@@ -120,7 +122,7 @@ def test_a_unit_that_switches_persistence_off_gets_a_drop_in_that_goes_with_the_
     assert text.endswith("[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-persistenced --user nvpd --verbose\n")
     assert node.machine.log.index("daemon-reload") < node.machine.log.index(f"start {UNIT}")
     assert not node.run(OLDER)["changed"]
-    # Somebody takes it away: it is put back, and the daemon is started again with it.
+    # An administrator deletes the file: the module writes it again and restarts the daemon.
     node.machine.remove(PERSISTENCE_FILE)
     node.machine.log.clear()
     assert node.run(OLDER)["steps"] == ["have the persistence daemon keep GPUs initialised, now and after each start"]
@@ -135,7 +137,7 @@ def test_other_units_get_none(unit: str | None) -> None:
 
 
 def test_a_daemon_that_is_not_wanted_is_switched_off_and_put_back(node: Node) -> None:
-    """It is somebody else's here: it stays when the driver goes, as it was."""
+    """The daemon was there before this module: a removal of the driver restores its previous state."""
     node.machine.enabled.add(UNIT)
     node.machine.running.add(UNIT)
     done = node.run(OLDER, persistence=False)
@@ -216,7 +218,7 @@ def test_a_kernel_without_precompiled_modules_is_named_with_a_way_out() -> None:
     assert not_offered(offers, wanted, {}, "6.8.0-45-generic").code == "not-offered"
 
 
-# What goes with the kernel modules
+# Units that restart with the kernel modules
 
 LAYOUT, SETTINGS, DRIVER = (f"dra-accelerators-{name}.service" for name in ("layout", "settings", "driver"))
 
@@ -260,14 +262,14 @@ def test_a_unit_that_does_not_start_keeps_none_of_the_others_from_it(node: Node)
     node.machine.broken_units = {"b.service"}
     with (
         pytest.raises(AcceleratorError, match=r"systemctl start b\.service"),
-        _stopped_services.stopped_services(node.machine, units, "nvidia"),
+        stopped_services.stopped_services(node.machine, units, "nvidia"),
     ):
         assert not node.machine.running & set(units)
     assert node.machine.running & set(units) == {"a.service", "c.service"}
 
 
 def recorded(node: Node, vendor: str) -> list[str]:
-    path = _stopped_services.record_of(vendor)
+    path = stopped_services.record_of(vendor)
     return list(json.loads(node.machine.read_text(path))["services"]) if node.machine.exists(path) else []
 
 
@@ -276,20 +278,68 @@ def test_service_that_does_not_start_is_added_to_the_error_and_started_by_the_ne
     node.machine.enabled |= set(units)
     node.machine.running |= set(units)
     node.machine.broken_units = {"b.service"}
-    with (  # as the module nests them
+    with (  # in the same order as in the module
         pytest.raises(
             AcceleratorError, match=r"The kernel module has another version\. systemctl start b\.service"
         ) as raised,
-        _stopped_services.resumed_services(node.machine, "nvidia"),
-        _stopped_services.stopped_services(node.machine, units, "nvidia"),
+        stopped_services.resumed_services(node.machine, "nvidia"),
+        stopped_services.stopped_services(node.machine, units, "nvidia"),
     ):
         raise AcceleratorError("The kernel module has another version.", code="not-proved")
     assert raised.value.code == "not-proved" and str(raised.value).count("b.service") == 1
     assert "a.service" in node.machine.running and recorded(node, "nvidia") == ["b.service"]
     node.machine.broken_units = set()
-    with _stopped_services.resumed_services(node.machine, "nvidia") as left:
+    with stopped_services.resumed_services(node.machine, "nvidia") as left:
         assert left == ("b.service",)
     assert "b.service" in node.machine.running and not recorded(node, "nvidia")
+
+
+UNITS = ("a.service", "b.service", "c.service")
+
+
+@pytest.mark.parametrize("error", [AcceleratorError("systemctl did not end"), OSError(errno.EIO, "I/O error")])
+def test_unit_without_an_answer_keeps_none_of_the_others_from_starting(
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The query of a unit fails, not only its start: the other units start, and this unit stays in the record."""
+    node.machine.enabled |= {*UNITS}
+    node.machine.running |= {*UNITS}
+    run = node.machine.run
+
+    def broken(argv: Sequence[str], *words: Any, **options: Any) -> Any:
+        if argv[1] == "is-active" and argv[-1] == "b.service":
+            raise error
+        return run(argv, *words, **options)
+
+    with (
+        pytest.raises(AcceleratorError, match=re.escape(str(error))),
+        stopped_services.stopped_services(node.machine, UNITS, "nvidia"),
+    ):
+        monkeypatch.setattr(node.machine, "run", broken)
+    assert node.machine.running & {*UNITS} == {"a.service", "c.service"} and recorded(node, "nvidia") == ["b.service"]
+
+
+@pytest.mark.parametrize("first", [None, AcceleratorError("The module has another version"), OSError("No buffer")])
+def test_record_that_cannot_be_written_hides_no_failed_start(
+    node: Node, monkeypatch: pytest.MonkeyPatch, first: Exception | None
+) -> None:
+    node.machine.enabled |= {*UNITS}
+    node.machine.running |= {*UNITS}
+    node.machine.broken_units = {"a.service"}
+
+    def full(*_words: Any, **_options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        pytest.raises(AcceleratorError) as raised,
+        stopped_services.stopped_services(node.machine, UNITS, "nvidia"),
+    ):
+        monkeypatch.setattr(node.machine, "write_atomic", full)
+        if first:
+            raise first
+    said = str(raised.value)
+    assert str(first or "") in said and "systemctl start a.service" in said and "No space left on device" in said
+    assert node.machine.running & {*UNITS} == {"b.service", "c.service"}
 
 
 def test_services_that_the_other_vendors_module_stopped_stay_recorded(node: Node) -> None:
@@ -298,12 +348,12 @@ def test_services_that_the_other_vendors_module_stopped_stay_recorded(node: Node
     node.machine.broken_units = {"npu.service"}
     with (
         pytest.raises(AcceleratorError, match=r"systemctl start npu\.service"),
-        _stopped_services.stopped_services(node.machine, ["npu.service"], "ascend"),
+        stopped_services.stopped_services(node.machine, ["npu.service"], "ascend"),
     ):
         pass
     with (
-        _stopped_services.resumed_services(node.machine, "nvidia") as left,
-        _stopped_services.stopped_services(node.machine, ["gpu.service"], "nvidia"),
+        stopped_services.resumed_services(node.machine, "nvidia") as left,
+        stopped_services.stopped_services(node.machine, ["gpu.service"], "nvidia"),
     ):
         assert left == () and recorded(node, "nvidia") == ["gpu.service"]
     assert recorded(node, "ascend") == ["npu.service"] and not recorded(node, "nvidia")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs that need the driver's exact version: they go with it and back, and are told apart where it goes."""
+"""Programs that need the driver's exact version: they are installed and rolled back with it, and recognized at its removal."""
 
 from __future__ import annotations
 

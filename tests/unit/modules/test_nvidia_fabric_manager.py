@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module nvidia_fabric_manager: which node gets it, in which version, who is in its way, and when it counts as working."""
+"""Module nvidia_fabric_manager: the nodes that need it, its version, blockers, and the condition for a working service."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _nvidia_fabric
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host import fabric_packages
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import (
     IMEX,
     IMEX_UNIT,
     MANAGER,
@@ -20,8 +20,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     SUBNET,
     wait_ready,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed
 from ansible_collections.dra.accelerators.plugins.modules import nvidia_fabric_manager
 from driver_store import claim
 from fabric_query import NEWER, OLDER, query
@@ -29,7 +29,7 @@ from package_machine import GroupApt, UnitMachine
 
 
 class Node:
-    """A node with a driver, a source that has packages for it, and a fabric manager that GPUs join by."""
+    """A node with a driver, a source with packages for it, and a fabric manager that GPUs use to join."""
 
     def __init__(self, root: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.machine = UnitMachine(root)
@@ -40,7 +40,7 @@ class Node:
             self.apt.scripts[name] = self._script_of(unit, gives_way=name.endswith("-575"))
         self.machine.programs["nvidia-smi"] = self._smi
         self.machine.programs["nvidia-imex-ctl"] = self._imex_ctl
-        #: What IMEX says while it runs; empty has no command service.
+        #: The state that IMEX reports while it runs. "" means without a command service.
         self.imex = "READY"
         self.state, self.status = "Completed", "Success"
         self.health: dict[str, str] = {}
@@ -50,13 +50,13 @@ class Node:
         monkeypatch.setattr(nvidia_fabric_manager, "tool_of", lambda system, timeout: self.apt)
         monkeypatch.setattr(nvidia_fabric_manager, "find_binding", lambda name, interpreter: "none")
         monkeypatch.setattr(self.machine, "finds", lambda name: True)
-        monkeypatch.setattr(_nvidia_fabric.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(fabric_packages.time, "sleep", lambda seconds: None)
 
     @staticmethod
     def _script_of(unit: str, *, gives_way: bool) -> Callable[[UnitMachine, str], None]:
         def script(machine: UnitMachine, version: str) -> None:
             if version:
-                # As Debian's packages do: switched off, unless it was there before.
+                # As in Debian's packages: disabled, unless it existed before.
                 machine.units.setdefault(unit, False)
             else:
                 assert not machine.units.pop(unit, False) or gives_way, f"{unit} was left switched on"
@@ -274,7 +274,7 @@ def test_an_imex_that_is_off_is_masked_without_anybody_being_in_the_way(node: No
     claim(store, "GPU-1")
     node.switch()
     node.run(imex="installed")
-    # As an earlier release has left it.
+    # The state that an earlier release left behind.
     node.machine.masked.clear()
     record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
     record.write_text(json.dumps({key: value for key, value in node.record().items() if key != "masked"}))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module nvidia_gpu on nodes with simulated boards: set, read back, refused, noted, set back."""
+"""Module nvidia_gpu on nodes with simulated boards: set, verify, refuse, record, and restore."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.settings import noting, setting_key
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.knobs import noting, setting_key
 from driver_store import claim
 
 if TYPE_CHECKING:
@@ -28,20 +28,19 @@ def record_of(node: Node) -> Path:
 
 
 def set_up(node: Node, *rules: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
-    """Run the module with rules; without any, so that everything is set back."""
+    """Run the module with rules. Without rules restore all settings."""
     options = {"record": str(record_of(node)), "state_path": str(node.root / "state.db"), **more}
     given = {"settings": list(rules)} if rules else {"state": "absent"}
     return node.module("nvidia_gpu", {**given, **options}, check=check, diff=True)
 
 
 def shown(node: Node, index: int = 0) -> dict[str, Any]:
-    """What the silicon itself says of a GPU."""
+    """Return the settings of a GPU as the silicon reports them."""
     gpu = json.loads(node.simulator("show", "--json"))["gpus"][index]
     names = {
         "power": "power_limit_mw",
         "low": "locked_clock_minimum_mhz",
         "high": "locked_clock_maximum_mhz",
-        "memory": "locked_memory_clock_maximum_mhz",
         "persistence": "persistence_mode",
         "mode": "compute_mode",
         "slice": "time_slice",
@@ -51,12 +50,12 @@ def shown(node: Node, index: int = 0) -> dict[str, Any]:
 
 
 def smi(node: Node, *words: str) -> None:
-    """Somebody does something by hand."""
+    """Run nvidia-smi as an administrator does."""
     subprocess.run(["nvidia-smi", *words], env=node.environment(), check=True, capture_output=True)
 
 
 def restart(node: Node) -> None:
-    """A start of the machine: the boards lose what they lose, and the record is of a boot that is over."""
+    """Reboot the node: the boards lose their volatile settings, and the record has a previous boot id."""
     node.reboot()
     record = json.loads(record_of(node).read_text())
     record_of(node).write_text(json.dumps({**record, "boot_id": "a former one"}))
@@ -68,7 +67,6 @@ TUNED = {
     "compute_mode": "ExclusiveProcess",
     "power_limit": 500,
     "graphics_clocks": {"maximum": 1410},
-    "memory_clocks": {"minimum": 2619, "maximum": 2619},
     "time_slice": "Long",
 }
 
@@ -82,18 +80,18 @@ def test_settings_are_foretold_made_and_there_the_second_time(node: Node) -> Non
     done = set_up(node, TUNED)
     assert set_up(node, TUNED, check=True)["settled"]
     assert (done["steps"], done["diff"], done["devices"]) == (said["steps"], said["diff"], said["devices"])
-    assert len(done["steps"]) == 6 and all(step["indices"] == [0] for step in done["steps"])
+    assert len(done["steps"]) == 5 and all(step["indices"] == [0] for step in done["steps"])
     (gpu,) = done["devices"]
     assert gpu["after"]["graphics_clocks"] == {"minimum": 345, "maximum": 1410}
     assert (gpu["before"]["power_limit"], gpu["after"]["power_limit"]) == (700, 500)
     assert gpu["allowed"]["power_limit"] == "a whole number from 200 to 700 W"
     assert "power_limit: 700 W\n" in done["diff"][0]["before"] and "power_limit: 500 W\n" in done["diff"][0]["after"]
     now = shown(node)
-    assert (now["power"], now["low"], now["high"], now["memory"]) == (500_000, 345, 1410, 2619)
+    assert (now["power"], now["low"], now["high"]) == (500_000, 345, 1410)
 
     again = set_up(node, TUNED)
     assert not again["changed"] and again["diff"] == [] and again["devices"][0]["before"] == gpu["after"]
-    # What is set back: what was read before, and the default of what could not be.
+    # Restored values: the saved ones, and the default where no value could be read.
     gone = set_up(node)
     assert gone["changed"] and shown(node) == before
     assert not record_of(node).parent.exists()
@@ -101,7 +99,7 @@ def test_settings_are_foretold_made_and_there_the_second_time(node: Node) -> Non
 
 
 def test_what_was_there_before_comes_back_and_what_was_so_already_stays(node: Node) -> None:
-    """Only what the module has set is set back, to what somebody had set by hand."""
+    """The module restores only settings that it changed, to the values that an administrator had set."""
     smi(node, "-i", "0", "-pl", "600")
     smi(node, "-i", "1", "-pl", "300")
     set_up(node, {**ALL, "power_limit": 300})
@@ -166,10 +164,14 @@ def test_what_a_gpu_does_not_take_is_refused_with_its_range_and_nothing_is_touch
     assert (shown(node), shown(node, 1)) == before and not record_of(node).exists()
 
 
-def test_a_board_that_does_not_have_a_setting(make_node: Callable[[str], Node]) -> None:
-    node = make_node("1xT4")
-    result = set_up(node, {**ALL, "memory_clocks": {"maximum": 5001}, "workload_profiles": ["max-q"]})
-    assert result["failed"] and "workload_profiles is nothing that this device has" in result["msg"]
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("machine", ["1xT4", "8xH100"])
+def test_unsupported_setting_is_rejected(make_node: Callable[[str], Node], machine: str, check: bool) -> None:
+    node = make_node(machine)
+    result = set_up(node, {**ALL, "memory_clocks": {"maximum": 1593}, "workload_profiles": ["max-q"]}, check=check)
+    assert result["failed"] and result["error_code"] == "invalid-settings"
+    for name in ("memory_clocks", "workload_profiles"):
+        assert f"{name} is not supported by this device" in result["msg"]
 
 
 def test_profiles(make_node: Callable[[str], Node]) -> None:
@@ -204,12 +206,12 @@ def test_a_process_that_would_be_hurt(node: Node) -> None:
     assert result["failed"] and (result["error_code"], result["pids"]) == ("in-use", [4711])
     assert "compute_mode of NVIDIA H100" in result["msg"] and "4711" in result["msg"]
     assert shown(node)["mode"] == 0
-    # What hurts nobody is done under it.
+    # Settings that do not disturb the claim are applied.
     assert set_up(node, {**ALL, "power_limit": 500, "graphics_clocks": {"maximum": 1410}})["changed"]
 
 
 def held(node: Node, index: int, **settings: Any) -> str:
-    """Have a claim prepared in this boot, which sets this, and found what was there."""
+    """Prepare a claim in this boot with these settings and the saved previous values."""
     gpu = set_up(node, {"match": {"index": index}}, check=True)["devices"][0]
     before = {setting_key(gpu["uuid"], name): noting(BOOT, value[0]) for name, value in settings.items()}
     claim(
@@ -239,15 +241,15 @@ def test_what_a_claim_has_set_is_left_to_it_and_what_it_found_counts(node: Node)
         graphicsClocks=({"minimum": 345, "maximum": 1410}, {"minimum": 900, "maximum": 900}),
     )
     smi(node, "-i", "0", "-pl", "300")
-    # The claim's own value is none of a run's business,
+    # A run does not change the claim's own value,
     assert not set_up(node, {**ALL, "power_limit": 600, "graphics_clocks": {"maximum": 1410}})["changed"]
-    # and another one would be taken from it, or be overwritten when it ends.
+    # and refuses a different value, which the claim's end would overwrite.
     for more in ({"power_limit": 500}, {"graphics_clocks": {"maximum": 1200}}):
         result = set_up(node, {**ALL, **more})
         assert result["failed"] and result["claims"] == ["team-a/training"], result
         assert "for the time of the claim" in result["msg"]
     assert shown(node)["power"] == 300_000
-    # Others that share no knob with it are free.
+    # Settings that do not affect the claim's settings can change.
     done = set_up(node, {**ALL, "persistence": False})
     assert done["changed"] and [each["claims"] for each in done["devices"][:2]] == [["team-a/training"], []]
 
@@ -281,25 +283,25 @@ def test_ecc_needs_consent_to_a_reset(node: Node) -> None:
     restart(node)
     after = set_up(node, rule, reset="never")
     assert [step["setting"] for step in after["steps"]] == ["power_limit"] and not after["reset_required"]
-    # It outlived the start of the machine, and so does what it was before.
+    # The setting and its saved previous value survive the reboot.
     back = set_up(node, reset="never")
     assert (back["devices"][0]["after"]["ecc"], back["devices"][0]["after"]["ecc_pending"]) == (False, True)
     assert not record_of(node).exists()
 
 
 def test_ecc_with_a_reset_and_everything_else_after_it(node: Node) -> None:
-    set_up(node, {"match": {"index": 0}, "memory_clocks": {"minimum": 2619, "maximum": 2619}})
-    rule = {"match": {"index": 0}, "ecc": False, "graphics_clocks": {"maximum": 1410}, "time_slice": "Short"}
+    set_up(node, {"match": {"index": 0}, "graphics_clocks": {"maximum": 1410}})
+    rule = {"match": {"index": 0}, "ecc": False, "power_limit": 500, "time_slice": "Short"}
     said = set_up(node, rule, reset="when_needed", check=True)
     done = set_up(node, rule, reset="when_needed")
     assert [step["step"] for step in done["steps"]] == ["set", "reset", "set", "set"]
     assert done["steps"] == said["steps"] and done["devices"] == said["devices"]
     now = shown(node)
-    # A reset takes clocks along: those of before are there as well.
-    assert (now["high"], now["memory"], done["devices"][0]["after"]["ecc"]) == (1410, 2619, False)
+    # A reset clears the clocks: the module sets them again.
+    assert (now["high"], now["power"], done["devices"][0]["after"]["ecc"]) == (1410, 500_000, False)
     assert not set_up(node, rule)["changed"]
     set_up(node, reset="when_needed")
-    assert (shown(node)["high"], shown(node)["memory"]) == (0, 0)
+    assert (shown(node)["high"], shown(node)["power"]) == (0, 700_000)
 
 
 def test_a_reset_hurts_nobody(node: Node) -> None:
@@ -314,8 +316,16 @@ def test_a_reset_hurts_nobody(node: Node) -> None:
     assert not record_of(node).exists()
 
 
-def test_linked_gpus_are_reset_together(make_node: Callable[[str], Node]) -> None:
+def test_linked_gpus_are_reset_alone_from_ampere_on(make_node: Callable[[str], Node]) -> None:
     node = make_node("4xA30")
+    node.simulator("fault", "1", "process", "4711")
+    done = set_up(node, {"match": {"index": 0}, "ecc": False}, reset="when_needed")
+    assert [step["indices"] for step in done["steps"]] == [[0], [0]]
+
+
+def test_linked_gpus_are_reset_together_before_ampere(make_node: Callable[[str], Node]) -> None:
+    node = make_node("4xA30")
+    node.edit_boards("compute-capability 8.0", "compute-capability 7.0")
     rule = {"match": {"index": 0}, "ecc": False}
     done = set_up(node, rule, reset="when_needed")
     assert [step["indices"] for step in done["steps"]] == [[0], [0, 1]]
@@ -325,7 +335,7 @@ def test_linked_gpus_are_reset_together(make_node: Callable[[str], Node]) -> Non
 
 
 def test_a_run_that_was_killed_before_it_set_anything(node: Node) -> None:
-    """The record is there, the clocks are not: they are set, and what was before is not forgotten."""
+    """The record exists without the clocks: the next run sets them and keeps the saved previous values."""
     rule = {"match": {"index": 0}, "graphics_clocks": {"maximum": 1410}, "power_limit": 500}
     set_up(node, rule)
     record = json.loads(record_of(node).read_text())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module nvidia_mig on nodes with simulated boards: layouts, refusals before anything is touched, undoing."""
+"""Module nvidia_mig on nodes with simulated boards: layouts, refusals before any change, and rollback."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_mig_parted_file(node: Node, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(MIG_PARTED))
     options = {"config_file": str(path), "config_name": "half", "state_path": str(node.root / "state.db")}
     assert node.module("nvidia_mig", options)["changed"]
-    # As the GPU operator keeps it.
+    # In the format of the GPU Operator.
     path.write_text(yaml.safe_dump({"kind": "ConfigMap", "data": {"config.yaml": yaml.safe_dump(MIG_PARTED)}}))
     answer = node.module("nvidia_mig", options)
     assert not answer.get("failed") and not answer["changed"], answer
@@ -198,7 +198,7 @@ def test_a_process_in_the_way(node: Node, check: bool) -> None:
     assert busy["uuid"] in result["msg"]
     assert node.partitions() == before
 
-    # Whatever leaves the busy partition where it is can still be done.
+    # A layout that keeps the busy partition in its place is still possible.
     result = node.layout(static([0, 1], {"3g.40gb": 1, "2g.20gb": 1}))
     assert result["changed"], result
     assert busy["uuid"] in {one["uuid"] for one in result["after"][1]["partitions"]}
@@ -294,7 +294,8 @@ def test_resets_need_consent(make_node: Callable[[str], Node]) -> None:
     assert again["reset_required"] is True
     assert node.layout(rule)["error_code"] == "reset-needs-consent"
 
-    done = node.layout(rule, reset="when_needed")
+    with node.fabric_manager():
+        done = node.layout(rule, reset="when_needed")
     assert kinds(done) == (["reset_device"] + ["create_partition"] * 7) * 2
     assert done["reset_required"] is False
     assert len(node.partitions()[1]) == 7
@@ -372,7 +373,7 @@ def test_without_the_binding(node: Node, bare_python: Path) -> None:
 
 
 def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
-    """Packed by Ansible, started by an interpreter that lacks the binding, and run again by one that has it."""
+    """Ansible packs the module and starts it with an interpreter without the binding. The module runs again with one that has it."""
     options = {"layout": [static(0, MIXED)], "state_path": str(node.root / "state.db")}
     first = node.ansible("nvidia_mig", options, bare_python)
     assert first["changed"], json.dumps(first)
@@ -382,8 +383,9 @@ def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
 
 
 def test_gpus_that_are_reset_together(make_node: Callable[[str], Node]) -> None:
-    """Boards with a direct link: a reset of one takes the partitions of the other along, which are made again."""
+    """Boards before Ampere with a direct link: a reset of one takes the partitions of the other along, which are made again."""
     node = make_node("4xA30")
+    node.edit_boards("compute-capability 8.0", "compute-capability 7.0")
     first = node.layout(static(1, {"2g.12gb": 2}), reset="when_needed")
     assert [device["index"] for device in first["devices"]] == [0, 1]
     assert first["devices"][0]["mode"] is None
@@ -404,6 +406,14 @@ def test_gpus_that_are_reset_together(make_node: Callable[[str], Node]) -> None:
     refused = node.layout({"match": {"index": 0}, "mode": "whole"}, reset="when_needed")
     assert refused["failed"]
     assert refused["pids"] == [4714]
+
+
+def test_linked_gpus_are_reset_alone_from_ampere_on(make_node: Callable[[str], Node]) -> None:
+    node = make_node("4xA30")
+    node.simulator("fault", "0", "process", "4714")
+    first = node.layout(static(1, {"2g.12gb": 2}), reset="when_needed")
+    assert [device["index"] for device in first["devices"]] == [1]
+    assert node.partitions()[1] == [("2g.12gb", 0), ("2g.12gb", 2)]
 
 
 def test_the_running_driver_looks_again(node: Node) -> None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module nvidia_mig on simulated boards, beside layouts: modes alone, comparing, exports, checkpoints."""
+"""Module nvidia_mig on simulated boards, apart from layouts: modes alone, comparison, exports, and checkpoints."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_modes_alone_take_the_reset_that_is_agreed_to(make_node: Callable[[str],
     node = make_node("8xA100-40")
     rule = {"match": {"index": 0}, "mode": "static", "partitions": {"1g.5gb": 7}}
     assert node.layout(rule, mode_only=True)["error_code"] == "reset-needs-consent"
-    done = node.layout(rule, mode_only=True, reset="when_needed")
+    with node.fabric_manager():
+        done = node.layout(rule, mode_only=True, reset="when_needed")
     assert [step["step"] for step in done["steps"]] == ["set_partitioning", "reset_device"]
     assert node.partitions()[0] == []
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_brings_everything_back(node: Node, tmp_path: Path) -> None
     assert node.partitions() == before
     assert done["left_out"] == []
     assert not run(node, "restored", checkpoint_file=str(path))["changed"]
-    # Whatever starts the driver anew leaves no partition, and the same file brings them back.
+    # A restart of the driver deletes the partitions, and the same file restores them.
     node.reboot()
     assert run(node, "restored", checkpoint_file=str(path))["changed"]
     assert node.partitions() == before

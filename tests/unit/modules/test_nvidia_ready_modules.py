@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's kernel modules that are ready for one kernel of Red Hat's: packages whose names have the driver's version and the kernel's."""
+"""NVIDIA's precompiled kernel modules for one Red Hat kernel: packages whose names have the versions of driver and kernel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils._bundle_needs import driver_of
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+from ansible_collections.dra.accelerators.plugins.module_utils._bundle.requirements import driver_of
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_catalog import (
     Choice,
     Offer,
     Wanted,
@@ -28,7 +28,7 @@ READY = ("nvidia-driver-cuda", "kmod-nvidia-580.95.05-5.14.0-570.23.1")
 
 
 def red_hats(kernel: str, *versions: str, branch: str = "580") -> list[tuple[str, ...]]:
-    """The packages with modules that are ready, by the role's own catalogue."""
+    """Return the packages with modules in the role's own catalog."""
     offers = read_offers(CATALOG, branch=branch, kernel=kernel, versions=versions)
     return [each.packages for each in offers if (each.build, each.components) == ("precompiled", "compute")]
 

@@ -1,14 +1,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is read of a node's NVSwitches, and of GPUs that are to join their fabric; what such a node needs, and how long it is waited for."""
+"""Facts about a node's NVSwitches and about GPUs that join their fabric, the required services, and the duration of waits."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.fabric_packages import (
     IMEX,
     MANAGER,
     SUBNET,
@@ -16,8 +16,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_fabric im
     needs_of,
     wait,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import PackageProblem
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switches import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import PackageProblem
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.nvswitch import (
     COMPLETED,
     HEALTHY,
     IN_PROGRESS,
@@ -26,7 +26,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.switc
     NOT_STARTED,
     NOT_SUPPORTED,
     UNHEALTHY,
-    Joining,
+    FabricJoinState,
     Switches,
     faults_of,
     not_joined,
@@ -83,24 +83,24 @@ def test_the_driver_that_counts_is_the_one_installed(
 @pytest.mark.parametrize(
     ("state", "status", "expected"),
     [
-        ("Completed", "Success", Joining(COMPLETED, summary=HEALTHY)),
-        ("Completed", "Success", Joining(COMPLETED)),
-        ("Completed", "Unknown Error", Joining(COMPLETED, -1)),
-        ("In Progress", "N/A", Joining(IN_PROGRESS)),
-        ("Not Started", "N/A", Joining(NOT_STARTED)),
-        ("N/A", "N/A", Joining(NOT_SUPPORTED)),
+        ("Completed", "Success", FabricJoinState(COMPLETED, summary=HEALTHY)),
+        ("Completed", "Success", FabricJoinState(COMPLETED)),
+        ("Completed", "Unknown Error", FabricJoinState(COMPLETED, -1)),
+        ("In Progress", "N/A", FabricJoinState(IN_PROGRESS)),
+        ("Not Started", "N/A", FabricJoinState(NOT_STARTED)),
+        ("N/A", "N/A", FabricJoinState(NOT_SUPPORTED)),
     ],
 )
-def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: Joining) -> None:
+def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: FabricJoinState) -> None:
     second = query("Completed", "Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
     first = query(state, status, **({"Summary": "N/A"} if expected.summary == NO_SUMMARY else {}))
     found = read_query(first + second)
-    assert found == {"GPU-1": expected, "GPU-2": Joining(COMPLETED, summary=HEALTHY)}
+    assert found == {"GPU-1": expected, "GPU-2": FabricJoinState(COMPLETED, summary=HEALTHY)}
     assert [each.split()[0] for each in not_joined(found)] == ([] if expected.is_well else ["GPU-1"])
     assert read_query("") == {}
 
 
-#: Bit by bit as in NVML's header: what it says of a healthy GPU, and what each part adds that is not so.
+#: Bits as in NVML's header: the mask of a healthy GPU, and the message for each fault bit.
 HEALTHY_MASK = 0x1AA
 FAULTY = {
     0x1A9: "its bandwidth is degraded",
@@ -118,11 +118,11 @@ FAULTY = {
 )
 def test_the_mask_is_read_bit_by_bit(mask: int, words: str) -> None:
     assert faults_of(mask) == (words,)
-    # A library without the summary has the mask alone to judge by: degraded bandwidth is what the summary calls limited.
-    judged = Joining(COMPLETED, faults=faults_of(mask))
+    # A library without the summary reports the mask only: degraded bandwidth corresponds to the summary "limited".
+    judged = FabricJoinState(COMPLETED, faults=faults_of(mask))
     assert judged.is_well == (mask == 0x1A9) == judged.is_limited and judged.describe().endswith(f": {words}")
-    # Before it has joined, the health says nothing.
-    assert Joining(IN_PROGRESS, faults=faults_of(mask)).describe() == "is still joining"
+    # Before the GPU has joined, its health is not valid.
+    assert FabricJoinState(IN_PROGRESS, faults=faults_of(mask)).describe() == "is still joining"
 
 
 def test_several_faults_are_all_named_and_none_are_none() -> None:
@@ -143,18 +143,22 @@ def test_several_faults_are_all_named_and_none_are_none() -> None:
     ],
 )
 def test_the_summary_is_what_counts(summary: int, faults: tuple[str, ...], is_well: bool, words: str) -> None:
-    judged = Joining(COMPLETED, 0, summary, faults)
+    judged = FabricJoinState(COMPLETED, 0, summary, faults)
     assert (judged.is_well, judged.describe()) == (is_well, words)
-    assert not Joining(COMPLETED, 999, HEALTHY).is_well, "one that could not join is not well whatever the summary says"
+    assert not FabricJoinState(COMPLETED, 999, HEALTHY).is_well, (
+        "one that could not join is not well whatever the summary says"
+    )
 
 
 def test_gpus_are_waited_for_until_the_time_is_over() -> None:
-    answers = iter([{"a": Joining(NOT_STARTED)}, {"a": Joining(IN_PROGRESS)}, {"a": Joining(COMPLETED)}])
+    answers = iter(
+        [{"a": FabricJoinState(NOT_STARTED)}, {"a": FabricJoinState(IN_PROGRESS)}, {"a": FabricJoinState(COMPLETED)}]
+    )
     now = iter(range(100))
     wait(lambda: next(answers), 10, clock=lambda: float(next(now)), sleep=lambda seconds: None)
     with pytest.raises(PackageProblem) as caught:
         wait(
-            lambda: {"a": Joining(IN_PROGRESS), "b": Joining(COMPLETED)},
+            lambda: {"a": FabricJoinState(IN_PROGRESS), "b": FabricJoinState(COMPLETED)},
             3,
             clock=lambda: float(next(now)),
             sleep=lambda seconds: None,

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._openpgp import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import read_source
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import Places
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.openpgp import (
     KeyProblem,
     checked_key,
     fingerprints,
     signers,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import read_source
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Places
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "packages"))
 
@@ -27,7 +27,7 @@ import nvidia
 BEGIN = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 FINISH = "-----END PGP PUBLIC KEY BLOCK-----"
 HEAD, END = f"{BEGIN}\n\n", f"\n{FINISH}\n"
-#: The sample keys of RFC 9580, A.1 and A.3. Of the second one only the primary key.
+#: The sample keys of RFC 9580, A.1 and A.3. Of the second one, only the primary key.
 FOURTH = f"{HEAD}xjMEU/NfCxYJKwYBBAHaRw8BAQdAPwmJlL3ZFu1AUxl5NOSofIBzOhKA1i+AEJku\nQ+47JAY={END}"
 SIXTH = f"{HEAD}xioGY4d/4xsAAAAg+U2nu0jWCmHlZ3BqZYfQMxmZu52JGggkLq2EVD34laM={END}"
 FOURTH_PRINT = "C959BDBAFA32A2F89A153B678CFDE12197965A9A"
@@ -52,7 +52,7 @@ def armor(packets: bytes) -> str:
 
 
 def packet(tag: int, body: bytes) -> bytes:
-    """Return a packet with a length of five bytes."""
+    """Return a packet with a length field of five bytes."""
     return bytes((0xC0 | tag, 255)) + len(body).to_bytes(4, "big") + body
 
 
@@ -148,7 +148,7 @@ def test_fingerprints_of_rfc_9580_samples_match() -> None:
 
 
 def test_gpg_lists_only_the_pinned_key_in_the_installed_file(tmp_path: Path) -> None:
-    """gpg finds a second key in the given file. The module rejects that file, and writes one with the pinned key alone from a proper one."""
+    """gpg finds a second key in the given file: the module rejects that file. From a valid one it writes only the pinned key."""
 
     def shown(text: str) -> list[str]:
         path, home = tmp_path / "key.asc", tmp_path / "gpg"
@@ -164,7 +164,7 @@ def test_gpg_lists_only_the_pinned_key_in_the_installed_file(tmp_path: Path) -> 
             "--with-subkey-fingerprints",
             path,
         ]
-        # What gpg returns for a file with anything else in it is no matter: which keys it lists is.
+        # The exit status of gpg for a file with other content does not matter, only the listed keys.
         done = subprocess.run(words, check=False, capture_output=True, text=True)
         found = [line.split(":")[9] for line in done.stdout.splitlines() if line.startswith("fpr:")]
         assert found, f"gpg returned {done.returncode}: {done.stderr}"

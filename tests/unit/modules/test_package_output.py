@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A package manager with much output is not killed while it installs."""
+"""A package manager with much output is not killed during an installation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._dnf_tool import Dnf
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.dnf import Dnf
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
-#: Writes 2 MiB, as dpkg with a warning for each file of a list that is missing, and then does its work.
+#: Writes 2 MiB, as dpkg does with a warning for each missing file of a list, and then does its work.
 PROGRAM = "#!/bin/sh\nhead -c 2097152 /dev/zero | tr '\\0' 'w'\necho done > {mark}\n"
 
 

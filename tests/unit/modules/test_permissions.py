@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A module that runs without root says so where the operating system denies it something."""
+"""A module without root permissions reports this when the operating system denies an action."""
 
 from __future__ import annotations
 

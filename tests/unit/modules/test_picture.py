@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The picture of a fleet as data."""
+"""The fleet report as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _report
+from ansible_collections.dra.accelerators.plugins.module_utils._report import node_report
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import waiting
@@ -45,7 +45,7 @@ def test_who_has_what_of_a_device() -> None:
     (held,) = part["partitions"]
     assert (held["profile"], held["start"], held["size"], held["claims"]) == ("3g.40gb", 4, 4, ["research/notebook"])
     assert part["used_bytes"] == held["memory_bytes"] > 0
-    # Four of the small ones, or one more large one, fit into the other half.
+    # Four small partitions or one more large partition fit into the other half.
     assert part["fits"]["3g.40gb"] == 1 and part["fits"]["1g.10gb"] == 4 and "" not in part["fits"]
     assert picture["claims"][0]["pods"] == ["trainer"]
     assert picture["totals"]["full"] == picture["totals"]["partly"] == 1
@@ -87,7 +87,7 @@ def test_a_silent_node_is_drawn_by_what_is_published_of_it() -> None:
 
 
 def known_before() -> tuple[Fleet, Json]:
-    """A node with a sick device and one that differs, and the picture of it three hours before everything is asked again."""
+    """Return a fleet with a faulty device and a device that differs, and its report from three hours earlier."""
     fleet, devices = Fleet(), boards(3)
     devices[1] = replace(devices[1], health=BROKEN)
     fleet.node("node-1", devices, [{"match": {"index": 2}, "mode": "static", "partitions": {"3g.40gb": 2}}])
@@ -106,12 +106,12 @@ def test_of_a_silent_node_its_health_and_what_differs_are_shown_with_their_age()
     assert other["drift"] is not None and other["drift"] == device(former, "node-1", 2)["drift"]
     assert well["claims"] == ["research/training"] and found["nodes"][0]["source"] == "cluster"
     assert (found["totals"]["sick"], found["totals"]["drifting"], found["totals"]["silent"]) == (1, 1, 1)
-    # However often nobody has answered since, it is as old as it is.
+    # The age counts from the last answer, independent of later unanswered reports.
     later = fleet.picture(former=found, generated="2026-11-25T07:00:00Z")
     assert device(later, "node-1", 1)["as_of"] == {"at": "2026-11-24T07:00:00Z", "seconds": 24 * 3600}
     text = page(later)
-    assert "As its node told 24 h ago (2026-11-24 07:00:00 UTC)" in text
-    # Once it answers nothing is from before.
+    assert "State from 24 h ago (2026-11-24 07:00:00 UTC)" in text
+    # After the node answers, no value is from an earlier report.
     fleet.node("node-1", boards(3), publish=False)
     assert "as_of" not in device(fleet.picture(former=later), "node-1", 1)
 
@@ -123,7 +123,7 @@ def test_of_a_silent_node_that_publishes_nothing_its_devices_are_those_of_before
     found = fleet.picture(former=former)
     assert found["nodes"][0]["source"] == "none" and len(found["nodes"][0]["devices"]) == 3
     whole, sick = device(found, "node-1", 0), device(found, "node-1", 1)
-    # Nobody can have it, and who has it the cluster knows: not who had it then.
+    # The first device is withheld. Its claims come from the cluster, not from the earlier report.
     assert (whole["state"], whole["claims"], whole["fits"], sick["state"]) == ("withheld", [], {}, "sick")
     assert found["models"][0] == former["models"][0]
     alone = fleet.picture(cluster=False, former=former)
@@ -132,15 +132,15 @@ def test_of_a_silent_node_that_publishes_nothing_its_devices_are_those_of_before
 
 def test_of_a_vendor_whose_driver_is_away_as_well() -> None:
     fleet, former = known_before()
-    away = _report.Answer("nvidia", "gpu.nvidia.com", None, (), "no library")
-    fleet.answers["node-1"] = _report.node_report([away], None, "", {"kernel": "", "release": "", "drivers": {}})
+    away = node_report.Answer("nvidia", "gpu.nvidia.com", None, (), "no library")
+    fleet.answers["node-1"] = node_report.node_report([away], None, "", {"kernel": "", "release": "", "drivers": {}})
     found = fleet.picture(former=former)
     assert found["nodes"][0]["source"] == "node" and found["totals"]["silent"] == 0
     assert device(found, "node-1", 0)["claims"] == ["research/training"]
     assert device(found, "node-1", 1)["state"] == "sick" and device(found, "node-1", 1)["as_of"]["seconds"] == 3 * 3600
-    # Without a former report it is drawn by what is published of it, as a silent node is.
+    # Without an earlier report the published devices are shown, as for any node without an answer.
     assert len(fleet.picture()["nodes"][0]["devices"]) == 3
-    # A device that is gone from a node that answers is not brought back.
+    # A device that is missing from a node's answer does not return from the earlier report.
     fleet.answers["node-1"] = {}
     fleet.slices.clear()
     fleet.node("node-1", boards(2))
@@ -236,7 +236,8 @@ def test_where_devices_are_on_their_machine_and_what_links_them() -> None:
             [each for each in ("pci0000:10", "pci0000:20", "pci0000:30", "pci0000:40") for _twice in (0, 1)],
         )
     ]
-    # One that has not joined reaches nobody, and what joins a machine with others says what its fabric is called.
+    # A device that is not registered in the fabric reaches no other device. Registered devices report the fabric's
+    # name.
     devices = boards(4)
     devices = [replace(each, switched=each.index != 1) for each in devices]
     devices[3] = replace(devices[3], switched=False, clique=Clique("f00d", 3))

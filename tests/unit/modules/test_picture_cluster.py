@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The picture of a fleet by the module accelerator_report at an API server, and why claims wait, worked out there."""
+"""The fleet report of the module accelerator_report from an API server, and its reasons for pending claims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _claim_explanations
+from ansible_collections.dra.accelerators.plugins.module_utils._scheduling import explain_sources
 from pictured import SCHEMA, TAINT, Json, Page, published
 
 from tests.fleets import Fleet, boards
@@ -25,7 +25,7 @@ MIG_CLASS = {
 
 
 class Cluster(JsonServer):
-    """Gives the lists of a fleet, as an API server does; ``forbidden`` are parts of paths that may not be seen."""
+    """A server with the lists of a fleet. ``forbidden`` are parts of paths that are denied."""
 
     def __init__(self, fleet: Fleet) -> None:
         base = "/apis/resource.k8s.io"
@@ -113,7 +113,7 @@ def test_report_names_extended_resource_of_several_classes(run_here: Callable[..
 
 
 def wants(fleet: Fleet, pod: str, claim: str, profile: str, since: str) -> None:
-    """A pod that waits for partitions of a profile."""
+    """Return a pod that waits for partitions of a profile."""
     fleet.waits(pod, claim, "0/1 nodes are available", since)
     selector = {"cel": {"expression": f"device.attributes['gpu.nvidia.com'].profile == '{profile}'"}}
     fleet.claims[-1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
@@ -153,7 +153,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
             "none are asked for twice"
         )
 
-        monkeypatch.setattr(_claim_explanations, "MOST_EXPLAINED", 1)
+        monkeypatch.setattr(explain_sources, "MOST_EXPLAINED", 1)
         said, notes, _asked = ask(reasons={})
         assert [said[f"research/{name}"]["source"] for name in ("large", "late", "small", "odd")] == [
             *("explained", "explained", "scheduler", "scheduler")
@@ -168,7 +168,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
         said, notes, asked = ask(explain=False)
         assert said["research/large"]["source"] == "scheduler" and notes == []
         assert not any("nodes" in each for each in asked)
-        monkeypatch.setattr(_claim_explanations, "HAS_CEL", False)
+        monkeypatch.setattr(explain_sources, "HAS_CEL", False)
         cluster.asked.clear()
         said, notes, asked = ask()
         assert said["research/large"]["source"] == "scheduler" and "cel-expr-python" in notes[0] and len(notes) == 1
@@ -181,7 +181,7 @@ def test_what_is_explained_has_an_end() -> None:
         fleet.node(f"node-{number:02d}", boards(1, number=number))
     wants(fleet, "odd-0", "odd", "5g.50gb", "2026-11-24T09:10:00Z")
     wants(fleet, "more-0", "more", "6g.60gb", "2026-11-24T09:20:00Z")
-    objects = _claim_explanations.Objects()
+    objects = explain_sources.Objects()
     nodes = [{"metadata": {"name": name}} for name in (*fleet.answers, "without-devices")]
     for kind, documents in {
         "ResourceClaim": fleet.claims,
@@ -191,10 +191,10 @@ def test_what_is_explained_has_an_end() -> None:
     }.items():
         for each in documents:
             objects.add(kind, each, "")
-    found, left = _claim_explanations.reasons(objects, fleet.pending)
+    found, left = explain_sources.reasons(objects, fleet.pending)
     assert left == 0 and set(found) == {"research/odd-0", "research/more-0"}
     assert "Looked at were 13 of 31 nodes that could be asked." in found["research/odd-0"]["message"]
     assert found["research/odd-0"]["code"] == "nothing" and found["research/odd-0"]["remedy"] == ""
-    clock = iter((0.0, 1.0, _claim_explanations.MOST_SECONDS + 2))
-    found, left = _claim_explanations.reasons(objects, fleet.pending, lambda: next(clock))
+    clock = iter((0.0, 1.0, explain_sources.MOST_SECONDS + 2))
+    found, left = explain_sources.reasons(objects, fleet.pending, lambda: next(clock))
     assert set(found) == {"research/odd-0"} and left == 1

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page that is made of the picture of a fleet: what is on it, and that no name becomes markup."""
+"""The HTML page of the fleet report: its content, and no name becomes markup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>" onm
 
 
 def hostile(value: Any) -> Any:
-    """The same with every text that comes from somebody else made hostile."""
+    """Return the value with hostile text instead of each string from outside."""
     if isinstance(value, dict):
         return {
             key: each if key in ("state", "source", "generated", "since") else hostile(each)
@@ -78,17 +78,17 @@ def test_the_page_stands_alone_and_says_the_most_without_scripts() -> None:
         "footer",
     ]
     assert found.tags.count("table") == found.tags.count("caption")
-    # What is included goes through the template engine as well.
+    # Included files pass through the template engine too.
     assert not any(re.search(r"\{[{%#]", (TEMPLATES / name).read_text()) for name in ("report.css", "report.js"))
 
 
-def test_a_fleet_on_which_all_is_well_says_so() -> None:
+def test_healthy_fleet_reports_no_problems() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(1))
     text = Page(page(fleet.picture())).text
-    assert "All devices are well and all nodes have answered." in text and "Nothing waits for devices." in text
-    assert "No node has a layout that it could differ from." in text
-    assert "The cluster was not asked." in Page(page(fleet.picture(cluster=False))).text
+    assert "All devices are healthy, and all nodes answered." in text and "No claim is pending." in text
+    assert "No node has a layout." in text
+    assert "The cluster was not queried." in Page(page(fleet.picture(cluster=False))).text
     assert Page(page(Fleet().picture())).ids
 
 

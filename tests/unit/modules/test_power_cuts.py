@@ -1,37 +1,63 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Power cuts under each writer of node state, on ext4 and XFS: afterwards the previous state is there or the new one, and the new one once the
-writer has returned."""
+"""Power cuts during each write of node state, on ext4 and XFS: afterwards there is the previous or the new state, and
+after the writer has returned, the new one.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.dra.accelerators.plugins.module_utils import _driver_install, _stopped_services
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import Record as ContainerdRecord
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles
-from ansible_collections.dra.accelerators.plugins.module_utils.core import repartition_record, repartition_steps
-from ansible_collections.dra.accelerators.plugins.module_utils.core.nvidia.numbering import Numbering
-from ansible_collections.dra.accelerators.plugins.module_utils.core.settings_record import (
-    Noted,
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import CopiedFiles
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import Change
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import (
+    Record as ContainerdRecord,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._host import driver_installation, stopped_services
+from ansible_collections.dra.accelerators.plugins.module_utils._layout import layout_module
+from ansible_collections.dra.accelerators.plugins.module_utils._packages import (
+    dnf,
+    rpm_base,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._packages import (
+    kept_packages as packages_kept_packages,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.health import repair_marks
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import (
+    progress as repartition_progress,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition import (
+    record as repartition_record,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils.core.settings.settings_record import (
+    RecordedValues,
     SettingsRecord,
     write_record,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
-from ansible_collections.dra.accelerators.plugins.modules import containerd_handler, docker_runtime, file_set
-from dra_driver.supervisors.ways import Ways
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.nvidia.numbering import Numbering
+from ansible_collections.dra.accelerators.plugins.modules import ascend_runtime, cdi_spec, docker_runtime, file_set
+from dra_driver import machine, renew_token
+from dra_driver.claims.companion_services import ServiceManager
+from dra_driver.core.health.conditions import Ends, Severity, Sign
+from dra_driver.core.health.tracker import Ailment
+from dra_driver.core.host.companions import Companion
+from dra_driver.supervisors.health import HealthKeeper
+from dra_driver.supervisors.interface_change import Ways
 from driver_node import NEWER, OLDER
 from driver_node import Node as NvidiaNode
 from test_ascend_driver import BOTH
@@ -58,7 +84,7 @@ def ansible_module(folder: Path) -> AnsibleModule:
 
 
 def write_files(node: Path, version: int) -> None:
-    """Files, links, and a removal, with the module that roles write them with."""
+    """Write files and links, and remove one, with the module that roles use."""
     etc = node / "etc/dra-accelerators"
     files: list[dict[str, Any]] = [
         {"path": str(etc / "driver.yaml"), "content": TEXT.format(version)},
@@ -75,19 +101,20 @@ def write_files(node: Path, version: int) -> None:
 
 
 def write_installer_record(node: Path, version: int) -> None:
-    """The record of a driver's installer."""
-    _driver_install.keep_record(System(str(node)), "/var/lib/dra-accelerators/nvidia/record.json", TEXT.format(version))
+    """Write the record of a driver's installer."""
+    path = "/var/lib/dra-accelerators/nvidia/record.json"
+    driver_installation.keep_record(System(str(node)), path, TEXT.format(version), doing="install")
 
 
 def write_stopped_services(node: Path, version: int) -> None:
-    """The services that are to be started again."""
+    """Write the record of services to restart."""
     (node / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
     (node / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
-    _stopped_services._keep(System(str(node)), _stopped_services.record_of("nvidia"), [f"{version}.service"])
+    stopped_services._keep(System(str(node)), stopped_services.record_of("nvidia"), [f"{version}.service"])
 
 
 def write_containerd_files(node: Path, version: int) -> None:
-    """containerd's configuration and its backup, and as CRI-O's and Docker Engine's files, one that a role adds."""
+    """Write containerd's configuration and its backup, and a file that a role adds, as for CRI-O and Docker Engine."""
     (node / "etc/containerd").mkdir(parents=True, exist_ok=True)
     config = node / "etc/containerd/config.toml"
     files = CopiedFiles(ansible_module(node), System(), str(node / "record"), read_record)
@@ -102,39 +129,40 @@ def write_containerd_files(node: Path, version: int) -> None:
     files.make(changes)
 
 
-def write_handler_file(node: Path, version: int) -> None:
-    """containerd's configuration, by the module containerd_handler."""
-    containerd_handler.write(System(), str(node / "config.toml"), TEXT.format(version))
+def write_administrator_file(node: Path, version: int) -> None:
+    """Write a container runtime's configuration, as the modules containerd_handler and docker_runtime do."""
+    System().replace_text(str(node / "config.toml"), TEXT.format(version))
 
 
 def write_settings(node: Path, version: int) -> None:
-    """The record of persistent settings."""
-    noted = {f"GPU-{version}": Noted({"power_limit": version}, {"power_limit": 0})}
+    """Write the record of persistent settings."""
+    noted = {f"GPU-{version}": RecordedValues({"power_limit": version}, {"power_limit": 0})}
     write_record(System(str(node)), "/var/lib/dra-accelerators/settings.json", SettingsRecord("boot-1", noted))
 
 
 def write_repartition_steps(node: Path, version: int) -> None:
-    """The steps of repartitions."""
-    taken = repartition_steps.Taken(float(version), "op", ("GPU-1",), repartition_record.APPLYING)
-    repartition_steps.add(System(str(node)), "/var/lib/kubelet/plugins/gpu.nvidia.com", taken)
+    """Write the steps of repartitions."""
+    taken = repartition_progress.StartedStep(float(version), "op", ("GPU-1",), repartition_record.APPLYING)
+    repartition_progress.add(System(str(node)), "/var/lib/kubelet/plugins/gpu.nvidia.com", taken)
 
 
 def write_repartition_record(node: Path, version: int) -> None:
-    """The record of a repartition, which holds devices."""
+    """Write the record of a repartition, which holds devices."""
     record = repartition_record.Record(f"op-{version}", ("GPU-1",), repartition_record.APPLYING, 1.0, (), ())
     repartition_record.write(System(str(node)), "/var/lib/kubelet/plugins/gpu.nvidia.com", record)
 
 
 def write_gpu_numbers(node: Path, version: int) -> None:
-    """The numbers of GPUs, which names of devices contain."""
+    """Write the numbers of GPUs, which are in the names of devices."""
     numbers = Numbering(System(str(node)))
     numbers.use("/var/lib/kubelet/plugins/gpu.nvidia.com", writes=True)
     numbers.index(f"0000:0{version}:00.0", version)
+    numbers.name(f"0000:0{version}:00.0", version)
     numbers.write()
 
 
 def write_plugin_note(node: Path, version: int) -> None:
-    """The resources that were given away through the kubelet's device-plugin API."""
+    """Write the resources that were allocated through the kubelet's device-plugin API."""
     unused: Any = None
     ways = Ways(
         directory="/var/lib/kubelet/plugins/gpu.nvidia.com",
@@ -149,10 +177,176 @@ def write_plugin_note(node: Path, version: int) -> None:
     ways.note([f"nvidia.com/{version}"])
 
 
-def write_docker_file(node: Path, version: int) -> None:
-    """Docker Engine's configuration."""
-    docker: Any = SimpleNamespace(system=System())
-    docker_runtime.Docker.write(docker, str(node / "daemon.json"), TEXT.format(version), 0o644)
+def write_repair_mark(node: Path, version: int) -> None:
+    """Write the mark with which another program reports a repaired device to the driver."""
+    directory = node / "var/lib/kubelet/plugins/gpu.nvidia.com"
+    directory.mkdir(parents=True, exist_ok=True)
+    repair_marks.mark(str(directory), [f"GPU-{version}"], repair_marks.REPAIRED)
+
+
+def write_machine(node: Path, version: int) -> None:
+    """Write the identity of the state's machine, in an existing and in a new directory."""
+    for directory in ("gpu.nvidia.com", f"gpu-{version}.nvidia.com"):
+        machine.store_machine(str(node / "plugins" / directory), machine.Machine(f"product-{version}", "id"))
+
+
+def write_health(node: Path, version: int) -> None:
+    """Write the faults of devices. The mark of a repair is removed after its effect is on the disk."""
+    directory = "/var/lib/kubelet/plugins/gpu.nvidia.com"
+    unused: Any = None
+    keeper = HealthKeeper(
+        driver="gpu.nvidia.com",
+        directory=directory,
+        system=System(str(node)),
+        boot_id="boot-1",
+        effects={},
+        snapshots=unused,
+        pictures=unused,
+        soon=unused,
+        teller=unused,
+        claims=unused,
+    )
+
+    async def keep() -> None:
+        keeper._load()
+        sign = Sign("error", Severity.FAILED, f"Error {version}.", "Restart the machine.", Ends.RESTART, str(version))
+        keeper._ailments["GPU-1"] = (Ailment(sign, float(version), float(version)),)
+        keeper._keep()
+        assert keeper._writing is not None
+        await keeper._writing
+
+    asyncio.run(keep())
+
+
+def token(version: int) -> str:
+    """Return a token that is due for renewal."""
+    claims = {
+        "sub": "system:serviceaccount:dra-accelerators:driver",
+        "iat": version,
+        "exp": version + 3000,
+        "kubernetes.io": {"node": {"name": "node-1", "uid": "u-1"}},
+    }
+    return ".".join(
+        base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in ({}, claims, {})
+    )
+
+
+def write_token(node: Path, version: int) -> None:
+    """Write the kubeconfig with a renewed token. A role writes the first one."""
+    kubeconfig = node / "kubeconfig"
+    if version == 1:
+        clusters = [{"name": "a", "cluster": {"server": "https://127.0.0.1:1"}}]
+        context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+        users = [{"name": "a", "user": {"token": token(1)}}]
+        content = {"current-context": "a", "contexts": [context], "clusters": clusters, "users": users}
+        kubeconfig.write_text(json.dumps(content))
+        return
+    with mock.patch.object(renew_token, "request_token", lambda *_arguments, **_more: token(version)):
+        assert renew_token.renew(str(kubeconfig), lifetime=3000, system=System()).renewed
+
+
+def write_companion_files(node: Path, version: int) -> None:
+    """Write the files of an MPS daemon, of an existing and of a new one."""
+    for name in ("claim-1", f"claim-{version}"):
+        companion = Companion("mps", name, ("nvidia.com/gpu=0",), {"VERSION": str(version)}, (f"set {version}",))
+        companions = ServiceManager(System(str(node)))
+        companions._write(companion, ".commands", companion.commands_text)
+        companions._write(companion, ".environment", companion.environment_text)
+
+
+def write_ascend_runtime_record(node: Path, version: int) -> None:
+    """Write the record of the Ascend Docker runtime."""
+    record = ascend_runtime.Record(("/usr/local/Ascend",), unfinished=version == 1)
+    ascend_runtime.keep_record(System(str(node)), "/var/lib/dra-accelerators/ascend-runtime.json", record)
+
+
+def write_docker_record(node: Path, version: int) -> None:
+    """Write the record of a runtime in Docker's configuration, and that configuration."""
+    (node / "docker").mkdir(exist_ok=True)
+    options = {name: option.get("default") for name, option in docker_runtime.argument_spec().items()}
+    docker = docker_runtime.Docker(
+        {**options, "name": "ascend", "config": str(node / "docker/daemon.json"), "records": str(node / "lib")}
+    )
+    docker.keep(docker_runtime.Record(TEXT.format(0), str(version), str(version - 1)))
+    docker.put(TEXT.format(version))
+
+
+def write_package_files(node: Path, version: int) -> None:
+    """Write package sources and keys, and the packages that are kept for a rollback."""
+    system = System(str(node))
+    changes = [
+        packages_kept_packages.FileChange("/etc/apt/sources.list.d/x.sources", None, TEXT.format(version)),
+        packages_kept_packages.FileChange("/etc/apt/preferences.d/x", None, "x\n" if version == 1 else None),
+    ]
+    packages_kept_packages.write_files(system, changes)
+    unused: Any = None
+    keeper = packages_kept_packages.Keeper(
+        system, unused, "/var/lib/dra-accelerators/x/packages", keep=True, title="", hint=""
+    )
+    keeper.ready()
+    for name in ("/brought/same.deb", f"/brought/{version}.deb"):
+        if not system.exists(name):
+            system.write_atomic(name, TEXT.format(version).encode())
+        keeper.take({"x": name})
+
+
+def write_rpm_keys(node: Path, version: int) -> None:
+    """Write the keys that rpm trusts for this collection, and a running import."""
+    (node / "key.asc").write_text("key\n")
+
+    class Tool(dnf.Dnf):
+        """An rpm that imports a key."""
+
+        imported: ClassVar = {"gpg-pubkey-00000000-0"}
+
+        def _keys(self) -> set[str]:
+            return set(self.imported)
+
+        def _end_import(self) -> None:
+            """Keep the record of the import, as in a run that is killed then."""
+
+        def said(self, _argv: Any, **_more: Any) -> str:
+            self.imported.add(f"gpg-pubkey-0000000{version}-0")
+            return ""
+
+    places = SimpleNamespace(key="/key.asc")
+    with mock.patch.object(rpm_base.openpgp, "fingerprints", lambda _text: [f"0000000{version}"]):
+        rpm_base.RpmTool.trust(Tool(System(str(node)), timeout=1.0), places)  # type: ignore[arg-type]
+
+
+def write_cdi_file(node: Path, version: int) -> None:
+    """Write a CDI file that survives claims and boots."""
+    wanted = {
+        "cdiVersion": "0.6.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [{"name": str(version), "containerEdits": {"env": [f"A={version}"]}}],
+    }
+    module: Any = SimpleNamespace(
+        params={"kind": "nvidia.com/gpu", "directory": "/etc/cdi", "state": "present", "state_path": None},
+        check_mode=False,
+    )
+    backend: Any = lambda _system: SimpleNamespace(driver_name="gpu.nvidia.com", number_by=lambda _directory: None)  # noqa: E731
+    with (
+        mock.patch.object(cdi_spec, "describe", lambda *_arguments: (wanted, [])),
+        mock.patch.object(cdi_spec, "state_directory_of", lambda *_arguments: ""),
+        mock.patch.dict(cdi_spec.BACKENDS, {"nvidia": backend}),
+    ):
+        assert cdi_spec.bring_about(module, System(str(node)), "nvidia")[0]["changed"]
+
+
+def write_layout_checkpoint(node: Path, version: int) -> None:
+    """Write the checkpoint from which a layout is restored."""
+    module: Any = SimpleNamespace(
+        params={"state_path": "", "checkpoint_file": "/root/layout.json"}, check_mode=False, warn=lambda _text: None
+    )
+    backend: Any = SimpleNamespace(vendor="nvidia")
+    with (
+        mock.patch.object(
+            layout_module, "look_at", lambda *_arguments: SimpleNamespace(devices=(), faulty=(), prepared=())
+        ),
+        mock.patch.object(layout_module, "to_text", lambda *_arguments: TEXT.format(version)),
+    ):
+        assert layout_module.checkpoint_devices(module, backend, System(str(node)))["changed"]
 
 
 def read_tree(node: Path) -> object:
@@ -175,13 +369,23 @@ WRITERS = {
         write_installer_record,
         write_stopped_services,
         write_containerd_files,
-        write_handler_file,
+        write_administrator_file,
         write_settings,
         write_repartition_steps,
         write_repartition_record,
         write_gpu_numbers,
         write_plugin_note,
-        write_docker_file,
+        write_repair_mark,
+        write_machine,
+        write_health,
+        write_token,
+        write_companion_files,
+        write_ascend_runtime_record,
+        write_docker_record,
+        write_package_files,
+        write_rpm_keys,
+        write_cdi_file,
+        write_layout_checkpoint,
     )
 }
 
@@ -211,7 +415,7 @@ def test_power_cut_leaves_previous_or_new_state(disk: Disk, name: str) -> None:
 
 
 def test_missing_sync_is_found(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a sync of its data a new file is empty after the cut: the harness sees it."""
+    """Without a sync of its data a new file is empty after the cut: the test harness detects it."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
     with pytest.raises(AssertionError):
         check_cuts(disk, lambda node, version: System(str(node)).write_atomic(f"/{version}", b"x" * 100))

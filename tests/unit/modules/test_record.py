@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Records of what modules have changed on a node: what is written is read again, and what is no record is named."""
+"""Records of the modules' changes on a node: a written record can be read, and invalid content is reported."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import (
-    _ascend_packages,
-    _ascend_runtime,
-    _containerd_plan,
-    _docker,
-    _record,
+from ansible_collections.dra.accelerators.plugins.module_utils._ascend_host import docker_runtime, driver_packages
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd import (
+    plan as containerd_plan,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker import (
+    runtimes as docker_runtimes,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host import change_record
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 KINDS: tuple[tuple[Any, Any], ...] = (
     (
-        _ascend_packages,
-        _ascend_packages.Record({"driver": {"version": "25.2"}}, {"driver": {"version": "25.0"}}, "boot", "firmware"),
+        driver_packages,
+        driver_packages.Record({"driver": {"version": "25.2"}}, {"driver": {"version": "25.0"}}, "boot", "firmware"),
     ),
-    (_ascend_runtime, _ascend_runtime.Record(("/usr/local/Ascend",))),
+    (docker_runtime, docker_runtime.Record(("/usr/local/Ascend",))),
     (
-        _containerd_plan,
-        _containerd_plan.Record({"/a": _containerd_plan.Entry(True, "digest", {"b": 1})}, ("/c",), restart=True),
+        containerd_plan,
+        containerd_plan.Record({"/a": containerd_plan.Entry(True, "digest", {"b": 1})}, ("/c",), restart=True),
     ),
-    (_docker, _docker.Record(None, "digest")),
+    (docker_runtimes, docker_runtimes.Record(None, "digest")),
 )
 
 
@@ -45,4 +46,4 @@ def test_what_is_no_record_is_named_with_what_to_do(module: Any, text: str) -> N
 
 def test_a_version_that_is_not_known_is_told() -> None:
     with pytest.raises(AcceleratorError, match="version 2"):
-        _record.read('{"version": 2}', "/record", dict, of="changed", hint="Remove it.")
+        change_record.read('{"version": 2}', "/record", dict, of="changed", hint="Remove it.")

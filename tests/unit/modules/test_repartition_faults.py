@@ -1,11 +1,12 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook repartition with everything that can go wrong at each of its steps, and what the next run makes of it.
+"""Inject each fault into each step of the playbook repartition, and verify that the next run recovers.
 
-At each step of an operation the API server goes away, the node goes away, the record cannot be written, the silicon refuses, or all of
-Ansible is killed. The run has to name the step; what it leaves is one layout altogether or something that nobody new is given; and the
-next run, by turns with the new and with the former layout, has to end with one layout, no record and no rule. `-rP` prints the table.
+Faults: no API server, an unreachable node, an unwritable record, an error of the silicon, or a killed Ansible. The run
+has to name the step. Afterwards the node has one complete layout, or its devices are tainted so that new claims cannot
+get them. The next run requests the new and the previous layout in turn, and has to end with one layout, no record, and
+no rule. `-rP` prints the table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.layout_rules import parse_rules
+from ansible_collections.dra.accelerators.plugins.module_utils.core.partitioning.rules import parse_rules
 from repartition_world import FIRST, KILLED, LAYOUT, SECOND, Cluster, away, play_all, steps
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ pytestmark = pytest.mark.prove
 
 STEPS = steps()
 HOLD, DRAIN, UNPREPARED, CHANGE, LOOK, BOOT, TELL, PUBLISH, WAIT, OPEN = STEPS
-#: Those that ask the API server, and those that are done on the node; of the latter, those that write down how far it is.
+#: Steps that use the API server, and steps that run on the node. The last group writes progress to the record.
 ASK = (DRAIN, WAIT, OPEN)
 ON_NODE = tuple(each for each in STEPS if each not in ASK)
 WRITE = (HOLD, UNPREPARED, TELL)
-#: Functions of NVML that a change of the layout calls, or the look at it.
+#: NVML calls of the layout change and of the verification after it, each with its step.
 CALLS = (
     (CHANGE, "nvmlComputeInstanceDestroy"),
     (CHANGE, "nvmlGpuInstanceDestroy"),
@@ -43,7 +44,7 @@ CALLS = (
 
 @dataclass
 class World:
-    """A node with the first layout, and its cluster; ``folder`` has the driver's state."""
+    """A node with the first layout, and its cluster. ``folder`` has the driver's state."""
 
     node: Node
     cluster: Cluster
@@ -57,14 +58,14 @@ class World:
         return Counter(profile for profile, _start in self.node.partitions()[0])
 
     def left(self) -> str:
-        """What there is, in words."""
+        """Return the current layout, the recorded step, and the number of rules as text."""
         step = json.loads(self.record.read_text())["step"] if self.record.is_file() else "no record"
         layouts = (("former layout", FIRST), ("new layout", SECOND))
         there = next((name for name, each in layouts if self.profiles() == Counter(each["partitions"])), "neither")
         return f"{there}, {step}, {len(self.cluster.rules)} rules"
 
     def boot(self) -> str:
-        """Return which layout the first GPU has after a reboot."""
+        """Return the layout that the first GPU has after a reboot."""
         rules = parse_rules(json.loads((self.folder / "kubelet" / LAYOUT).read_text(encoding="utf-8")))
         rule = next(rule for rule in rules if rule.match.uuid in (None, (self.uuid,)))
         counts = Counter[str]()
@@ -75,11 +76,11 @@ class World:
 
     @property
     def uuid(self) -> str:
-        """The UUID of the first GPU."""
+        """Return the UUID of the first GPU."""
         return str(self.node.module("accelerator_info", {})["devices"][0]["uuid"])
 
     def at(self, step: str, what: Callable[[], bool]) -> None:
-        """Have something done as that step begins, the first time."""
+        """Call ``what`` the first time that the step begins."""
         done: list[str] = []
 
         def once(task: str) -> bool:
@@ -91,7 +92,7 @@ class World:
         self.cluster.at_step = once
 
     def mend(self) -> None:
-        """Have nothing wrong any more."""
+        """Remove all injected faults."""
         self.cluster.away = False
         self.cluster.at_step = lambda _task: False
         away(self.folder).unlink(missing_ok=True)
@@ -110,17 +111,17 @@ def world(node: Node, tmp_path: Path) -> Iterator[World]:
 
 
 def whole(world: World, layout: dict[str, object]) -> None:
-    """One layout altogether, and nothing left over."""
+    """Assert that the node has this layout, no record, and no rule."""
     assert world.profiles() == Counter(layout["partitions"])
     assert not world.record.exists() and not world.cluster.rules
 
 
 def next_run(world: World, injected: str, step: str, *, reverts: bool) -> None:
-    """What is left is whole or closed, and the next run ends it; prints its row of the table."""
+    """Assert that the node has one layout or taints, and that the next run completes. Print a row of the table."""
     world.mend()
     left = world.left()
     if "neither" in left:
-        # Half a layout is nobody's: what goes is tainted and held.
+        # No new claim can get half a layout: the devices to be deleted are tainted and held.
         assert world.cluster.rules and world.record.exists()
     if world.cluster.rules:
         assert len(world.cluster.rules) == 2, "all that goes is tainted, or nothing"
@@ -131,7 +132,7 @@ def next_run(world: World, injected: str, step: str, *, reverts: bool) -> None:
 
 
 def failed_at(world: World, step: str) -> str:
-    """Play to the second layout, which has to fail and name a step; returns what was said."""
+    """Play to the second layout, assert that the run fails and names the step, and return the output."""
     done = play_all(world.node, world.cluster, world.folder, SECOND)
     assert done.returncode not in (0, KILLED), done.stdout
     assert f'"{step}" failed' in done.stdout, done.stdout
@@ -144,7 +145,7 @@ def test_ansible_is_killed(world: World, step: str, *, reverts: bool) -> None:
     world.at(step, lambda: True)
     done = play_all(world.node, world.cluster, world.folder, SECOND)
     assert done.returncode == KILLED, done.stdout + done.stderr
-    # A reboot restores what was verified, and what is published from then on.
+    # A reboot restores the verified layout once it has been recorded.
     assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "former layout")
     next_run(world, "killed as it begins", step, reverts=reverts)
 
@@ -169,7 +170,7 @@ def test_the_node_goes_away(world: World, step: str) -> None:
     world.at(step, goes)
     done = play_all(world.node, world.cluster, world.folder, SECOND)
     assert done.returncode not in (0, KILLED), done.stdout
-    # Ansible itself says so, below the step's name, and does nothing more on that node.
+    # Ansible reports the unreachable node below the step's name, and runs no more tasks on it.
     _before, _line, after = done.stdout.rpartition(f"TASK [{step}]")
     assert "UNREACHABLE" in after and "TASK [" not in after.partition("UNREACHABLE")[0], done.stdout
     next_run(world, "node unreachable from here on", step, reverts=STEPS.index(step) % 2 == 0)
@@ -196,7 +197,7 @@ def test_the_silicon_refuses(world: World, step: str, call: str) -> None:
 
     world.at(step, goes)
     said = failed_at(world, step)
-    assert "has its former layout again, and pods can come" in said, said
+    assert "previous layout was restored, and the device is available" in said, said
     whole(world, FIRST)
     next_run(world, f"{call} fails", step, reverts=False)
 
@@ -209,12 +210,12 @@ def test_the_silicon_refuses_the_way_back_as_well(world: World, *, reverts: bool
 
     world.at(CHANGE, goes)
     said = failed_at(world, CHANGE)
-    assert "The former layout could not be put back: Put the GPU back" in said, said
+    assert "The previous layout could not be restored: Restore the previous layout of the GPU" in said, said
     next_run(world, "no partition can be made any more", CHANGE, reverts=reverts)
 
 
 def test_the_look_finds_something_else(world: World) -> None:
-    """Somebody takes a partition away between the change and the look."""
+    """Another tool deletes a partition between the change and the verification: the run fails, and the next run completes."""
 
     def goes() -> bool:
         parts = {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
@@ -223,7 +224,7 @@ def test_the_look_finds_something_else(world: World) -> None:
 
     world.at(LOOK, goes)
     said = failed_at(world, LOOK)
-    assert "has its former layout again" in said, said
+    assert "previous layout was restored" in said, said
     next_run(world, "somebody takes a partition away", LOOK, reverts=False)
 
 
@@ -234,5 +235,5 @@ def test_the_gpu_is_lost_while_it_is_changed(world: World) -> None:
 
     world.at(CHANGE, goes)
     said = failed_at(world, LOOK)
-    assert "The former layout could not be put back: See that the GPU is what it was" in said, said
+    assert "The previous layout could not be restored: Verify the previous layout of the GPU" in said, said
     next_run(world, "GPU is lost, and is there again", CHANGE, reverts=False)

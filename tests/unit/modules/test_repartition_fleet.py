@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook repartition over several devices and nodes: in what order they go, and what is not begun any more where one has failed."""
+"""The playbook repartition on several devices and nodes: the order of operations, and the operations that it skips after a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_record import Record
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.record import Record
 from driver_store import claim
 from repartition_world import FIRST, KILLED, Cluster, kubelet, play_all
 
@@ -26,12 +26,12 @@ BOTH = [0, 1]
 OLD: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"1g.10gb": 2}}
 NEW: Json = {"match": {"index": BOTH}, "mode": "static", "partitions": {"2g.20gb": 1}}
 REFUSED = ("call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
-TELL = "Tell the driver how the device is to be published"
+TELL = "Configure the driver's layout of the device"
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, make_node: Callable[..., Node]) -> Iterator[Cluster]:
-    """Three nodes, two GPUs of each with the old layout."""
+    """Yield the cluster of three nodes with the old layout on two GPUs each."""
     nodes = {name: make_node("8xH100", f"node-{name}") for name in "abc"}
     for name, each in nodes.items():
         (kubelet(tmp_path, name) / "plugins/gpu.nvidia.com").mkdir(parents=True)
@@ -41,7 +41,7 @@ def cluster(tmp_path: Path, make_node: Callable[..., Node]) -> Iterator[Cluster]
 
 
 def new(cluster: Cluster) -> dict[str, list[int]]:
-    """Of each node the GPUs that have the new layout. The others have the old one."""
+    """Return the GPUs with the new layout by node. Assert the old layout on the others."""
     found: dict[str, list[int]] = {}
     for name, node in cluster.nodes.items():
         profiles = {gpu: Counter(each for each, _start in parts) for gpu, parts in node.partitions().items()}
@@ -51,14 +51,14 @@ def new(cluster: Cluster) -> dict[str, list[int]]:
 
 
 def is_closed(cluster: Cluster, folder: Path) -> bool:
-    """Whether anything is held, by a record or by a taint."""
+    """Return whether a record or a taint exists."""
     return bool(cluster.rules) or any(
         (kubelet(folder, name) / "plugins/gpu.nvidia.com/repartition.json").exists() for name in cluster.nodes
     )
 
 
 def said(text: str) -> str:
-    """What Ansible has said, on one line."""
+    """Return the output of Ansible on one line."""
     return " ".join(text.split())
 
 
@@ -76,7 +76,7 @@ def test_the_others_of_a_batch_finish_what_they_have_begun_and_begin_no_more(clu
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": [0], "c": []}, done.stdout
-    assert "a failed, so device 1 of b and what comes after it is not begun" in said(done.stdout), done.stdout
+    assert "a failed, so device 1 of b and later devices were not changed" in said(done.stdout), done.stdout
     assert not is_closed(cluster, tmp_path)
     assert "told b" not in done.stdout, "the layout of all its devices is not written down before all have it"
 
@@ -88,7 +88,7 @@ def test_node_failure_completes_other_nodes_of_the_batch_and_stops(cluster: Clus
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not is_closed(cluster, tmp_path), done.stdout
-    assert "told b" in done.stdout and "a failed, so c and what comes after it is not begun" in said(done.stdout)
+    assert "told b" in done.stdout and "a failed, so c and later nodes were not started" in said(done.stdout)
 
 
 @pytest.mark.prove
@@ -101,7 +101,7 @@ def test_a_node_on_which_nothing_changes_stops_nobody(cluster: Cluster, tmp_path
 
 
 def planned(node: Node, folder: Path, *layout: Json, former: list[Json]) -> list[Json]:
-    """The operations of a node, of which each is told the driver's rules as the one before it has left them."""
+    """Return the operations of a node. Each operation starts with the driver layout that the previous one leaves."""
     options = {"layout": list(layout), "former_layout": former, "kubelet_root": str(folder), "vendor": ["nvidia"]}
     operations: list[Json] = node.module("device_repartition", options)["operations"]
     for one, following in zip(operations, operations[1:], strict=False):
@@ -114,7 +114,7 @@ def indexes(operations: list[Json]) -> list[int]:
 
 
 def test_who_has_to_leave_finds_what_the_others_make(node: Node, tmp_path: Path) -> None:
-    """First what an earlier run has begun, then devices from which nobody has to go, then the others; each in the devices' order."""
+    """Operations of an earlier run are first, then idle devices, then devices in use. Each group is sorted by device."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
     state.mkdir(parents=True)
     board = node.layout(OLD)["after"][0]
@@ -136,7 +136,7 @@ def test_who_has_to_leave_finds_what_the_others_make(node: Node, tmp_path: Path)
 
 
 def test_the_driver_is_told_before_that_is_published_which_a_killed_run_has_left(node: Node, tmp_path: Path) -> None:
-    """Ansible was killed where it would have told the driver: of a GPU that is done, while another one is still to be changed or none."""
+    """Ansible was killed before it updated the driver's layout, with and without another GPU to change: the next run updates it first."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
     state.mkdir(parents=True)
     former = [{"match": {}, "mode": "dynamic"}]
@@ -150,6 +150,6 @@ def test_the_driver_is_told_before_that_is_published_which_a_killed_run_has_left
         cluster.at_step = lambda _task: False
         done = play_all(node, cluster, tmp_path, FIRST, *former, former_layouts={"a": former})
     assert done.returncode == 0 and not (state / "repartition.json").exists(), done.stdout
-    before, _task, _after = done.stdout.partition("TASK [End what an earlier run has left]")
+    before, _task, _after = done.stdout.partition("TASK [End the operations of an earlier run]")
     (told,) = re.findall(r'"msg": "told a: (.*)"', before)
     assert uuid and json.loads(told.replace('\\"', '"'))[0] == FIRST

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One operation of the playbook repartition, played by Ansible on simulated boards: to its end, and back from steps that fail.
+"""Run one operation of the playbook repartition with Ansible on simulated boards, to its end and back from failing steps.
 
-Every step, with everything that can go wrong there, is in test_repartition_faults.
+For each possible fault at each step, see test_repartition_faults.
 """
 
 from __future__ import annotations
@@ -15,8 +15,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition_steps import Taken, parse
-from repartition_world import DRIVER, FIRST, KILLED, LAYOUT, SECOND, Cluster, Json, planned, play_all, play_operation
+from ansible_collections.dra.accelerators.plugins.module_utils.core.repartition.progress import StartedStep, parse
+from repartition_world import (
+    DRIVER,
+    FIRST,
+    KILLED,
+    LAYOUT,
+    SECOND,
+    SETTINGS,
+    Cluster,
+    Json,
+    planned,
+    play_all,
+    play_operation,
+)
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -35,8 +47,8 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def told(state: Path) -> tuple[Taken, ...]:
-    """The steps that the node driver makes Events of."""
+def told(state: Path) -> tuple[StartedStep, ...]:
+    """Return the steps that the node driver reports as Events."""
     return parse((state / "repartition-steps.json").read_text())
 
 
@@ -55,7 +67,7 @@ def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: P
 def test_reboot_between_operations_restores_the_layout_of_each_device(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
-    """Ansible is killed before the second of two operations: after a reboot the first GPU has the new layout, the second the former one."""
+    """Ansible is killed before the second of two operations: after a reboot the first GPU has the new layout, the second the previous one."""
 
     def on(index: int, rule: Json) -> Json:
         return {**rule, "match": {"index": index}}
@@ -67,21 +79,21 @@ def test_reboot_between_operations_restores_the_layout_of_each_device(
     holds: list[str] = []
 
     def second(task: str) -> bool:
-        holds.extend([task] * (task == "Have the driver prepare no new claim on the device"))
+        holds.extend([task] * (task == "Block new claims on the device in the driver"))
         return len(holds) == 2
 
     cluster.at_step = second
     assert play_all(node, cluster, tmp_path, on(0, SECOND), on(1, SECOND)).returncode == KILLED
     between = node.partitions()
     assert between[0] != between[1] and not (state / "repartition.json").exists()
-    # The reboot: no partition survives it, and the layout unit applies what was written.
+    # The reboot: no partition survives it, and the layout unit applies the saved layout.
     node.reboot()
     node.layout(*json.loads(file.read_text(encoding="utf-8")))
     assert node.partitions() == between
 
 
 class Occupied(Cluster):
-    """A claim has one of the partitions that go, and does not give it back."""
+    """A cluster in which a claim holds one of the partitions to delete, and does not release it."""
 
     device = ""
 
@@ -104,8 +116,8 @@ def test_who_does_not_leave_is_named_and_nothing_is_said_of_a_taint_that_is_gone
         cluster.device = operation["published"][0]
         done = play_operation(node, cluster, tmp_path, operation)
     assert done.returncode != 0 and not cluster.rules and not (state / "repartition.json").exists(), done.stdout
-    _before, _line, said = done.stdout.partition('device 0: "Have nobody on what goes" failed: ')
-    assert "claim default/kept" in said and "pods can come" in said, done.stdout
+    _before, _line, said = done.stdout.partition('device 0: "Drain the devices to remove" failed: ')
+    assert "claim default/kept" in said and "the device is available" in said, done.stdout
     assert "The taint stays" not in said, said
 
 
@@ -117,7 +129,7 @@ def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path
     node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
     done = play_operation(node, cluster, tmp_path, operation)
     assert done.returncode != 0
-    assert "Change the layout of the GPU" in done.stdout and "has its former layout again" in done.stdout, done.stdout
+    assert "Change the layout of the GPU" in done.stdout and "previous layout was restored" in done.stdout, done.stdout
     assert node.partitions()[0] == before
     assert not cluster.rules and not (state / "repartition.json").exists()
     assert [each.step for each in told(state)] == ["draining", "applying", "reverting", "failed"]
@@ -131,13 +143,13 @@ def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_
     node.layout(FIRST)
 
     def goes_away(task: str) -> bool:
-        cluster.away |= task == "Let pods have the device again"
+        cluster.away |= task == "Remove the taint of the device"
         return False
 
     cluster.at_step = goes_away
     done = play_all(node, cluster, tmp_path, SECOND)
     assert done.returncode != 0
-    assert '"Let pods have the device again" failed' in done.stdout, done.stdout
+    assert '"Remove the taint of the device" failed' in done.stdout, done.stdout
     assert len(cluster.rules) == 2 and not (state / "repartition.json").exists()
     cluster.away, cluster.at_step = False, lambda _task: False
     again = play_all(node, cluster, tmp_path, SECOND)
@@ -147,7 +159,7 @@ def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_
 
 @pytest.mark.prove
 def test_what_a_plan_has_written_is_brought_about(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
-    """As plan.yml does, from what the node answers: what is wanted besides goes beside what is there, on the GPUs that the plan names."""
+    """Play a plan as plan.yml does: new partitions are added to the existing ones, on the planned GPUs only."""
     node.layout(FIRST)
     before, file = node.partitions()[0], tmp_path / "layouts.yml"
     answer = node.module("accelerator_report", {"layout": [FIRST], "vendor": ["nvidia"]})["ansible_facts"]
@@ -172,12 +184,12 @@ def test_what_a_plan_has_written_is_brought_about(node: Node, cluster: Cluster, 
 @pytest.mark.prove
 def test_a_run_that_is_killed_is_gone_on_with(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
-    cluster.at_step = lambda task: task == "See that the GPU is what is wanted"
+    cluster.at_step = lambda task: task == "Verify the layout of the GPU"
     assert play_all(node, cluster, tmp_path, SECOND).returncode == KILLED
     assert len(cluster.rules) == 2
     assert json.loads((state / "repartition.json").read_text())["step"] == "applying"
     cluster.at_step = lambda _task: False
-    # The silicon has come to what is wanted: there is nothing left but to end it.
+    # The silicon has the desired layout: the operation only has to be closed.
     again = play_all(node, cluster, tmp_path, SECOND)
     assert again.returncode == 0, again.stdout
     assert not cluster.rules and not (state / "repartition.json").exists()
@@ -191,6 +203,45 @@ ECC_OFF = {
     "settings": [{"match": {"index": 0}, "ecc": False, "power_limit": 500}],
     "settings_reset": "when_needed",
 }
+
+
+def test_reboot_between_operations_keeps_the_settings_of_each_device(
+    node: Node, cluster: Cluster, tmp_path: Path, state: Path
+) -> None:
+    """Ansible is killed before the second of two operations: after a reboot ECC of the first GPU is as desired, of the second as before."""
+
+    def on(index: int) -> Json:
+        return {**FIRST, "match": {"index": index}}
+
+    node.layout(on(0), on(1))
+    before = {"match": {}, "ecc": True, "power_limit": 500}
+    file = tmp_path / "kubelet" / SETTINGS
+    file.write_text(json.dumps([before]), encoding="utf-8")
+    options = {"exclusive": True, "reset": "never", "record": str(tmp_path / "kubelet/settings-nvidia.json")}
+    options["state_path"] = str(state / "state.db")
+    node.module("nvidia_gpu", {**options, "settings": [before]})
+    holds: list[str] = []
+
+    def second(task: str) -> bool:
+        holds.extend([task] * (task == "Block new claims on the device in the driver"))
+        return len(holds) == 2
+
+    cluster.at_step = second
+    desired = {"match": {}, "ecc": False, "power_limit": 400}
+    variables = {
+        "accelerator_nvidia_settings": True,
+        "nvidia_settings_rules": [desired],
+        "nvidia_settings_reset": "when_needed",
+    }
+    done = play_all(node, cluster, tmp_path, on(0), on(1), **variables)
+    assert done.returncode == KILLED, done.stdout
+    assert [ecc(node, 0), ecc(node, 1)] == [False, True]
+    node.reboot()
+    # The unit applies the saved settings.
+    applied = node.module("nvidia_gpu", {**options, "settings": json.loads(file.read_text(encoding="utf-8"))})
+    devices = [each for each in applied["devices"] if each["index"] < 2]
+    assert not any(each["reset_required"] for each in devices), devices
+    assert [(each["after"]["ecc"], each["after"]["power_limit"]) for each in devices] == [(False, 400), (True, 500)]
 
 
 @pytest.mark.prove
@@ -218,6 +269,6 @@ def test_where_the_layout_fails_after_ecc_both_are_put_back(
     operation = planned(node, cluster, tmp_path, SECOND, FIRST, **ECC_OFF)
     node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
     done = play_operation(node, cluster, tmp_path, operation)
-    assert done.returncode != 0 and "has its former layout again" in done.stdout, done.stdout
+    assert done.returncode != 0 and "previous layout was restored" in done.stdout, done.stdout
     assert ecc(node, 0) and node.partitions()[0] == before
     assert not cluster.rules and not (state / "repartition.json").exists()

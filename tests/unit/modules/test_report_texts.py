@@ -29,7 +29,7 @@ ZERO_WIDTH_SPACE = "&#8203;"
 
 
 def with_hostile_texts(value: Any) -> Any:
-    """Return the value with hostile text in place of each text that is not empty."""
+    """Return the value with hostile text instead of each text that is not empty."""
     if isinstance(value, dict):
         return {key: with_hostile_texts(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -38,7 +38,7 @@ def with_hostile_texts(value: Any) -> Any:
 
 
 def lines(text: str) -> list[tuple[str, int]]:
-    """Return how each line begins, and its number of unescaped bars."""
+    """Return the start of each line, and its number of unescaped bars."""
     return [
         (line[:2] if line[:1] in ("#", "*", "|") else "", len(re.findall(r"(?<!\\)\|", line)))
         for line in text.splitlines()
@@ -78,7 +78,7 @@ def test_markdown_text_leaves_usual_texts_alone(text: str) -> None:
 
 
 class Policy(HTMLParser):
-    """The policy of a page, and what it decides about: contents of elements, and attributes."""
+    """The content security policy of a page, and the parts that it controls: contents of elements, and attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

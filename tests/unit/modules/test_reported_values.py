@@ -1,7 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values that a node reports and that are written with the operator's rights, or on the controller: each is checked. Labels: test_node_labels.py."""
+"""Values that a node reports are checked before they are written with the operator's permissions or on the controller.
+
+See test_node_labels.py for labels.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._fleet_plan import variables_text
-from ansible_collections.dra.accelerators.plugins.module_utils._hosts import is_address
-from ansible_collections.dra.accelerators.plugins.module_utils._repartition_plan import check_answers
-from ansible_collections.dra.accelerators.plugins.module_utils._slices import device
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.inventory_hosts import is_address
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.resource_slice_spec import device
+from ansible_collections.dra.accelerators.plugins.module_utils._layout.repartition_fleet import check_answers
+from ansible_collections.dra.accelerators.plugins.module_utils._planner.render import variables_text
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 from tests import planned
@@ -44,7 +47,7 @@ def test_address_of_a_node(kind: str, text: str, usable: bool) -> None:
 
 @pytest.mark.parametrize("place", ["uuid", "profile", "key", "rule"])
 def test_layout_file_with_a_template_is_refused(place: str) -> None:
-    """Ansible evaluates templates in a file of variables, whatever their origin."""
+    """Ansible evaluates templates in a file of variables, whatever their origin: a layout file with a template is refused."""
     rule: Json = {"match": {"uuid": ["GPU-1"]}, "partitions": ["1g.10gb"]}
     if place == "uuid":
         rule["match"]["uuid"] = [TEMPLATE]
@@ -76,6 +79,12 @@ def test_device_for_other_nodes_is_refused(key: str) -> None:
         device({"name": "gpu-0", key: "other"}, 0)
 
 
+EMPTY_PLAN: Json = {
+    **{key: [] for key in ("operations", "before", "untouched", "unfinished", "unread")},
+    "rules_differ": False,
+}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -90,7 +99,20 @@ def test_device_for_other_nodes_is_refused(key: str) -> None:
 )
 def test_plan_of_a_node_with_foreign_names_is_refused(change: Json, says: str) -> None:
     operation = {"driver": "gpu.nvidia.com", "operation": "repartition-0123456789ab"}
-    check_answers({"a": {"operations": [operation]}})
+    check_answers({"a": {**EMPTY_PLAN, "operations": [operation]}})
     with pytest.raises(AcceleratorError, match="node b reports") as refused:
-        check_answers({"a": {"operations": [operation]}, "b": {"operations": [{**operation, **change}]}})
+        check_answers(
+            {
+                "a": {**EMPTY_PLAN, "operations": [operation]},
+                "b": {**EMPTY_PLAN, "operations": [{**operation, **change}]},
+            }
+        )
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("key", EMPTY_PLAN)
+def test_plan_of_a_node_without_a_value_is_refused(key: str) -> None:
+    without = {name: found for name, found in EMPTY_PLAN.items() if name != key}
+    for plan in (without, {**EMPTY_PLAN, key: None}):
+        with pytest.raises(AcceleratorError, match=f"node a has no valid {key}"):
+            check_answers({"a": plan})

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._dnf_tool import Dnf
-from ansible_collections.dra.accelerators.plugins.module_utils._package_files import file_changes, write_files
-from ansible_collections.dra.accelerators.plugins.module_utils._package_options import read_logins, read_source
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import Login, PackageProblem, PackageTool
-from ansible_collections.dra.accelerators.plugins.module_utils._zypper_tool import Zypper
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.argspec import read_logins, read_source
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.dnf import Dnf
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
+    Login,
+    PackageProblem,
+    PackageTool,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.kept_packages import (
+    file_changes,
+    write_files,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.zypper import Zypper
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from test_nvidia_container_toolkit import NEWER, Node, node
 
 __all__ = ["node"]
@@ -41,7 +48,7 @@ EXPECTED = {
 
 
 def written(title: str, system: System, uris: list[str]) -> dict[str, Any]:
-    """Write a source as a module does; return the texts of the diff."""
+    """Write a source as a module does. Return the texts of the diff."""
     tool: PackageTool = TOOLS[title](system, timeout=1)
     places = tool.places("x")
     given = {"uris": uris, "suites": ["/"], "components": [], "key": "", "fingerprints": [], "packages_signed": True}
@@ -66,7 +73,7 @@ def test_password_is_in_files_of_root_only(title: str, tmp_path: Path) -> None:
         assert mode == (0o600 if PASSWORD in text else 0o644), path
     assert PASSWORD not in json.dumps(diff) and "s3cr3t" not in json.dumps(diff)
     assert "********" in json.dumps(diff)
-    # Without a password, nothing of it is left.
+    # Without a password, nothing of it remains.
     written(title, system, ["https://mirror.example/repo/"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and "s3cr3t" in path.read_text()]
 
@@ -95,7 +102,7 @@ def test_addresses_without_a_login_stay_as_they_are() -> None:
 
 
 def test_module_shows_no_password(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the result with diff and arguments nor an error with a tool's words has the password."""
+    """Neither the result with diff and arguments nor an error with a tool's output has the password."""
     source = {"uris": [ADDRESS], "suites": ["/"]}
     for check in (True, False):
         done = node.run(NEWER, source=source, check=check)

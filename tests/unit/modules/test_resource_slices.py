@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module resource_slices: what it writes, what it leaves alone, and what it refuses."""
+"""Module resource_slices: written slices, unchanged slices, and refused inputs."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_who_reaches_the_devices(publish: SimpleNamespace) -> None:
     assert verbs(result) == ["update"]
     assert publish.api.slices[0]["spec"].get("allNodes") is True
     assert "nodeSelector" not in publish.api.slices[0]["spec"]
-    # A slice cannot be moved to a node, nor from one: it is made anew.
+    # A slice cannot be moved to a node, or from one: it is deleted and created.
     result = publish.run(driver=DRIVER, pool="p", node_name="n1", devices=[DEVICE])
     assert sorted(verbs(result)) == ["create", "delete"]
     assert publish.api.slices[0]["spec"]["nodeName"] == "n1"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What rpm, dnf and zypper say, read; versions in rpm's order; repositories beside those that are there; and which package manager a node has."""
+"""Parse the output of rpm, dnf, and zypper: versions in rpm's order, repositories next to existing ones, and the node's package manager."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import os
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._apt_tool import Apt
-from ansible_collections.dra.accelerators.plugins.module_utils._dnf_tool import Dnf
-from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_driver import (
+from ansible_collections.dra.accelerators.plugins.module_utils._nvidia_host.driver_catalog import (
     header_name,
     headers_of,
     superseded,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_port import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.apt import Apt
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.dnf import Dnf
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.interface import (
     Change,
     PackageProblem,
     Source,
     upstream,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._package_tools import tool_of
-from ansible_collections.dra.accelerators.plugins.module_utils._rpm import (
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.manager_detection import tool_of
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.rpm_base import wanted
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.rpm_output import (
     Repository,
     compare,
     dnf_errors,
@@ -44,14 +45,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils._rpm import (
     repository_text,
     zypper_errors,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._rpm_tool import wanted
-from ansible_collections.dra.accelerators.plugins.module_utils._zypper_tool import Zypper
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._packages.zypper import Zypper
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
 REPO = "/etc/yum.repos.d/dra-accelerators-nvidia.repo"
-#: As dnf 4.14 has said it, 80 columns wide; the second package's name is too long for its column.
+#: Output of dnf 4.14, 80 columns wide. The second package's name is too long for its column.
 TRANSACTION = """Last metadata expiration check: 0:00:08 ago on Tue Nov 24 04:19:58 2026.
 ================================================================================
  Package                      Arch        Version                 Repo     Size
@@ -261,7 +261,7 @@ def test_a_node_has_its_distributions_package_manager(text: str, kind: type, tmp
 
 
 def test_zypper_waits_while_another_program_manages_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in its place ends with 7, as zypper does without the variable (zypp.conf(5), lock_timeout)."""
+    """A replacement program exits with 7 without the variable, as zypper does (zypp.conf(5), lock_timeout)."""
     program = tmp_path / "zypper"
     program.write_text('#!/bin/sh\n[ "${ZYPP_LOCK_TIMEOUT:-0}" -ge 300 ] || exit 7\n', encoding="utf-8")
     program.chmod(0o755)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is written into CRI-O's files, and how it is taken back. The program itself judges it in tests/oracles."""
+"""The settings in CRI-O's files, and their removal. tests/oracles verifies them with CRI-O itself."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import (
-    Entry,
-    Record,
-    back,
-    read_record,
-    recorded,
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Change,
+    File,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File
-from ansible_collections.dra.accelerators.plugins.module_utils._crio import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.config import (
     CrioError,
     candidates,
     read_settings,
@@ -26,9 +22,16 @@ from ansible_collections.dra.accelerators.plugins.module_utils._crio import (
     with_changes,
     without,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
-from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import last_words
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.restore_record import (
+    Entry,
+    Record,
+    back,
+    read_record,
+    recorded,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import last_words
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,6 +140,6 @@ def test_diff_has_no_password(tmp_path: Path) -> None:
 
 
 def test_refusal_has_no_password() -> None:
-    """A parser quotes the line that it refuses."""
+    """A parser quotes the rejected line: the message has no password."""
     done = Completed(1, "", "level=fatal msg=\"near line 3: password = 's3cr3t-value-1' is not expected\"")
     assert "near line 3" in last_words(done) and "s3cr3t-value-1" not in last_words(done)

@@ -1,13 +1,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CDI in Docker's file: nothing else of it changes, containers are not stopped unasked, and the way back is byte for byte.
+"""CDI in Docker's configuration: nothing else changes, containers stop only with consent, and the removal restores it byte for byte.
 
-The Docker Engine here is a stand-in: it shows what the module does, and proves nothing of Docker.
+The Docker Engine here is a model: the tests show the actions of the module, and prove nothing about Docker.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._docker import DockerError
-from ansible_collections.dra.accelerators.plugins.module_utils._docker_cdi import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.config import (
     contradicts,
     document_of,
     read_info,
@@ -27,6 +27,8 @@ from ansible_collections.dra.accelerators.plugins.module_utils._docker_cdi impor
     text_without,
     version_in,
 )
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.docker.runtimes import DockerError
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +70,7 @@ echo "$*" > {folder}/tried
 
 
 class Docker:
-    """A node with a Docker Engine that is not there."""
+    """A node with a Docker Engine model."""
 
     def __init__(self, folder: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.config, self._run = folder, folder / "etc/daemon.json", run_here
@@ -136,7 +138,7 @@ def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None
 def test_the_file_is_tried_with_what_the_process_was_started_with(docker: Docker) -> None:
     options = ["-c", "read line", "--userland-proxy=false"]
     files = ["--config-file", "/etc/a", "--config-file=/etc/b"]
-    # The first word is what a process calls itself, not what it is.
+    # The first argument is the process title, not the program.
     for called, told in (("/usr/bin/dockerd", " ".join(options)), ("cri-dockerd", "")):
         with subprocess.Popen([called, *options, *files], executable="/bin/sh", stdin=subprocess.PIPE) as process:
             (docker.folder / "pid").write_text(f"{process.pid}\n")
@@ -220,12 +222,64 @@ def test_one_that_does_not_come_back_is_restarted_by_the_next_run(docker: Docker
     done = docker.run()
     assert done["restarted"] and done["files"], done
     assert not docker.run()["changed"]
-    # What alone is behind is the record, which a look leaves as it is and says.
+    # Only the record is outdated. Check mode does not change it, but reports it.
     record = docker.folder / "records/docker_cdi.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
     behind = docker.run(check=True)
     assert not behind["changed"] and not behind["settled"] and json.loads(record.read_text())["restart"]
     assert not docker.run()["changed"] and docker.run(check=True)["settled"]
+
+
+def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_restarts(
+    docker: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker.write(SITE)
+    (docker.folder / "broken").touch()
+    replace_text, written = System.replace_text, []
+
+    def replace(system: System, path: str, text: str | None, **options: Any) -> None:
+        written.append(path)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_text(system, path, text, **options)
+
+    monkeypatch.setattr(System, "replace_text", replace)
+    failed = docker.run()
+    assert failed["error_code"] == "restart-failed", failed
+    cause, left = failed["msg"].index("unable to configure"), failed["msg"].index("could not be restored")
+    assert cause < left and "No space left on device" in failed["msg"]
+    assert docker.asked().count("restart") == 2
+    # The record stays, so that the next run restores the file.
+    monkeypatch.setattr(System, "replace_text", replace_text)
+    (docker.folder / "broken").unlink()
+    assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
+
+
+def test_second_restart_that_raises_an_error_does_not_hide_the_cause(docker: Docker) -> None:
+    docker.write(SITE)
+    systemctl = docker.folder / "bin/systemctl"
+    systemctl.write_text(
+        systemctl.read_text().replace("restart)", "restart) printf '#!/bin/sh\\nyes\\n' > $0; exit 1 ;;\nother)")
+    )
+    failed = docker.run()
+    assert failed["error_code"] == "restart-failed", failed
+    assert failed["msg"].index("unable to configure") < failed["msg"].index("wrote more than")
+    assert docker.config.read_text() == SITE
+    assert json.loads((docker.folder / "records/docker_cdi.json").read_text())["restart"]
+
+
+def test_run_killed_before_the_restart_is_resumed_without_the_times_of_files(docker: Docker) -> None:
+    """A clock that was set back, or coarse file times, make the changed file older than the process: the run resumes nevertheless."""
+    docker.write(SITE)
+    assert docker.run()["restarted"]
+    record = docker.folder / "records/docker_cdi.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "restart": True}))
+    (docker.folder / "known").write_text(SITE)
+    (docker.folder / "pid").write_text(str(os.getpid()))
+    os.utime(docker.config, (0, 0))
+    resumed = docker.run()
+    assert resumed.get("restarted"), resumed
+    assert not docker.run()["changed"]
 
 
 def test_a_file_that_the_daemon_does_not_take_is_not_written(docker: Docker) -> None:
@@ -252,7 +306,7 @@ def test_flags_that_count_are_told_and_docker_is_not_restarted_again_and_again(d
     failed = docker.run()
     assert failed["error_code"] == "no-proof" and "--cdi-spec-dir" in failed["msg"], failed
     assert "restart" not in docker.asked()
-    # Written since: a run that was killed owes the restart.
+    # The file is newer: a killed run left a pending restart.
     (docker.folder / "flag").unlink()
     (docker.folder / "known").write_text("{}")
     os.utime(docker.config)
@@ -284,7 +338,7 @@ OTHERS = st.dictionaries(st.sampled_from(["log-driver", "mtu", "runtimes"]), st.
 
 @st.composite
 def files(draw: st.DrawFn) -> str | None:
-    """A configuration file of a site, or none."""
+    """Draw a configuration file of an administrator, or none."""
     document: dict[str, Any] = dict(draw(OTHERS))
     if draw(st.booleans()):
         document["features"] = draw(FEATURES)

@@ -1,18 +1,20 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which runtime a node has: by the units that run, and by the kubelet's endpoint where several do."""
+"""The container runtime of a node: from the running units, and from the kubelet's endpoint if there are several."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _runtime_find
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import File
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import ContainerdError, Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._distribution import place_of, ready_daemon, refusal
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime import kubelet_runtime
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import File
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import (
+    ContainerdError,
+    Daemon,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.detect import (
     UNITS,
     Choice,
     RuntimeChoiceError,
@@ -20,8 +22,13 @@ from ansible_collections.dra.accelerators.plugins.module_utils._runtime_choice i
     endpoint_in,
     kubelet_options,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import flags_of
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import Completed, System
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.k3s_rke2 import (
+    place_of,
+    ready_daemon,
+    refusal,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import flags_of
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import Completed, System
 
 RUNNING = "active"
 
@@ -33,7 +40,7 @@ RUNNING = "active"
         ({"crio.service": RUNNING}, Choice("cri-o", "crio.service")),
         ({"k3s-agent.service": RUNNING}, Choice("k3s", "k3s-agent.service")),
         ({"rke2-server.service": RUNNING, "containerd.service": RUNNING}, Choice("rke2", "rke2-server.service")),
-        # Docker Engine needs a containerd: what stands between it and the kubelet tells.
+        # Docker Engine needs containerd: the component between it and the kubelet decides.
         ({"cri-docker.service": RUNNING, "containerd.service": RUNNING}, Choice("docker", "cri-docker.service")),
         ({"crio.service": RUNNING, "containerd.service": RUNNING}, Choice("cri-o", "crio.service")),
         ({"containerd.service": "failed"}, Choice("containerd", "containerd.service")),
@@ -111,7 +118,7 @@ def test_a_kubelets_file_is_read(text: str, expected: str) -> None:
 
 
 class Node(System):
-    """A machine of files alone, with the units that run."""
+    """A system with files only, and the running units."""
 
     def __init__(self, root: Path, running: tuple[str, ...]) -> None:
         super().__init__(str(root))
@@ -137,7 +144,7 @@ def test_the_kubelet_that_runs_is_asked_where_two_runtimes_do(tmp_path: Path) ->
         *both,
         kubelet="/usr/bin/kubelet\0--container-runtime-endpoint=unix:///run/containerd/containerd.sock\0",
     )
-    assert _runtime_find.find(by_flag, "auto").runtime == "containerd"
+    assert kubelet_runtime.find(by_flag, "auto").runtime == "containerd"
     files = {
         "etc/kubelet.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
         "etc/kubelet.d/90-site.conf": "containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
@@ -145,24 +152,24 @@ def test_the_kubelet_that_runs_is_asked_where_two_runtimes_do(tmp_path: Path) ->
     by_file = node(
         tmp_path, *both, kubelet="kubelet\0--config=/etc/kubelet.yaml\0--config-dir=/etc/kubelet.d\0", **files
     )
-    assert _runtime_find.find(by_file, "auto").runtime == "containerd"
+    assert kubelet_runtime.find(by_file, "auto").runtime == "containerd"
     (tmp_path / "etc/kubelet.d/90-site.conf").unlink()
-    assert _runtime_find.find(by_file, "auto").runtime == "cri-o"
+    assert kubelet_runtime.find(by_file, "auto").runtime == "cri-o"
 
 
 def test_docker_behind_cri_dockerd_is_set_up_only_where_it_is_named(tmp_path: Path) -> None:
     machine = node(tmp_path, "cri-docker.service", "containerd.service")
     with pytest.raises(RuntimeChoiceError, match="hands no CDI devices") as caught:
-        _runtime_find.find(machine, "auto")
+        kubelet_runtime.find(machine, "auto")
     assert caught.value.code == "cri-dockerd"
-    assert _runtime_find.find(machine, "docker") == Choice("docker")
+    assert kubelet_runtime.find(machine, "docker") == Choice("docker")
 
 
 def test_the_module_for_containerd_alone_names_the_one_for_cri_o(tmp_path: Path) -> None:
     with pytest.raises(RuntimeChoiceError, match="uses CRI-O") as caught:
-        _runtime_find.uses_containerd(node(tmp_path, "crio.service"), ["/etc/cdi"])
+        kubelet_runtime.uses_containerd(node(tmp_path, "crio.service"), ["/etc/cdi"])
     assert "runtime_cdi" in caught.value.hint
-    assert _runtime_find.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
+    assert kubelet_runtime.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
 
 
 def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
@@ -188,7 +195,7 @@ def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
 )
 def test_a_distribution_without_its_program_is_refused(tmp_path: Path, unit: str, program: str) -> None:
     machine = node(tmp_path, unit, "containerd.service")
-    choice = _runtime_find.find(machine, "auto")
+    choice = kubelet_runtime.find(machine, "auto")
     assert choice.unit == unit
     with pytest.raises(ContainerdError, match=f"{program} was not found") as caught:
         ready_daemon(machine, place_of(choice.runtime), unit, ["/etc/cdi"], 1)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files of every runtime: links stay links. Which process of a unit is the runtime, and with which options it was started."""
+"""The files of all runtimes: links stay links. Also the process of a unit that is the runtime, and its start options."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from pathlib import Path
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.dra.accelerators.plugins.module_utils._changed_texts import read_record
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd import Change, File, edit
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_daemon import Daemon
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import (
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.config_files import Files
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.apply import CopiedFiles
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.config import (
+    Change,
+    File,
+    edit,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.daemon import Daemon
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import (
     BACKUP,
     Entry,
     Record,
@@ -27,18 +32,19 @@ from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan 
     recorded,
     text_before,
 )
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_plan import read_record as read_containerd
-from ansible_collections.dra.accelerators.plugins.module_utils._containerd_switch import CopiedFiles
-from ansible_collections.dra.accelerators.plugins.module_utils._crio_daemon import Crio
-from ansible_collections.dra.accelerators.plugins.module_utils._runtime_files import Files
-from ansible_collections.dra.accelerators.plugins.module_utils._service_unit import Unit, program_words
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.containerd.plan import (
+    read_record as read_containerd,
+)
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.crio.daemon import Crio
+from ansible_collections.dra.accelerators.plugins.module_utils._container_runtime.restore_record import read_record
+from ansible_collections.dra.accelerators.plugins.module_utils._host.systemd_unit import Unit, program_words
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 
 @pytest.mark.parametrize("was_there", [True, False])
 def test_the_target_of_a_link_is_written_and_restored(tmp_path: Path, was_there: bool) -> None:
-    """As for crio.conf and daemon.json; the record of both runtimes is the same."""
+    """The same for crio.conf and daemon.json, because both runtimes use the same record: the target of the link is written."""
     target, link = tmp_path / "dotfiles/daemon.json", tmp_path / "daemon.json"
     target.parent.mkdir()
     before = '{"debug": true}' if was_there else None
@@ -64,7 +70,7 @@ def copied(tmp_path: Path) -> CopiedFiles:
 
 
 def test_undo_does_not_use_a_backup_of_an_earlier_installation(tmp_path: Path, copied: CopiedFiles) -> None:
-    """The run fails before it has copied the file: the backup at its place is an older one."""
+    """The run fails before it has copied the file, so the backup is an older one: undo does not use it."""
     config = tmp_path / "config.toml"
     stale = tmp_path / f"config.toml{BACKUP}"
     stale.write_text("version = 1\n")
@@ -73,6 +79,26 @@ def test_undo_does_not_use_a_backup_of_an_earlier_installation(tmp_path: Path, c
     copied.undo([change], Record())
     assert config.read_text() == "version = 2\n"
     assert stale.read_text() == "version = 1\n"
+
+
+def test_undo_restores_the_other_files_if_one_cannot_be_written(tmp_path: Path, copied: CopiedFiles) -> None:
+    """As on a full disk: the error of the change is reported, and the record stays for the next run."""
+    first, last = tmp_path / "config.toml", tmp_path / "file/drop-in.toml"
+    last.parent.write_text("no directory")
+    first.write_text("changed = true\n")
+    changes = [Change(str(first), "version = 2\n", "changed = true\n"), Change(str(last), "version = 2\n", "other\n")]
+    restarts: list[str] = []
+    left, again = copied.undo(changes, Record(), lambda: restarts.append("restart") or "refused")
+    assert left == {str(last): f"{last} cannot be replaced: Not a directory"} and (again, restarts) == (
+        "refused",
+        ["restart"],
+    )
+    assert first.read_text() == "version = 2\n"
+    copied.keep(Record(restart=True))
+    copied.undo_after_error(changes, Record())
+    assert copied.record().restart
+    copied.undo_after_error(changes[:1], Record())
+    assert not copied.record().restart
 
 
 def test_copy_sets_a_backup_of_an_earlier_installation_aside(tmp_path: Path, copied: CopiedFiles) -> None:
@@ -127,7 +153,7 @@ def test_copy_is_made_again_if_a_run_ended_after_its_record(tmp_path: Path, copi
     copied.copy([change], record)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [config.name, backup.name]
     assert backup.read_text() == "version = 2\n"
-    # After the first change the file is not the one of the record.
+    # After the first change the file differs from the one in the record.
     changed = Change(str(config), change.after, "version = 2\n")
     backup.write_text("")
     copied.copy([changed], record)
@@ -144,7 +170,7 @@ def test_backup_that_does_not_match_the_digest_of_the_record_is_not_used(tmp_pat
     assert after
     record = recorded(Record(), [Change(str(config), before, after)])
     daemon = Daemon(System(), command="containerd", config=str(config), service="containerd.service", timeout=1)
-    # It would be taken for the file before our change: only our keys differ.
+    # It looks like the file before this module's change, because only the keys of this module differ.
     backup.write_text(other)
     found = text_before(daemon, File(str(config), after), record.files[str(config)])
     assert found is not None and "cdi_spec_dirs" not in found
@@ -156,14 +182,14 @@ def test_backup_that_does_not_match_the_digest_of_the_record_is_not_used(tmp_pat
 
 @pytest.mark.prove
 def test_files_after_a_power_cut_are_whole(tmp_path: Path) -> None:
-    """A copy of the image of a mounted file system is the disk after a power cut."""
+    """A copy of the image of a mounted file system is the disk after a power cut: files are complete."""
     image, node = tmp_path / "disk", tmp_path / "node"
     with image.open("wb") as file:
         file.truncate(64 * 1024 * 1024)
     subprocess.run(["mkfs.ext4", "-q", image], check=True, timeout=60)
     before, after = "version = 2\n" * 1000, "version = 3\n" * 1000
     node.mkdir()
-    # Without this option ext4 itself writes a file's data before some renames; XFS never does.
+    # Without this option ext4 itself writes a file's data before some renames. XFS never does.
     subprocess.run(["mount", "-o", "loop,noauto_da_alloc", image, node], check=True, timeout=60)
     try:
         config = node / "config.toml"
@@ -197,7 +223,7 @@ def test_files_after_a_power_cut_are_whole(tmp_path: Path) -> None:
 
 
 def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the start of MicroK8s does: the main file is empty for a moment after the unit counts as active."""
+    """As at the start of MicroK8s, the main file is empty for a moment after the unit becomes active: the restart waits."""
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho ActiveState=active\necho MainPID=1\n")
     (tmp_path / "journalctl").write_text("#!/bin/sh\n")
     for name in ("systemctl", "journalctl"):
@@ -221,7 +247,7 @@ def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monk
 
 
 def test_a_containerd_that_the_main_process_starts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A program that keeps its command line: the shell, called containerd.
+    # A program that keeps its command line: the shell with the name containerd.
     program = tmp_path / "containerd"
     program.symlink_to("/bin/sh")
     (tmp_path / "wait.sh").write_text("read line\n")

@@ -1,14 +1,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secrets in texts: tokens, private keys, and passwords are found and masked, everything else stays."""
+"""Secrets in texts: tokens, private keys, and passwords are masked, and all other text stays."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import (
+from ansible_collections.dra.accelerators.plugins.module_utils._host.secret_masking import (
     MASK,
     changed_lines,
     find_secrets,

@@ -12,18 +12,24 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.dra.accelerators.plugins.filter.cluster_leaders import cluster_leaders
 from ansible_collections.dra.accelerators.plugins.filter.cluster_union import cluster_union
-from ansible_collections.dra.accelerators.plugins.module_utils._shared_needs import (
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.shared_objects import (
+    EARLIER_POD_ROLE,
+    FIELDS,
+    FLOW_SCHEMA,
     POD_ROLE,
     ROLE,
     TOKEN_POLICY,
     needs_of_objects,
     others_needs,
     parse_record,
+    policy_namespaces,
 )
 
-NVIDIA = {"names": ["gpu.nvidia.com"], "read_pods": True, "token_lifetime": 3600, "token_audiences": ["api"]}
-ASCEND = {"names": ["npu.huawei.com"], "read_pods": False, "token_lifetime": 7200, "token_audiences": ["k3s"]}
+NONE = dict.fromkeys(("metrics_authorization", "pod_lists_claims", "prepared_before_binding", "flow_control"), False)
+NVIDIA = {**NONE, "names": ["gpu.nvidia.com"], "read_pods": True, "token_lifetime": 3600, "token_audiences": ["api"]}
+ASCEND = {**NONE, "names": ["npu.huawei.com"], "read_pods": False, "token_lifetime": 7200, "token_audiences": ["k3s"]}
 BOTH = {
+    **NONE,
     "names": ["gpu.nvidia.com", "npu.huawei.com"],
     "read_pods": True,
     "token_lifetime": 7200,
@@ -46,6 +52,7 @@ OBJECTS: dict[str, Any] = {
             ]
         }
     },
+    FLOW_SCHEMA: {"spec": {}},
 }
 
 
@@ -63,6 +70,20 @@ def test_node_without_record_keeps_what_the_objects_allow() -> None:
     assert others_needs(["own"], {}, ["own"], OBJECTS) == {}
 
 
+def test_role_of_pods_with_the_name_of_an_earlier_release_counts_before_the_first_run() -> None:
+    earlier = {EARLIER_POD_ROLE: OBJECTS[POD_ROLE]}
+    assert needs_of_objects(earlier) == {"pod_lists_claims": True}
+    assert needs_of_objects({**earlier, POD_ROLE: {"rules": [{"resources": ["nodes"]}]}}) == {}
+
+
+def test_need_that_an_earlier_release_did_not_record_comes_from_the_objects() -> None:
+    record = {name: value for name, value in NVIDIA.items() if name != "flow_control"}
+    found = others_needs([], {"a": json.dumps(record)}, ["a"], OBJECTS)
+    assert found == {**NVIDIA, "flow_control": True}
+    assert "flow_control" not in others_needs([], {"a": json.dumps(record)}, ["a"], {})
+    assert set(NVIDIA) == set(FIELDS)
+
+
 def test_objects_that_do_not_exist_need_nothing() -> None:
     assert needs_of_objects({}) == {} == needs_of_objects({ROLE: {"rules": None}, TOKEN_POLICY: {}})
 
@@ -74,6 +95,24 @@ def test_record_that_is_none_counts_as_unknown(text: str) -> None:
 
 
 # ---- hosts of the inventory
+
+
+def test_union_for_a_vendor_has_hosts_with_its_devices() -> None:
+    hosts: dict[str, dict[str, Any]] = {
+        "gpus": {"kinds": ["a"]},
+        "gpus-by-name": {"accelerator_vendors": ["nvidia"], "kinds": ["b"]},
+        "npus": {"accelerator_vendors": ["ascend"], "kinds": ["c"]},
+        "classes-of-npus": {"accelerator_vendors": ["nvidia"], "device_classes_vendors": ["ascend"]},
+        "unknown": {"accelerator_vendors": "{{ nowhere }}", "kinds": ["d"]},
+    }
+    for each in hosts.values():
+        each["accelerator_kubeconfig"] = "/one"
+
+    def of(vendor: str) -> Any:
+        return cluster_union([], hosts, list(hosts), API, ["kinds"], ["default"], vendor)
+
+    assert of("ascend") == ["c", "default"] and of("nvidia") == ["a", "b"]
+
 
 API = {"kubeconfig": "/one", "context": ""}
 HOSTS: dict[str, dict[str, Any]] = {
@@ -117,3 +156,10 @@ def test_leaders_are_hosts_of_the_same_step() -> None:
     }
     assert cluster_leaders(list(hosts), hosts, "api", "2") == {"b": "b", "c": "b", "d": "d"}
     assert cluster_leaders(list(hosts), hosts, "api") == {"a": "a", "b": "a", "c": "a", "d": "d"}
+
+
+def test_namespaces_of_a_policy_are_those_of_its_conditions() -> None:
+    account = "system:serviceaccount:"
+    expression = f'u.startsWith("{account}one:driver-") || u == "{account}two:driver"'
+    assert policy_namespaces({"spec": {"matchConditions": [{"expression": expression}]}}) == ("one", "two")
+    assert policy_namespaces({}) == ("", "")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules have the indices of the node driver, wherever that has its state directory."""
+"""Modules use the indices of the node driver, independent of the path of its state directory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from conftest import Node
 
 Json = dict[str, Any]
-#: What a module's process does on a node that has its PCI devices and the driver's libraries in other directories.
+#: The program of a module's process on a node that has its PCI devices and the driver's libraries in other directories.
+#: The kernel module's device nodes are those of a node with GPUs, also on a host without them.
 PROGRAM = """
 import importlib, json, sys
 from ansible.module_utils.testing import patch_module_args
 root = "ansible_collections.dra.accelerators.plugins."
-importlib.import_module(root + "module_utils.core.pci").DEVICES = sys.argv[2]
-importlib.import_module(root + "module_utils.core.nvidia.driver_files").LIBRARY_FOLDERS = (sys.argv[3],)
+importlib.import_module(root + "module_utils.core.host.pci").DEVICES = sys.argv[2]
+importlib.import_module(root + "module_utils.core.vendors.nvidia.driver_files").LIBRARY_FOLDERS = (sys.argv[3],)
+system = importlib.import_module(root + "module_utils.core.host.system")
+found = system.System.device_number
+nvidia = system.DeviceNumber("c", 195, 0)
+system.System.device_number = lambda self, path: nvidia if path.startswith("/dev/nvidia") else found(self, path)
 with patch_module_args(json.load(sys.stdin)):
     importlib.import_module(root + "modules." + sys.argv[1]).main()
 """
@@ -66,7 +71,7 @@ def run(node: Node, devices: Path, name: str, **options: Any) -> Json:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_indices_are_those_of_the_driver_in_another_state_directory(node: Node, tmp_path: Path, name: str) -> None:
-    """The driver has the GPUs in the opposite order."""
+    """The driver has the GPUs in the opposite order: the modules use its indices."""
     gpus = node.module("accelerator_info", {})["devices"]
     devices, kubelet = tmp_path / "devices", tmp_path / "kubelet"
     (kubelet / DRIVER).mkdir(parents=True)
@@ -84,7 +89,7 @@ def test_indices_are_those_of_the_driver_in_another_state_directory(node: Node, 
 
 
 def test_state_directory_of_the_store_has_the_indices(node: Node, tmp_path: Path) -> None:
-    """Tasks that give the path of the store, as the role nvidia_settings does, need no other option."""
+    """Tasks with the path of the store, as in the role nvidia_settings, need no other option."""
     gpus = node.module("accelerator_info", {})["devices"]
     devices = tmp_path / "devices"
     indices = {gpu["pci_address"]: len(gpus) - 1 - gpu["index"] for gpu in gpus}

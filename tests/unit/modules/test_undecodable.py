@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils._manifests import documents_of
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.manifest_files import documents_of
 from ansible_collections.dra.accelerators.plugins.module_utils.core.errors import AcceleratorError
 
 from tests import planned
@@ -49,7 +49,7 @@ del WANTED["status"]
 
 
 class Cluster:
-    """An API server with these claims. It answers with the bytes that Kubernetes would."""
+    """An API server with these claims. It answers with the same bytes as Kubernetes."""
 
     def __init__(self) -> None:
         answers: dict[str, Json] = {

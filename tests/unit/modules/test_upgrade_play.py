@@ -1,10 +1,10 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook upgrade over three nodes: what it refuses before anything is begun, in what order it goes, and what it says where it ends.
+"""The playbook upgrade on three nodes: refusals before the first change, the order of nodes, and its messages at the end.
 
-Stand-ins take the place of the roles that exchange drivers; those have tests of their own. Pods that have to leave are asked of what stands in
-for the API server by the module that is in use.
+Models replace the roles that change drivers, which have their own tests. The real module evicts the pods through a
+model API server.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.unit.json_server import JsonHandler, JsonServer
 DRIVER = "gpu.nvidia.com"
 NODES = ("a", "b", "c")
 Json = dict[str, Any]
-#: What a role does of its part: it plans, and unless it only looks, it exchanges; on one node that fails.
+#: A model of a role: it plans, and in the second phase it changes the driver, which fails on one node.
 ROLE = """
 - ansible.builtin.set_fact:
     __ROLE_plan: {steps: "{{ ['exchange ROLE'] if inventory_hostname in old else [] }}", packages: [], reboot_required: false}
-- when: not (__ROLE_looks_only | default(false))
+- when: not (__ROLE_plan_only | default(false))
   block:
     - name: Exchange it
       ansible.builtin.assert:
@@ -44,7 +44,7 @@ ROLE = """
 
 
 class Cluster(JsonServer):
-    """Three Nodes with a GPU each; the pods of ``users`` have those of their nodes."""
+    """Three Nodes with a GPU each. The pods of ``users`` use the GPUs of their nodes."""
 
     def __init__(self) -> None:
         self.users: dict[str, Json] = {}
@@ -82,7 +82,7 @@ class Cluster(JsonServer):
             }
         if last == "resourceclaims":
             return 200, {"items": [self.claim(name) for name in self.users]}
-        if last == "devicetaintrules":
+        if last in ("deviceclasses", "devicetaintrules"):
             return 200, {"items": []}
         return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": f"{method} {path}"}
 
@@ -111,7 +111,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def collection(tmp_path: Path) -> Path:
-    """The collection with stand-ins for the roles that exchange drivers."""
+    """Return a copy of the collection with models of the roles that change drivers."""
     root = tmp_path / "ansible_collections/dra/accelerators"
     real = Path(os.environ["ANSIBLE_COLLECTIONS_PATH"]) / "ansible_collections/dra/accelerators"
     root.mkdir(parents=True)
@@ -127,7 +127,7 @@ def collection(tmp_path: Path) -> Path:
 def upgrade(
     collection: Path, cluster: Cluster, *words: str, unreachable: tuple[str, ...] = (), **variables: Any
 ) -> tuple[int, str]:
-    """Play it; returns the exit status and what was said."""
+    """Run the playbook and return its exit status and output."""
     access = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -171,7 +171,7 @@ def upgrade(
 
 
 def exchanged(said: str) -> list[str]:
-    """The nodes on which a role has exchanged something, in order."""
+    """Return the nodes on which a role has changed the driver, in order."""
     return [line.partition(" on ")[2].partition(",")[0] for line in said.splitlines() if '"msg": "exchanged' in line]
 
 
@@ -179,8 +179,8 @@ def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collect
     status, said = upgrade(collection, cluster, old=["a", "c"], accelerator_upgrade_timeout=77)
     assert status == 0, said
     assert exchanged(said) == ["a", "b", "c"] and "drain False, 77" in said
-    assert "b: has what is wanted" in said and "a: exchange nvidia_driver" in said
-    assert "Begins with a; not begun yet: b, c" in said and "Begins with c; not begun yet: none" in said
+    assert "b: no change" in said and "a: exchange nvidia_driver" in said
+    assert "Starting: a. Not started yet: b, c" in said and "Starting: c. Not started yet: none" in said
     assert cluster.writes == []
 
 
@@ -188,11 +188,11 @@ def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collect
 def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collection: Path, cluster: Cluster) -> None:
     cluster.users = {"training": pod("training", on="c", owner=("ReplicaSet", "web"))}
     status, said = upgrade(collection, cluster)
-    assert status != 0 and exchanged(said) == [] and "Nothing was touched" in said, said
-    assert "c: pod default/training has to leave" in said
+    assert status != 0 and exchanged(said) == [] and "Nothing was changed" in said, said
+    assert "c: pod default/training is evicted" in said
     assert cluster.writes == []
     told = upgrade(collection, cluster, "--check")
-    assert told[0] == 0 and "c: pod default/training has to leave" in told[1], told[1]
+    assert told[0] == 0 and "c: pod default/training is evicted" in told[1], told[1]
     status, said = upgrade(collection, cluster, accelerator_upgrade_evict=True)
     assert status == 0 and exchanged(said) == ["a", "b", "c"] and "drain True" in said, said
 
@@ -201,18 +201,18 @@ def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collectio
 def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cluster: Cluster) -> None:
     status, said = upgrade(collection, cluster, broken=["b"])
     assert status != 0 and exchanged(said) == ["a"], said
-    assert 'b: \\"Exchange it\\" failed: it does not load Not begun: c.' in " ".join(said.split()), said
-    # Two at a time: the one beside it comes to its end, and the next batch is not begun.
+    assert 'b: \\"Exchange it\\" failed: it does not load Not started: c.' in " ".join(said.split()), said
+    # With two nodes at a time, the other node of the batch completes, and the next batch does not begin.
     status, said = upgrade(collection, cluster, broken=["a"], accelerator_upgrade_serial=2)
     assert status != 0 and exchanged(said) == ["b"], said
-    assert "a failed, so c are not begun" in said
+    assert "a failed, so c were not started" in said
 
 
 @pytest.mark.prove
 def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Path, cluster: Cluster) -> None:
     options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
     status, said = upgrade(collection, cluster, **options)
-    assert status != 0 and "ascend_driver_reboot says nothing" in said and exchanged(said) == [], said
+    assert status != 0 and "Set ascend_driver_reboot" in said and exchanged(said) == [], said
     status, said = upgrade(collection, cluster, **options, ascend_driver_reboot=True)
     assert status == 0 and exchanged(said) == ["a", "b", "c"], said
 
@@ -224,7 +224,7 @@ def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Pa
 def test_upgrade_evicts_where_the_fleet_file_and_the_upgrade_allow_it(
     role: bool | str, upgrade_evict: bool | None, expected: str, collection: Path, cluster: Cluster
 ) -> None:
-    """Extra variables have precedence over what the playbook passes, and consent is the narrower of both."""
+    """Extra variables override the values that the playbook passes. Eviction needs the consent of the fleet file and of the upgrade."""
     options = {} if upgrade_evict is None else {"accelerator_upgrade_evict": upgrade_evict}
     status, said = upgrade(collection, cluster, nvidia_driver_drain=role, **options)
     assert status == 0 and said.count(f"drain {expected}, 900") == len(NODES), said
@@ -241,6 +241,6 @@ def test_unreachable_nodes_are_named_with_the_limit_that_leaves_them_out(collect
     assert status != 0 and "--limit 'a,b,!a'" in " ".join(said.split()), said
 
 
-def test_a_fleet_file_that_opens_no_door_is_refused(collection: Path, cluster: Cluster) -> None:
+def test_fleet_file_that_enables_no_vendor_driver_is_rejected(collection: Path, cluster: Cluster) -> None:
     status, said = upgrade(collection, cluster, accelerator_nvidia_driver=False)
-    assert status != 0 and "opens neither" in said, said
+    assert status != 0 and "enables neither" in said, said

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module webhook_authority: creation and rotation of the CA, and that its keys stay in the Secret."""
+"""Module webhook_authority: creation and rotation of the CA, whose keys stay in the Secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANAGED = {"labels": {"app.kubernetes.io/managed-by": "dra-accelerators"}}
 
 
 class Objects:
-    """An API server's answers about the Secret and the webhook configuration; ``stop_after`` ends the module after this number of writes."""
+    """A model API server with the Secret and the webhook configuration. ``stop_after`` ends the module after this number of writes."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -193,7 +193,7 @@ def test_expired_ca_is_replaced_and_previous_one_forgotten(
 
 
 def test_ca_of_an_earlier_release_is_replaced_with_an_overlap(server: Objects, run: Run) -> None:
-    """Earlier controllers kept a CA with a lifetime of 1 year. Nothing would replace it between two runs of the playbook."""
+    """Earlier controllers kept a CA with a lifetime of 1 year, which nothing would replace between two playbook runs: it is replaced."""
     server.configure()
     run(lifetime=365 * 86400)
     earlier = server.authorities.active

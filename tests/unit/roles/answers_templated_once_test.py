@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""No answer of a host is templated a second time, with the ansible-core that is installed and with the lowest that the collection promises.
+"""No answer of a host is templated a second time, with the installed ansible-core and with the lowest supported version.
 
-ansible-core before 2.19 forgets that a value is not a template when it comes from ``hostvars``. ``set_fact`` and ``loop`` keep such a value as
-a template, and Ansible evaluates it on the controller when the value is used. The same happens to a variable whose value has tuples in it.
+ansible-core before 2.19 forgets that a value is not a template when it comes from ``hostvars``. ``set_fact`` and
+``loop`` keep such a value as a template, and Ansible evaluates it on the controller when the value is used. The same
+happens to a variable whose value has tuples in it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 #: Variables of other hosts that come from the inventory, or from set_fact of such a variable.
 OF_THE_OPERATOR = {
-    "__device_classes_entered",
+    "__device_classes_host_record",
+    "__driver_image_host_record",
+    "__driver_image_missing",
+    "__driver_image_unbuilt",
     "__dra_driver_cluster_last",
-    "__dra_driver_entered",
-    "__preflight_ahead_node",
+    "__dra_driver_host_record",
+    "__offline_host_record",
     "accelerator_api",
     "accelerator_name",
     "accelerator_node_name",
@@ -35,8 +39,10 @@ OF_THE_OPERATOR = {
     "ansible_host",
     "dra_controller_form",
     "dra_controller_webhook_host",
+    "dra_driver_namespace",
     "dra_driver_form",
     "dra_driver_pod_host_network",
+    "inventory_hostname",
 }
 #: An access to a variable of another host, with its name: hostvars[x].NAME, or extract, also with selectattr and map behind it.
 ACCESSES = re.compile(
@@ -44,7 +50,7 @@ ACCESSES = re.compile(
     r"(?:\[(?:[^\[\]]|\[[^\]]*\])*\]\.(?P<item>\w+)|,\s*'(?P<extract>\w+)'"
     r"|\)(?:\s*\|\s*selectattr\('\w+'(?:, 'defined')?\))*\s*\|\s*map\(attribute='(?P<map>\w+))?"
 )
-#: What keeps a value that Ansible templates again.
+#: Keywords that keep a value which Ansible templates again.
 KEEPS = (
     "loop",
     "ansible.builtin.set_fact",
@@ -55,7 +61,7 @@ KEEPS = (
 
 
 def nodes_of(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every mapping of a document."""
+    """Yield each mapping of a document."""
     if isinstance(value, dict):
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -85,8 +91,8 @@ def has_tuples(expression: str) -> bool:
 
 #: A filter that reads accelerator_layouts of each host, and returns names of the inventory and numbers.
 ENTRIES = re.compile(r"dra\.accelerators\.layout_entries\(hostvars, groups\b")
-#: Filters that read variables of the operator, and leave out hosts with foreign facts; one returns names of the inventory.
-LEADERS = re.compile(r"dra\.accelerators\.cluster_(?:leaders|union)\(hostvars\b")
+#: Filters that return names of the inventory, or read variables of the operator and leave out hosts with foreign facts.
+LEADERS = re.compile(r"dra\.accelerators\.(?:cluster_(?:hosts|leaders|union)|distinct_clusters)\(hostvars\b")
 
 
 def takes_answers(expression: str, known: dict[str, list[str]], seen: frozenset[str] = frozenset()) -> bool:
@@ -151,7 +157,7 @@ answer = json.load(open(module.params["file"]))
 
 @pytest.fixture(params=["installed", pytest.param("lowest", marks=pytest.mark.prove)])
 def programs(request: pytest.FixtureRequest) -> Path:
-    """The directory of Ansible's programs, of the installed or of the lowest version."""
+    """Return the directory of Ansible's programs, of the installed or of the lowest version."""
     if request.param == "installed":
         return Path(sys.executable).parent
     done = subprocess.run([ROOT / "tests/tools/venv", "lowest"], check=True, capture_output=True, text=True)
@@ -159,7 +165,7 @@ def programs(request: pytest.FixtureRequest) -> Path:
 
 
 class Machine:
-    """Two hosts whose modules answer with a template that makes a file on the controller when Ansible evaluates it."""
+    """Two hosts whose modules answer with a template that creates a file on the controller when Ansible evaluates it."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self.programs, self.made = folder, programs, folder / "made"
@@ -174,7 +180,7 @@ class Machine:
         return {"name": register, "answer": {"file": str(path)}, "register": register}
 
     def play(self, *plays: dict[str, Any], **variables: Any) -> str:
-        """Run plays over both hosts; return the output."""
+        """Run plays on both hosts. Return the output."""
         common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
         hosts = {"all": {"children": {"accelerator_nodes": {"hosts": dict.fromkeys(("n1", "n2"), common)}}}}
         (self.folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
@@ -211,7 +217,7 @@ def task_of(playbook: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_answer_that_is_kept_is_evaluated_by_versions_before_2_19(machine: Machine) -> None:
-    """Show what the other tests look for: they would see an evaluated answer."""
+    """Show that the other tests would detect an evaluated answer: versions before 2.19 evaluate a kept one."""
     kept = {"ansible.builtin.set_fact": {"kept": "{{ 'x' ~ hostvars[inventory_hostname].asked.text }}"}}
     printed = machine.play(
         {
@@ -229,17 +235,16 @@ def test_answer_that_is_kept_is_evaluated_by_versions_before_2_19(machine: Machi
 
 def test_site_evaluates_no_answer(machine: Machine) -> None:
     evil = machine.template
-    device = {"type": "gpu", "product": evil, "uuid": "u", "profile": evil}
-    parts = {"type": "mig", "product": evil, "uuid": "u", "profile": evil}
-    slices = [{"devices": [device, parts]}]
+    node = {"slices": [{"name": evil}], "published": {"devices": 1, "products": [evil], "partitions": {evil: 1}}}
     asked = [
-        machine.asks("accelerator_published", nodes={name: {"slices": slices} for name in ("n1", "n2")}),
+        machine.asks("accelerator_cluster", nodes=dict.fromkeys(("n1", "n2"), node)),
         machine.asks("__nvidia_mig_applied", steps=[{"description": evil}], devices=[{"mode": evil}], changed=True),
-        machine.asks("__dra_driver_started", drivers=[{"name": evil, "devices": [evil]}], changed=True),
+        machine.asks("__dra_driver_started", device_count=2, changed=True),
     ]
-    line, variables = task_of("site.yml", "Put the node in a line")
-    shown, _variables = task_of("site.yml", "Show the summary")
-    so_far, more = task_of("site.yml", "Say how far this is")
+    line, _variables = task_of("tasks/site_summary.yml", "Format the summary line of the node")
+    shown, _variables = task_of("tasks/site_summary.yml", "Show the summary")
+    _task, variables = task_of("site.yml", "Fail if the cluster did not answer")
+    so_far, more = task_of("site.yml", "Report the progress")
     printed = machine.play(
         {"vars": variables, "tasks": [*asked, line, shown]},
         {"vars": more, "tasks": [so_far]},
@@ -254,9 +259,9 @@ def test_upgrade_evaluates_no_answer(machine: Machine) -> None:
     holder = {"namespace": evil, "name": evil, "claims": [evil], "owner": evil}
     asked = [
         machine.asks("__nvidia_driver_plan", steps=[evil]),
-        machine.asks("accelerator_leaving", results=[{"pods": [holder], "accelerator_role": "nvidia_driver"}]),
+        machine.asks("accelerator_eviction_plan", results=[{"pods": [holder], "accelerator_role": "nvidia_driver"}]),
     ]
-    kept, variables = task_of("upgrade.yml", "Keep what would be exchanged")
+    kept, variables = task_of("upgrade.yml", "Record the planned driver change")
     shown, _variables = task_of("upgrade.yml", "Show the plan")
     printed = machine.play(
         {"vars": variables, "tasks": [*asked, kept, shown]}, {"tasks": [{**shown, "run_once": False}]}
@@ -270,7 +275,7 @@ def test_report_evaluates_no_answer(machine: Machine, tmp_path: Path) -> None:
     asked = machine.asks(
         "accelerator_node_answer", ansible_facts={"accelerator_report": {"devices": [evil], "words": {evil: evil}}}
     )
-    _task, variables = task_of("report.yml", "Ask the cluster, and join what the nodes have answered")
+    _task, variables = task_of("report.yml", "Read cluster objects and merge them with the answers of the nodes")
     written = {
         "ansible.builtin.copy": {"content": "{{ accelerator_answers | to_json }}", "dest": str(tmp_path / "out")}
     }
@@ -288,13 +293,14 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
         "units": {"dra-accelerators-driver.service": {"ours": True}},
         "devices": {evil: {}},
     }
-    claim = {"namespace": evil, "name": evil, "nodes": ["n1", "n2"], "pods": [evil]}
+    pod = {"namespace": evil, "name": evil, "uid": evil}
+    claim = {"namespace": evil, "name": evil, "nodes": ["n1", "n2"], "pods": [evil], "consumers": [pod]}
     asked = [
         machine.asks("accelerator_node", **node),
         machine.asks("accelerator_cluster", nodes={name: {"labels": {}, "annotations": {}} for name in ("n1", "n2")}),
         machine.asks("accelerator_claims", claims=[claim]),
     ]
-    refused, variables = task_of("remove.yml", "Refuse while pods use them")
+    refused, variables = task_of("remove.yml", "Reject a node whose devices are in use by pods")
     deleted, _variables = task_of("remove.yml", "Delete the pods")
     # The action for each pod is shown instead.
     looped = {
@@ -311,34 +317,34 @@ def test_remove_evaluates_no_answer(machine: Machine) -> None:
 
 
 def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
-    """Neither keys nor values, of the node and of the cluster."""
+    """Neither keys nor values of answers are evaluated, for the node and for the cluster."""
     role, text = ROOT / "roles/preflight", machine.template
     variables = yaml.safe_load((role / "vars/main.yml").read_text("utf-8"))
     node = {"labels": {text: text, "dra": "label"}, "slices": [{"driver": "gpu.nvidia.com", "name": text}]}
     asked = [
-        machine.asks("__preflight_node_asked", devices={text: 1, "ascend": 1}),
-        machine.asks("__preflight_cluster_asked", problem=text, nodes={"n": node}, own=[{text: text}]),
+        machine.asks("__preflight_node_query", devices={text: 1, "ascend": 1}),
+        machine.asks("__preflight_cluster_query", problem=text, nodes={"n": node}, own=[{text: text}]),
     ]
     names = (
         "__preflight_host_answer",
         "__preflight_cluster_answer",
         "__preflight_cluster_other",
-        "__preflight_left_out",
+        "__preflight_ignored_vendors",
     )
     given = {**{name: variables[name] for name in names}, "__preflight_before_binding": False}
     facts = [
         task
         for task in yaml.safe_load((role / "tasks/main.yml").read_text("utf-8"))
-        if task["name"].startswith("Keep the")
+        if task["name"].startswith("Record the")
     ]
     words = [
-        "Vendors: {{ __preflight_left_out | join(', ') }}",
+        "Vendors: {{ __preflight_ignored_vendors | join(', ') }}",
         "{{ __preflight_node.labels.dra }} of {{ __preflight_slices | length }}",
     ]
     kept = {"ansible.builtin.set_fact": {"kept": words, "problem": "{{ __preflight_cluster.problem }}"}}
     shown = {"ansible.builtin.debug": {"msg": "{{ [kept, problem, __preflight_node, __preflight_cluster] }}"}}
     given |= {"preflight_node_info": {}, "preflight_cluster_info": {}, "preflight_vendors": ["nvidia"]}
-    given |= {"preflight_node_name": "n", "__preflight_drivers": ["gpu.nvidia.com"]}
+    given |= {"preflight_node_name": "n", "__preflight_drivers": ["gpu.nvidia.com"], "__preflight_cluster_id": "c"}
     printed = machine.play({"vars": given, "tasks": [*asked, *facts, kept, shown]})
     assert printed.count("failed=0") == 2 and "Vendors: ascend" in printed and "label of 1" in printed, printed
     assert len(facts) == 2 and not machine.made.exists(), printed
@@ -346,10 +352,11 @@ def test_preflight_evaluates_no_part_of_an_answer(machine: Machine) -> None:
 
 @pytest.mark.parametrize("playbook", ["tasks/repartition_operation.yml", "drained"])
 def test_rescue_evaluates_no_message_of_a_failure(machine: Machine, playbook: str) -> None:
-    """What a failed module of a host says is kept by set_fact, and shown."""
+    """The message of a failed module is kept by set_fact and printed, but not evaluated."""
     path = ROOT / ("roles/ascend_driver/tasks/drained.yml" if playbook == "drained" else f"playbooks/{playbook}")
     tasks = list(nodes_of(yaml.safe_load(path.read_text("utf-8"))))
-    kept = next(task for task in tasks if task.get("name") == "Keep what went wrong")
+    names_of_rescue = ("Record the failed step and its error", "Record the failure")
+    kept = next(task for task in tasks if task.get("name") in names_of_rescue)
     names = list(kept["ansible.builtin.set_fact"])
     shown = {"ansible.builtin.debug": {"msg": [f"{{{{ {name} }}}}" for name in names]}}
     failing = machine.asks(

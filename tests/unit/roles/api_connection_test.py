@@ -21,7 +21,7 @@ VERIFIED = {"server": "https://api:6443", "certificate-authority-data": "x"}
 @pytest.mark.parametrize("role", ["dra_driver", "dra_controller"])
 def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None:
     variables = yaml.safe_load((ROLES / role / "vars/main.yml").read_text("utf-8"))
-    names = ("document", "context_entry", "theirs", "authority_file", "keys", "cluster", "insecurity", "lacks")
+    names = ("document", "context_entry", "theirs", "authority_file", "keys", "cluster", "insecurity", "missing")
     taken = {f"__{role}_{name}": variables.get(f"__{role}_{name}", "") for name in names}
     scene: dict[str, Any] = {f"{role}_{name}": "" for name in ("api_server", "api_authority", "api_insecure")}
     scene |= {f"__{role}_release": "1", f"__{role}_environment": "e", f"{role}_root": "/r"}
@@ -45,7 +45,7 @@ def test_insecure_connection_needs_the_option(tmp_path: Path, role: str) -> None
         "allowed": host(HTTP, api_insecure=True),
         "claims-to-be-allowed": host({**HTTP, "extensions": [INSECURE_EXTENSION]}),
     }
-    said = f"{{{{ {{'lacks': __{role}_lacks, 'cluster': __{role}_cluster}} | to_json | b64encode }}}}"
+    said = f"{{{{ {{'lacks': __{role}_missing, 'cluster': __{role}_cluster}} | to_json | b64encode }}}}"
     played = play(tmp_path, [{"ansible.builtin.debug": {"msg": said}}], hosts)
     assert played.status == 0, played.output
     rejected = {name for name, told in played.told.items() if told["lacks"]}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The policies that limit which claims the controller and the node drivers can change, and which fields."""
+"""The policies that limit the claims and fields that the controller and the node drivers can change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATUS = status(NVIDIA)
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """The policies that the roles of the controller and the driver write."""
+    """Return the policies that the roles of the controller and the driver write."""
     answer = {"audiences": ["api"]}
     read = {"read": {"__dra_driver_token_defaults": answer, "__dra_controller_token_defaults": answer}}
     roles = {"dra_controller": "__dra_controller_objects", "dra_driver": "__dra_driver_shared_objects"}
@@ -57,7 +57,7 @@ def denied(
     user: str = CONTROLLER,
     resource: str = "resourceclaims/status",
 ) -> list[str]:
-    """Return the reasons for which an update of a claim is denied. ``old`` and ``new`` are its status and finalizers."""
+    """Return the denial reasons for an update of a claim. ``old`` and ``new`` are its status and finalizers."""
 
     def claim(parts: dict[str, Any]) -> dict[str, Any]:
         return {"metadata": {"name": "claim", **parts.get("metadata", {})}, "status": parts["status"]}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the node driver does where nothing is set is the same by the role, by the driver itself, and by the documents."""
+"""The defaults of the node driver are the same in the role, in the driver, and in the documentation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ import yaml
 from dra_driver.config import RELOADABLE, Configuration, parse
 
 ROOT = Path(__file__).resolve().parents[3]
-# What is the node's own, and what has no default. Of the backends those are served that the node has devices of.
+# Values of the node, and values without a default. Of the backends, those with devices on the node are enabled.
 OF_THE_NODE = {"node_name", "kubeconfig", "backends"}
-# What is written only where it is set.
-ON_DEMAND = {"device_rules", "kubelet_interface", "metrics_authorization", "read_pods", "vendor_runtimes"}
+# Values that are written only if they are set.
+ON_DEMAND = {
+    "device_rules",
+    "kubelet_interface",
+    "metrics_authorization",
+    "network_tools",
+    "read_pods",
+    "vendor_runtimes",
+}
 
 
 def by_the_role() -> dict[str, Any]:
-    """The driver.yaml of a node for which nothing is set."""
+    """Return the driver.yaml of a node without any set option."""
     environment = jinja2.Environment(autoescape=False)
     environment.globals["lookup"] = lambda *_: ""
     environment.filters["bool"] = bool  # Ansible's
@@ -43,7 +50,7 @@ def by_the_role() -> dict[str, Any]:
 
 
 def by_the_documents() -> dict[str, str]:
-    """The column of defaults in the table of keys."""
+    """Return the column of defaults in the table of keys."""
     page = (ROOT / "docs/node-driver.md").read_text("utf-8").split("\n## Configuration\n", 1)[1].split("\n## ", 1)[0]
     return dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the tests of the roles' own programs share."""
+"""Fixtures for tests of the roles' own programs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ from token_server import TokenServer
 
 @pytest.fixture
 def server() -> Iterator[TokenServer]:
-    """An API server that issues tokens."""
+    """Yield an API server that issues tokens."""
     with TokenServer() as running:
         yield running

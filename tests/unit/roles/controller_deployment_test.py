@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the role dra_controller writes for its two forms: the pods, who is asked about configurations, the rights, and what goes."""
+"""Objects that the role dra_controller writes for its two forms: pods, webhook clients, permissions, and removed objects."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils._secret_texts import find_secrets
+from ansible_collections.dra.accelerators.plugins.module_utils._host.secret_masking import find_secrets
 from cryptography.x509 import DNSName, SubjectAlternativeName
 from dra_driver.controller.admission import answer, rules_for
 from dra_driver.controller.certificate_keeper import utc_now
-from dra_driver.controller.readers import PATH
-from dra_driver.controller.settings import NAME_VARIABLE, load
+from dra_driver.controller.controller_config import NAME_VARIABLE, load
+from dra_driver.controller.reader_authorization import PATH
 from dra_driver.core.certificates import make_authority, make_certificate
 from playing import play
 
@@ -29,10 +29,10 @@ NAME, NAMESPACE = "dra-accelerators-controller", "dra-accelerators-controller"
 SERVICE = f"{NAME}.{NAMESPACE}.svc"
 WANTED = {
     "objects": "__dra_controller_pod_objects",
-    "not_wanted": "__dra_controller_not_wanted",
+    "not_wanted": "__dra_controller_unneeded",
     "rights": "__dra_controller_objects",
     "webhook": "__dra_controller_webhook_object",
-    "elsewhere": "__dra_controller_asked_elsewhere",
+    "elsewhere": "__dra_controller_webhook_moved",
     "wrong": "__dra_controller_wrong_class",
     "settings": "__dra_controller_settings",
 }
@@ -40,17 +40,17 @@ Written = dict[str, Any]
 
 
 def deployment(**more: Any) -> dict[str, Any]:
-    """The variables of a site that has a Deployment."""
+    """Return the variables of a site with a Deployment."""
     return {"dra_controller_form": "deployment", "dra_controller_image": "registry.example.com/driver:1", **more}
 
 
 def node(name: str, address: str) -> dict[str, Any]:
-    """A Node as the API server tells of it."""
+    """Return a Node as the API server returns it."""
     return {"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": address}]}}
 
 
 def services(**more: Any) -> dict[str, Any]:
-    """The variables of a site that has services on both hosts, and what was asked of the hosts' Nodes."""
+    """Return the variables of a site with services on both hosts, and the hosts' Nodes from the API server."""
     found = [("a", [node("a", "10.0.0.1")]), ("b", [node("node-b", "fd00::2")])]
     nodes = [{"__dra_controller_peer": host, "resources": resources} for host, resources in found]
     programs = {"release": "1", "environment": "2"}
@@ -58,13 +58,13 @@ def services(**more: Any) -> dict[str, Any]:
 
 
 def asked(trusted: str, *clients: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """A webhook's configuration as the API server tells of it."""
+    """Return a webhook configuration as the API server returns it."""
     webhooks = [{"name": name, "clientConfig": {**client, "caBundle": trusted}} for name, client in clients]
     return {"resources": [{"webhooks": webhooks}]}
 
 
 def rollout(**status: int) -> dict[str, Any]:
-    """A Deployment with two pods wanted, as the API server tells of it."""
+    """Return a Deployment with two desired replicas as the API server returns it."""
     return {"resources": [{"metadata": {"generation": 3}, "spec": {"replicas": 2}, "status": status}]}
 
 
@@ -119,7 +119,7 @@ ANYWHERE = {
 ISSUER = {"dra_controller_certificate_issuer": {"name": "internal-ca", "kind": "ClusterIssuer"}}
 CERTIFICATE = {"certificate": "__dra_controller_certificate"}
 ASKED = {key: WANTED[key] for key in ("webhook", "elsewhere", "not_wanted")}
-#: What is asked of the role for each site: the variables, and the expressions.
+#: The variables and the expressions to evaluate, for each site.
 SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "pods": (deployment(__dra_controller_configured={"resources": []}), WANTED),
     "again": (deployment(__dra_controller_configured=asked("QUJD", BY_SERVICE)), ASKED),
@@ -164,7 +164,7 @@ SITES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
-    """What the role's own expressions give for each site, by Ansible itself, in an inventory with two hosts."""
+    """Return the values of the role's expressions for each site, evaluated by Ansible in an inventory with two hosts."""
     folder = tmp_path_factory.mktemp("sites")
     (folder / "templates").symlink_to(ROLE / "templates")
     tasks: list[dict[str, Any]] = []
@@ -193,13 +193,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
 
 
 def of_kind(written: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The one object of a kind."""
+    """Return the one object of a kind."""
     (found,) = (each for each in written["objects"] if each["kind"] == kind)
     return dict(found)
 
 
 def template_of(written: Written) -> dict[str, Any]:
-    """The template of the pods."""
+    """Return the pod template."""
     return dict(of_kind(written, "Deployment")["spec"]["template"])
 
 
@@ -311,7 +311,7 @@ def test_pods_run_on_the_nodes_of_the_group_or_where_they_are_told_to(sites: dic
 
 
 def test_certificate_of_cert_manager_has_the_names_of_the_webhook(sites: dict[str, Written]) -> None:
-    """The objects only: cert-manager itself is not run."""
+    """Only the objects are checked. cert-manager itself does not run."""
     certificate = sites["cert-manager"]["certificate"]
     assert certificate["metadata"]["namespace"] == NAMESPACE and certificate["spec"]["dnsNames"] == [SERVICE]
     assert certificate["spec"]["issuerRef"] == {
@@ -329,7 +329,7 @@ def test_certificate_of_cert_manager_has_the_names_of_the_webhook(sites: dict[st
 
 
 def test_configuration_of_the_controller_is_shown_in_a_diff(sites: dict[str, Written]) -> None:
-    """The module file_set hides every file in which it finds a secret: a name under the key ``secret`` would be one."""
+    """Module file_set hides the diff of files with secrets, such as a name under the key ``secret``: the config has none."""
     texts = {name: yaml.safe_dump(site["settings"]) for name, site in sites.items() if "settings" in site}
     assert any("secret_name" in text for text in texts.values())
     assert {name: find_secrets(text) for name, text in texts.items()} == dict.fromkeys(texts, frozenset())
@@ -352,18 +352,19 @@ def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(sites: dict
     assert metrics["from"] == OTHER["dra_controller_pod_metrics_peers"]
     assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
     (metrics,) = of_kind(sites["anywhere"], "NetworkPolicy")["spec"]["ingress"]
-    # An empty list of peers would change the object in each run: the API server stores none.
+    # An empty list of peers would change the object in each run, because the API server does not store it.
     assert metrics == {"ports": [{"port": "metrics", "protocol": "TCP"}]}
 
 
 def rules(written: Written, kind: str) -> dict[str, list[str]]:
-    """What a role of the controller may do, by resource."""
-    (role,) = (each for each in written["rights"] if each["kind"] == kind)
+    """Return the verbs of a role of the controller by resource. A Role is the one in the controller's namespace."""
+    found = [each for each in written["rights"] if each["kind"] == kind]
+    (role,) = (each for each in found if kind == "ClusterRole" or each["metadata"]["name"] == "controller")
     return {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
 
 
 def test_each_right_has_its_reason_in_the_document_and_no_other_is_said(sites: dict[str, Written]) -> None:
-    """Of a service and of pods, with the report: all rights that there can be."""
+    """The documented permissions are those of services and pods with the report, each with a reason, and no others."""
     page = (ROLE.parents[1] / "docs/security.md").read_text(encoding="utf-8").partition("\n## The controller\n")[2]
     table = page.partition("\n### ")[0]
     said: dict[tuple[str, str], str] = {}
@@ -432,18 +433,19 @@ def test_only_a_refusal_by_the_pods_shows_that_they_answer(sites: dict[str, Writ
 
 
 REFUSED = {
-    "image": ({"dra_controller_form": "deployment"}, "dra_controller_image names no image"),
+    "image": ({"dra_controller_form": "deployment"}, "dra_controller_image is not set"),
     "report": (
         deployment(dra_controller_report=True, dra_controller_webhook=False),
         "dra_controller_report is true and dra_controller_webhook is false",
     ),
-    "number": (deployment(dra_controller_replicas=0), "dra_controller_replicas is 0; expected 1 or more"),
+    "number": (deployment(dra_controller_replicas=0), "dra_controller_replicas is 0, expected 1 or more"),
 }
 
 
 def test_the_role_refuses_what_can_be_no_deployment(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_controller"}}]
-    hosts = {name: variables for name, (variables, _said) in REFUSED.items()}
+    # Each site has its own cluster, because the options of a cluster's controllers must be equal.
+    hosts = {name: {**variables, "dra_controller_context": name} for name, (variables, _said) in REFUSED.items()}
     played = play(tmp_path, tasks, hosts, group="accelerator_controllers")
     assert set(played.failed) == set(REFUSED), played.output
     for name, (_variables, said) in REFUSED.items():
@@ -459,6 +461,6 @@ def test_the_report_brings_its_rights_and_nothing_has_them_without(sites: dict[s
     assert given & more == (more if wanted else set())
     readers = [each["rules"] for each in found["rights"] if each["metadata"]["name"] == "dra-accelerators-report"]
     assert readers == ([[{"nonResourceURLs": [PATH], "verbs": ["get"]}]] if wanted else [])
-    # Nobody may read it until somebody says so.
+    # By default no user can read the report.
     assert [each["metadata"]["name"] for each in found["rights"] if each["kind"] == "ClusterRoleBinding"] == [NAME]
     assert found["settings"]["webhook"]["report"] is wanted

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the report says to people, what the word on evictions means, and that the playbook touches nothing before it has looked."""
+"""The report's messages, the meaning of the eviction option, and no change by the playbook before its query."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_the_report_and_the_word_on_evictions(tmp_path: Path) -> None:
 GOES = {"steps": ["first", "second"], "in_the_way": ["default/p", "default/q"], "kind": "own", "settled": False}
 SETTLED = {"steps": [], "in_the_way": [], "kind": "foreign", "settled": True}
 SOCKET = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
-#: By host: the state, what the look before has found of it, and what is said.
+#: By host: the state, the result of the earlier query, and the message.
 SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "goes": ("closed", GOES, ["first", "second", "in the way are the pods default/p, default/q"]),
-    "opens": ("open", {**GOES, "steps": ["first"], "in_the_way": []}, ["first", "in the way is nobody"]),
+    "goes": ("closed", GOES, ["first", "second", "blocked by the pods default/p, default/q"]),
+    "opens": ("open", {**GOES, "steps": ["first"], "in_the_way": []}, ["first", "no pods block the change"]),
     "there": ("open", SETTLED, []),
     "socket": ("closed", SETTLED, [f"remove {SOCKET}"]),
     "not-its-state": ("open", SETTLED, []),
@@ -107,7 +107,7 @@ def test_what_would_change_and_who_is_in_the_way(tmp_path: Path) -> None:
         hosts[name]["__device_plugin_migration_leftovers"] = {"removed": [SOCKET]}
     hosts["back"] = {**hosts["there"], "device_plugin_migration_direction": "back"}
     expression = (
-        "{{ {'said': __device_plugin_migration_words, 'sockets': __device_plugin_migration_leaves_sockets | bool}"
+        "{{ {'said': __device_plugin_migration_messages, 'sockets': __device_plugin_migration_leaves_sockets | bool}"
         " | to_json | b64encode }}"
     )
     tasks = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": expression}}]
@@ -122,7 +122,7 @@ def test_what_would_change_comes_first_and_the_run_is_left_out_where_nothing_wou
     (whole,) = yaml.safe_load((ROLE / f"tasks/{state}.yml").read_text("utf-8"))
     look, *others = whole["block"]
     module = "dra.accelerators.device_plugin_migration"
-    assert look["name"] == "See what would change" and look["check_mode"] and not look["changed_when"]
+    assert look["name"] == "Determine the changes" and look["check_mode"] and not look["changed_when"]
     (run,) = (each for each in others if module in each)
     assert run[module] == look[module] == {"state": state}
     assert run["when"] == f"not {look['register']}.settled" and "check_mode" not in run
@@ -139,7 +139,7 @@ def test_each_state_has_its_tasks() -> None:
 
 
 def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
-    """And only where the playbook of the move says so: a run of ``site`` by itself passes over both."""
+    """Both roles run only in the migration playbook: a run of ``site`` alone skips them."""
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
     (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
     states = [(task.get("vars") or {}).get("device_plugin_migration_state") for task in tasks]
@@ -152,22 +152,22 @@ def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
 def test_everything_is_looked_at_before_anything_is_touched() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
     looking = [task["name"] for task in plays[1]["tasks"]]
-    assert looking[-1] == "Have a DeviceClass for each resource that pods ask for"
-    assert looking.index("Refuse while something is in the way") < looking.index(
-        "Refuse what the fleet file contradicts"
+    assert looking[-1] == "Create a DeviceClass for each extended resource that pods request"
+    assert looking.index("Fail if the migration is blocked") < looking.index(
+        "Reject a fleet file that contradicts the migration"
     )
     assert plays[2]["vars"]["accelerator_migration"]
 
 
 @pytest.mark.parametrize("way", ["site", "driver", "none"])
 def test_the_first_host_of_the_inventory_can_be_outside_the_group(tmp_path: Path, way: str) -> None:
-    """The import of ``site`` starts with a check on all hosts; its other plays run where the way of the nodes is ``site``."""
+    """The import of ``site`` starts with a check on all hosts. Its other plays run only for nodes with the way ``site``."""
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
     (moves,) = (each for each in plays if each.get("ansible.builtin.import_playbook") == "site.yml")
     check = {"ansible.builtin.import_playbook": str(ROOT / "playbooks/check_inventory.yml")}
     run = {"ansible.builtin.debug": {"msg": "moves {{ inventory_hostname }}"}}
     nodes = {"hosts": "accelerator_nodes", "gather_facts": False}
-    found = {**nodes, "tasks": [{"ansible.builtin.set_fact": {"accelerator_way": way}}]}
+    found = {**nodes, "tasks": [{"ansible.builtin.set_fact": {"accelerator_migration_method": way}}]}
     (tmp_path / "site.yml").write_text(yaml.safe_dump([check, {**nodes, "tasks": [run]}]), encoding="utf-8")
     (tmp_path / "play.yml").write_text(yaml.safe_dump([found, moves]), encoding="utf-8")
     hosts = {"all": {"hosts": {"bastion": {}}, "children": {"accelerator_nodes": {"hosts": {"a": {}, "b": {}}}}}}
@@ -182,3 +182,52 @@ def test_the_first_host_of_the_inventory_can_be_outside_the_group(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok: [bastion]" in done.stdout
     assert [f"moves {host}" in done.stdout for host in "ab"] == [way == "site"] * 2, done.stdout
+
+
+def nodes_of_reports(folder: Path, number: int, hosts: dict[str, dict[str, object]]) -> dict[str, list[str]]:
+    """Return by host the nodes of its report, in a play of the playbook."""
+    plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
+    play_of = plays[number]
+    report = next(
+        position
+        for position, task in enumerate(play_of["tasks"])
+        if "device_plugin_migration_nodes" in task.get("vars", {})
+    )
+    kept = [task for task in play_of["tasks"][:report] if "ansible.builtin.set_fact" in task]
+    if number == 4:
+        kept = [task for task in plays[1]["tasks"] if "each node's name" in task["name"]] + kept
+    told = "{{ {'nodes': device_plugin_migration_nodes} | to_json | b64encode }}"
+    tell = {"ansible.builtin.debug": {"msg": told}, "vars": play_of["tasks"][report]["vars"]}
+    played = play(folder, [{"vars": play_of["vars"], "block": [*kept, tell]}], hosts)
+    assert played.status == 0, played.output
+    return {host: each["nodes"] for host, each in played.told.items()}
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_variables_of_the_other_hosts_are_read_once_for_each_cluster(tmp_path: Path, number: int) -> None:
+    """Each evaluation of a host's cluster writes a line to a file: it is evaluated once per host."""
+    hosts: dict[str, dict[str, object]] = {
+        name: {
+            "accelerator_kubeconfig": "{{ lookup('ansible.builtin.pipe', 'echo x >> "
+            + str(tmp_path / "read")
+            + "; echo "
+            f"/{name[0]}') }}}}",
+            "accelerator_node_name": f"node-{name}",
+        }
+        for name in ("a1", "a2", "a3", "b1", "b2", "b3")
+    }
+    told = nodes_of_reports(tmp_path, number, hosts)
+    assert told["a1"] == ["node-a1", "node-a2", "node-a3"]
+    assert told["b1"] == ["node-b1", "node-b2", "node-b3"]
+    assert len((tmp_path / "read").read_text().splitlines()) == len(hosts)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("option", ["kubeconfig", "context"])
+def test_hosts_with_different_options_of_the_role_are_in_different_clusters(
+    tmp_path: Path, option: str, number: int
+) -> None:
+    common = {"accelerator_kubeconfig": "/k", "accelerator_kubeconfig_context": "c"}
+    hosts: dict[str, dict[str, object]] = {"a": {**common}, "b": {**common}, "c": {**common}}
+    hosts["b"] |= {f"device_plugin_migration_{option}": "other", "device_plugin_migration_node_name": "node-b"}
+    assert nodes_of_reports(tmp_path, number, hosts) == {"a": ["a", "c"], "b": ["node-b"], "c": []}

@@ -1,12 +1,14 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role driver_image asks for an image before it builds or pushes one; who does not answer has not said that there is none."""
+"""The role driver_image checks for an image before it builds or pushes it. No answer does not mean that the image is missing."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -14,7 +16,7 @@ from playing import Played, play
 
 ROOT = Path(__file__).resolve().parents[3]
 ROLE = "dra.accelerators.driver_image"
-#: What the programs say, as they were seen to: docker 28.2 and older, podman 4.3.
+#: Recorded outputs of the programs: docker 28.2 and earlier, podman 4.3.
 NO_DAEMON = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
 NO_RIGHT = "Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
 NO_REGISTRY = (
@@ -41,7 +43,7 @@ NOT_PUSHED = (
     ),
 )
 NO_ANSWER = (NO_DAEMON, NO_RIGHT, NO_REGISTRY, NO_REGISTRY_FOR_PODMAN, NO_CONMON, DENIED)
-#: docker, as far as the role asks it: what it is asked is written down; "image" and "manifest" say what they are told to.
+#: A docker that records its commands. "image" and "manifest" print the configured answer.
 DOCKER = """#!/bin/sh
 echo "$*" >> {folder}/asked
 case $1 in
@@ -54,15 +56,24 @@ push) cat {folder}/pushing ;;
 esac
 """
 CTR = """#!/bin/sh
+case "$*" in *plugins*) printf 'Exports:\\n    root    {folder}\\n    root    {folder}/none\\n'; exit 0 ;; esac
+[ "$1" != images ] || shift
 echo "$*" >> {folder}/asked
 [ "$1" != ls ] || cat {folder}/listed
 """
+SYNC = """#!/bin/sh
+echo "sync $*" >> {folder}/asked
+[ ! -e {folder}/power-cut ]
+"""
+IMPORTING = CTR + '[ "$1" != import ] || cat "$2" >> {folder}/imported\n'
+#: A pip that collects nothing. Cluster tests cover the build.
+PIP = '#!/bin/sh\nwhile [ "$1" != --target ]; do shift; done; mkdir "$2"\n'
 
 
 def run(
     folder: Path, image: str, manifest: str, *, delivery: str = "push", pushing: str = "", **more: object
 ) -> Played:
-    """Run the role with a docker that says this of the image, and of the registry's; "" is that it has it."""
+    """Run the role with a docker that gives these answers for the local image and the registry. "" means that the image exists."""
     programs = folder / "programs"
     programs.mkdir()
     for name, text in (("image", image), ("manifest", manifest)):
@@ -72,9 +83,8 @@ def run(
     docker = programs / "docker"
     docker.write_text(DOCKER.format(folder=folder))
     docker.chmod(0o755)
-    # A pip that collects nothing: building has tests of its own on the cluster.
     pip = programs / "pip"
-    pip.write_text('#!/bin/sh\nwhile [ "$1" != --target ]; do shift; done; mkdir "$2"\n')
+    pip.write_text(PIP)
     pip.chmod(0o755)
     variables = {
         "driver_image_delivery": delivery,
@@ -87,7 +97,7 @@ def run(
 
 
 def asked(folder: Path) -> list[str]:
-    """The commands that docker was given, without their arguments."""
+    """Return docker's recorded commands without their arguments."""
     lines = (folder / "asked").read_text().splitlines()
     return [" ".join(line.split()[: 2 if line.startswith(("image", "manifest")) else 1]) for line in lines]
 
@@ -149,7 +159,7 @@ def test_a_registry_that_is_not_asked_says_so_when_it_is_pushed_to(tmp_path: Pat
 @pytest.mark.prove
 @pytest.mark.parametrize("delivery", ["push", "import"])
 def test_who_only_builds_it_gives_it_to_nobody(tmp_path: Path, delivery: str) -> None:
-    """Whatever the fleet file says of the delivery, which may have come as an extra variable."""
+    """With ``built`` the image is only built, independent of the delivery in the fleet file or an extra variable."""
     played = run(tmp_path, NOT_BUILT[0], NO_REGISTRY, delivery=delivery, driver_image_state="built")
     assert played.status == 0, played.output
     assert asked(tmp_path) == ["image inspect", "build"]
@@ -185,3 +195,239 @@ def test_the_driver_s_images_are_taken_off_a_node_and_no_others(tmp_path: Path) 
         "registry.example/driver@sha256:aa",
         "sha256:cc",
     ]
+
+
+#: docker with an image store and registries in a directory, and a failing registry for references with "broken".
+STORE = """#!/bin/sh
+echo "$*" >> {folder}/asked
+for reference; do :; done
+file=$(echo "$reference" | tr / %)
+case $1 in
+image) [ -e {folder}/store/"$file" ] || { echo "Error: No such image: $reference" >&2; exit 1; } ;;
+manifest) [ -e {folder}/registry/"$file" ] || { echo "no such manifest: $reference" >&2; exit 1; } ;;
+build) sleep 0.2; file=$(echo "$3" | tr / %); [ ! -e {folder}/store/"$file" ] && touch {folder}/store/"$file" ;;
+push) case $reference in *broken*) echo denied >&2; exit 1 ;; esac; mv {folder}/store/"$file" {folder}/registry/ ;;
+save) [ -e {folder}/store/"$file" ] && echo "$reference" > "$3" ;;
+esac
+"""
+
+
+def run_batch(
+    folder: Path,
+    hosts: dict[str, dict[str, object]],
+    *arguments: str,
+    serial: int | None = None,
+    replaced: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Played, list[str]]:
+    """Run the role on hosts with one image store and one registry. Return also the commands of docker and ctr."""
+    texts = {"docker": STORE, "ctr": IMPORTING, "pip": PIP, "sync": SYNC, **replaced}
+    programs = folder / "programs"
+    for each in (programs, folder / "store", folder / "registry"):
+        each.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (programs / name).write_text(text.replace("{folder}", str(folder)))
+        (programs / name).chmod(0o755)
+    for name in ("listed", "imported"):
+        (folder / name).touch()
+    (folder / "asked").write_text("")
+    common = {
+        "driver_image_interpreter": str(programs / "pip"),
+        "driver_image_base": f"r/python:3.12@sha256:{'a' * 64}",
+        "driver_image_import_command": [str(programs / "ctr"), "images"],
+    }
+    tasks = [
+        {"ansible.builtin.include_role": {"name": ROLE}, "when": "skipped | default(false) is false"},
+        {"ansible.builtin.debug": {"msg": "{{ driver_image_reference | to_json | b64encode }}"}},
+    ]
+    own = {name: {**common, **each} for name, each in hosts.items()}
+    played = play(folder, tasks, own, *arguments, path=programs, serial=serial)
+    return played, (folder / "asked").read_text().splitlines()
+
+
+def repositories(lines: list[str], word: str) -> list[str]:
+    """Return the repositories of the images in the commands with this word."""
+    found = [line.split() for line in lines if line.split()[0] == word]
+    return sorted((words[2] if word == "build" else words[-1]).rpartition(":")[0] for words in found)
+
+
+def test_each_image_of_a_batch_is_built_and_pushed_once(tmp_path: Path) -> None:
+    """Each image is built and pushed once, with the values of a host that needs it. The registry already has the third image."""
+    hosts: dict[str, dict[str, object]] = {
+        f"n{number}": {"driver_image_repository": repository, "driver_image_push_arguments": [f"--for={repository}"]}
+        for number, repository in enumerate(["one/driver", "two/driver", "one/driver", "two/driver"])
+    }
+    played, lines = run_batch(tmp_path, hosts, "--check")
+    assert played.status == 0 and not repositories(lines, "build") + repositories(lines, "push"), played.output
+    assert played.output.count("would be built") == played.output.count("would be pushed") == 2, played.output
+    played, lines = run_batch(tmp_path, hosts)
+    assert played.status == 0, played.output
+    assert repositories(lines, "build") == repositories(lines, "push") == ["one/driver", "two/driver"]
+    assert {line.rpartition(":")[0] for line in lines if line.startswith("push")} == {
+        "push --for=one/driver one/driver",
+        "push --for=two/driver two/driver",
+    }
+    assert {name: told.rpartition(":")[0] for name, told in played.told.items()} == {
+        name: each["driver_image_repository"] for name, each in hosts.items()
+    }
+    played, lines = run_batch(tmp_path, hosts)
+    assert [line.split()[0] for line in lines] == ["manifest", "manifest"] and "changed=1" not in played.output
+
+
+def test_hosts_of_an_image_that_cannot_be_pushed_fail_and_others_do_not(tmp_path: Path) -> None:
+    hosts = {
+        name: {"driver_image_repository": repository}
+        for name, repository in (("n0", "broken/driver"), ("n1", "broken/driver"), ("n2", "two/driver"))
+    }
+    played, lines = run_batch(tmp_path, dict(hosts))
+    assert repositories(lines, "push") == ["broken/driver", "two/driver"] and set(played.told) == {"n2"}, played.output
+    assert played.failed["n0"]["stderr"] == "denied"
+    assert "n1 needs the image broken/driver:" in played.failed["n1"]["msg"]
+    assert "which n0 could not build or push" in played.failed["n1"]["msg"]
+
+
+def test_image_with_two_ways_of_delivery_is_built_once(tmp_path: Path) -> None:
+    """One node imports the image, another one pulls it: it is built once."""
+    hosts: dict[str, dict[str, object]] = {
+        "n0": {"driver_image_delivery": "import"},
+        "n1": {"driver_image_delivery": "none"},
+        "n2": {"driver_image_delivery": "import", "driver_image_repository": "other"},
+        "n3": {"driver_image_delivery": "import"},
+    }
+    played, lines = run_batch(tmp_path, hosts)
+    own = "localhost/dra-accelerators-driver"
+    assert played.status == 0, played.output
+    assert repositories(lines, "build") == repositories(lines, "save") == [own, "other"]
+    imported = [line.rpartition(":")[0] for line in (tmp_path / "imported").read_text().splitlines()]
+    assert sorted(imported) == [own, own, "other"]
+
+
+def test_each_batch_saves_the_images_that_it_imports(tmp_path: Path) -> None:
+    """The hosts of the first batch remain hosts of the play, but their files are removed: each batch saves its images."""
+    hosts: dict[str, dict[str, object]] = {
+        f"n{number}": {"driver_image_delivery": "import", "driver_image_repository": repository}
+        for number, repository in enumerate(["own", "other", "other", "own"])
+    }
+    played, lines = run_batch(tmp_path, hosts, serial=2)
+    assert played.status == 0, played.output
+    assert repositories(lines, "build") == ["other", "own"]
+    assert repositories(lines, "save") == ["other", "other", "own", "own"]
+    imported = [line.rpartition(":")[0] for line in (tmp_path / "imported").read_text().splitlines()]
+    assert sorted(imported) == ["other", "other", "own", "own"]
+
+
+#: containerd with images in a directory: a file per reference with the labels. With the file "damaged" next to it
+#: ``check`` fails, as for a missing blob.
+CONTAINERD = """#!/bin/sh
+case "$*" in *plugins*) printf 'Exports:\\n    root    {folder}\\n    root    {folder}/none\\n'; exit 0 ;; esac
+[ "$1" != images ] || shift
+echo "$*" >> {folder}/asked
+for last; do :; done
+mkdir -p {folder}/images
+case $1 in
+ls)
+    [ "$2" = --quiet ] || echo REF TYPE DIGEST SIZE LABELS
+    for file in {folder}/images/*; do
+        [ -e "$file" ] || continue
+        reference=$(basename "$file" | tr % /)
+        case $2 in --quiet) echo "$reference" ;; *) echo "$reference t sha256:aa 1 -" ;; esac
+    done
+    ;;
+check)
+    [ ! -e {folder}/damaged ] || { echo "ctr: unable to check unpack: unexpected EOF" >&2; exit 1; }
+    for file in {folder}/images/*; do
+        grep -q '^dra.accelerators/complete=true$' "$file" && basename "$file" | tr % /
+    done
+    exit 0
+    ;;
+rm) shift 2; for each; do rm {folder}/images/"$(echo "$each" | tr / %)"; done; rm -f {folder}/damaged ;;
+import)
+    [ ! -e {folder}/damaged ] || { echo "ctr: unable to resolve platform: unexpected EOF" >&2; exit 1; }
+    touch {folder}/images/"$(tr / % < "$2")"
+    ;;
+label) [ ! -e {folder}/no-label ] || exit 1; echo "$3" > {folder}/images/"$(echo "$2" | tr / %)" ;;
+esac
+"""
+
+
+def run_import(folder: Path, *arguments: str) -> tuple[Played, list[str]]:
+    """Import the image into the containerd of one node. Return also the commands of ctr and sync."""
+    hosts: dict[str, dict[str, object]] = {"node": {"driver_image_delivery": "import"}}
+    played, lines = run_batch(folder, hosts, *arguments, replaced={"ctr": CONTAINERD})
+    words = ("ls", "check", "rm", "import", "sync", "label")
+    return played, [line.split()[0] for line in lines if line.split()[0] in words]
+
+
+def test_imported_image_counts_once_it_is_synced(tmp_path: Path) -> None:
+    """The node loses power between the import and the sync: the next run removes the image with its layers and imports it again."""
+    (tmp_path / "power-cut").touch()
+    played, lines = run_import(tmp_path)
+    assert "node" in played.failed and lines == ["ls", "ls", "import", "sync"], played.output
+    assert f"sync --file-system {tmp_path}" in (tmp_path / "asked").read_text().splitlines()
+    assert len(list((tmp_path / "images").iterdir())) == 1
+    (tmp_path / "power-cut").unlink()
+    played, lines = run_import(tmp_path, "--check")
+    assert played.status == 0 and "would be imported" in played.output and lines == ["ls", "check"], played.output
+    played, lines = run_import(tmp_path)
+    assert played.status == 0 and lines == ["ls", "check", "ls", "rm", "import", "sync", "label"], played.output
+    played, lines = run_import(tmp_path)
+    assert "changed=0" in played.output and lines == ["ls", "check"], played.output
+
+
+def test_imported_image_counts_once_it_is_labeled(tmp_path: Path) -> None:
+    """The run ends between the sync and the label: the next run imports the image again."""
+    (tmp_path / "no-label").touch()
+    played, lines = run_import(tmp_path)
+    assert "node" in played.failed and lines == ["ls", "ls", "import", "sync", "label"], played.output
+    (tmp_path / "no-label").unlink()
+    played, lines = run_import(tmp_path)
+    assert played.status == 0 and lines == ["ls", "check", "ls", "rm", "import", "sync", "label"], played.output
+
+
+def test_damaged_image_is_removed_and_imported_again(tmp_path: Path) -> None:
+    played, lines = run_import(tmp_path)
+    assert played.status == 0 and lines == ["ls", "ls", "import", "sync", "label"], played.output
+    (tmp_path / "damaged").touch()
+    played, lines = run_import(tmp_path)
+    assert played.status == 0 and lines == ["ls", "check", "ls", "rm", "import", "sync", "label"], played.output
+
+
+FLAKY = """
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+DOCUMENTATION = "{name: flaky, short_description: x, description: x, author: x, version_added: '1', options: {}}"
+class Connection(Local):
+    transport = "flaky"
+    def put_file(self, in_path, out_path):
+        if str(in_path).endswith(".tar"):
+            raise AnsibleConnectionFailure("gone")
+        return super().put_file(in_path, out_path)
+"""
+
+
+def test_imported_image_is_saved_once_for_all_hosts_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first host becomes unreachable during the copy, and the last two hosts have a different image: each image is saved once."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "connection_plugins").mkdir()
+    (tmp_path / "connection_plugins/flaky.py").write_text(FLAKY)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    save = "[ $1 != save ] || echo image > $3\n"
+    for name, text in (("docker", DOCKER + save), ("ctr", CTR), ("sync", SYNC)):
+        (programs / name).write_text(text.format(folder=tmp_path))
+        (programs / name).chmod(0o755)
+    (tmp_path / "listed").touch()
+    common = {"driver_image_delivery": "import", "driver_image_base": f"r/python:3.12@sha256:{'a' * 64}"}
+    hosts = {f"n{number}": dict(common) for number in range(5)}
+    hosts["n0"]["ansible_connection"] = "flaky"
+    for name in ("n3", "n4"):
+        hosts[name]["driver_image_repository"] = "localhost/other"
+    played = play(tmp_path, [{"ansible.builtin.include_role": {"name": ROLE}}], hosts, path=programs)
+    lines = (tmp_path / "asked").read_text().splitlines()
+    saved = [line.split()[-1].partition(":")[0] for line in lines if line.startswith("save")]
+    assert sorted(saved) == ["localhost/dra-accelerators-driver", "localhost/other"], played.output
+    assert len([line for line in lines if " import " in line]) == 4, played.output
+    assert "n0                         : ok=" in played.output and "unreachable=1" in played.output
+    assert not list((tmp_path / "temporary").glob("**/*.tar"))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role dra_driver where the driver is a pod: what it refuses by itself, what the DaemonSet is, and what a pod is known by."""
+"""The role dra_driver with the driver as a pod: refused variables, the DaemonSet, and how the role recognizes its pods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE = "localhost/dra-accelerators-driver:0.1.0-1a2b3c4d-0a1b2c3d"
 
 
 def host(**more: Any) -> dict[str, Any]:
-    """A host's variables: its node has been asked, and has nothing of the driver's."""
+    """Return the variables of a host without files of the driver. Its Node has been read."""
     labels = {"dra-accelerators/driver": "daemonset"} if more.pop("label", False) else {}
     return {
         "dra_driver_form": "daemonset",
@@ -32,21 +32,37 @@ def host(**more: Any) -> dict[str, Any]:
             "ascend": {"group": "HwHiAiUser"},
             "devices": {vendor: ["0000:18:00.0"] for vendor in more.pop("has", ["nvidia"])},
         },
-        "dra_driver_cluster_info": {"nodes": {"n": {"labels": labels}}},
+        "dra_driver_cluster_info": {"namespace": {"exists": True}, "nodes": {"n": {"labels": labels}}},
         **more,
     }
 
 
 REFUSED = {
     "no-image": (host(dra_driver_image=""), "dra_driver_image names no image"),
-    "ahead": (host(dra_driver_layout=AHEAD), "dra_driver_pod_lists_claims"),
     "machines": (host(dra_driver_layout=MACHINES), "dra_driver_pod_passthrough"),
-    # Without the node's processes the driver would unbind a device that a process has open.
+    # Without access to the node's processes, the driver would unbind a device that a process has open.
     "machines-without-processes": (
         host(dra_driver_layout=MACHINES, dra_driver_pod_passthrough=True, dra_driver_pod_host_pid=False),
         "without dra_driver_pod_host_pid",
     ),
 }
+
+
+def test_labels_of_a_deleted_node_are_not_written(tmp_path: Path) -> None:
+    """A host keeps files of the pod after its Node is deleted: the label task is skipped, because kubernetes.core would wait for the Node."""
+    (task,) = (
+        each
+        for each in yaml.safe_load((ROLE / "tasks/no_pod.yml").read_text("utf-8"))
+        if each["name"] == "Remove the labels that select the node for the driver's DaemonSets"
+    )
+    hosts = {name: host() for name in ("deleted", "present")}
+    for name, each in hosts.items():
+        each["dra_driver_cluster_info"]["nodes"]["n"]["exists"] = name == "present"
+    tasks = [
+        {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
+        {"ansible.builtin.debug": {"msg": "{{ 'patch' | to_json | b64encode }}"}, "when": task["when"]},
+    ]
+    assert set(play(tmp_path, tasks, hosts).told) == {"present"}
 
 
 def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> None:
@@ -58,13 +74,55 @@ def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> 
         assert said in text and "daemonset" in text, text
 
 
+@pytest.mark.parametrize(
+    ("tags", "refused"),
+    [(["--tags", "layout"], True), (["--tags", "layout,driver"], False), ([], False)],
+)
+def test_site_refuses_a_pod_without_an_image_before_devices_change(
+    tmp_path: Path, tags: list[str], refused: bool
+) -> None:
+    """With the tag ``layout`` alone, no task of this run builds the image: the run fails before the devices change."""
+    plays = yaml.safe_load((ROLE.parents[1] / "playbooks/site.yml").read_text("utf-8"))
+    (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
+    names = [task["name"] for task in tasks]
+    shown = {"ansible.builtin.debug": {"msg": "partitions"}, "tags": ["layout"]}
+    pods = [task for task in tasks[: names.index("Partition the GPUs")] if task["name"] == CHECK]
+    variables = host(dra_driver_image="")
+    variables |= {"accelerator_cluster": variables.pop("dra_driver_cluster_info"), "accelerator_node_layout": []}
+    hosts = {"plain": variables, "named": {**variables, "dra_driver_image": IMAGE}}
+    hosts["service"] = {**variables, "dra_driver_form": "service"}
+    played = play(tmp_path, [*pods, shown], hosts, *tags)
+    assert set(played.failed) == ({"plain"} if refused else set()), played.output
+    assert played.output.count('"msg": "partitions"') == len(hosts) - refused
+
+
+CHECK = "Reject a node without an image for the driver's pod"
+
+
+def test_repartition_refuses_a_pod_without_an_image_before_devices_change(tmp_path: Path) -> None:
+    """A node with changes and without an image is refused. A node without changes needs no image."""
+    plays = yaml.safe_load((ROLE.parents[1] / "playbooks/repartition.yml").read_text("utf-8"))
+    (plan,) = (each for each in plays if each["name"] == "Plan the layout changes")
+    names = [task["name"] for task in plan["tasks"]]
+    (number,) = (index for index, name in enumerate(names) if name == CHECK)
+    assert number < names.index("Fail if the plan is blocked")
+    checks = {"accelerator_checks_pod": plan["vars"]["accelerator_checks_pod"]}
+    variables = {**host(dra_driver_image=""), **checks, "accelerator_node_layout": [], "accelerator_is_idle": False}
+    variables["accelerator_cluster"] = variables.pop("dra_driver_cluster_info")
+    hosts = {"plain": variables, "idle": {**variables, "accelerator_is_idle": True}}
+    hosts["service"] = {**variables, "dra_driver_form": "service"}
+    hosts["named"] = {**variables, "dra_driver_image": IMAGE}
+    played = play(tmp_path, [plan["tasks"][number]], hosts)
+    assert set(played.failed) == {"plain"} and "names no image" in str(played.failed["plain"]), played.output
+
+
 @pytest.mark.parametrize("role", ["dra_driver", "dra_controller"])
 @pytest.mark.parametrize(
     ("option", "value"),
     [("pod_api_ports", "6443"), ("pod_api_ports", 6443), ("token_audiences", "https://api.example")],
 )
 def test_string_instead_of_a_list_is_rejected(tmp_path: Path, role: str, option: str, value: str | int) -> None:
-    """Each character of the string 6443 would become a port of the NetworkPolicy."""
+    """A string instead of a list is refused. Each character of "6443" would become a port of the NetworkPolicy."""
     tasks = [{"ansible.builtin.include_role": {"name": f"dra.accelerators.{role}"}}]
     variables = {**host(), "dra_controller_form": "deployment", f"{role}_{option}": value}
     played = play(tmp_path, tasks, {"n1": variables})
@@ -75,7 +133,7 @@ INVALID_SIZES = ["50%", "63M", "0G", "1", 1073741824, "1G,uid=0", "1G; reboot", 
 
 
 def test_invalid_size_of_mps_memory_is_rejected(tmp_path: Path) -> None:
-    """The value becomes a part of a command of root."""
+    """An invalid size is refused, because the value becomes a part of a command that root runs."""
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
     # Without an image the role fails later, so that the valid sizes stop before anything is written.
     sizes = {f"n{index}": size for index, size in enumerate([*INVALID_SIZES, "64M", "999M", "1024M", "1G", "64G"])}
@@ -86,8 +144,22 @@ def test_invalid_size_of_mps_memory_is_rejected(tmp_path: Path) -> None:
     assert rejected == INVALID_SIZES, said
 
 
+def test_invalid_network_tools_are_rejected(tmp_path: Path) -> None:
+    """A vendor without such a tool is refused. Otherwise it would be ignored, and the driver would not start with that vendor's runtime."""
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
+    runtime = {"dra_driver_network_tools": ["ascend"], "dra_driver_vendor_runtimes": ["ascend"]}
+    hosts = {
+        "unknown": host(dra_driver_image="", dra_driver_network_tools=["nvidia"]),
+        "both": host(dra_driver_image="", **runtime),
+        "valid": host(dra_driver_image="", dra_driver_network_tools=["ascend"]),
+    }
+    played = play(tmp_path, tasks, hosts)
+    said = {name: "dra_driver_network_tools is" in "".join(played.failed[name]["msg"]) for name in hosts}
+    assert said == {"unknown": True, "both": True, "valid": False}, played.output
+
+
 TOLD = (
-    "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_lacks,"
+    "{{ {'set': __dra_driver_pod_set, 'revision': __dra_driver_revision, 'has': __dra_driver_has_pod | bool, 'lacks': __dra_driver_pod_missing,"
     " 'rules': __dra_driver_pod_settings.device_rules | default('')}"
     " | to_json | b64encode }}"
 )
@@ -99,18 +171,52 @@ HOSTS = {
     "device-rules": host(__dra_driver_handler_written={"device_rules": [{"allow": True, "type": "c", "major": 195}]}),
     "another-image": host(dra_driver_image=f"{IMAGE}1"),
     "selinux": host(dra_driver_pod_selinux_type="spc_t", files=["driver.yaml", "kubeconfig"]),
-    "allowed": host(
-        dra_driver_layout=AHEAD + MACHINES, dra_driver_pod_lists_claims=True, dra_driver_pod_passthrough=True
-    ),
+    "allowed": host(dra_driver_layout=AHEAD + MACHINES, dra_driver_pod_passthrough=True),
 }
 
 
-def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "templates").symlink_to(ROLE / "templates")
+def values(folder: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the value of the expression TOLD for each host."""
+    (folder / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
-    hosts = {name: {**defaults, **variables} for name, variables in HOSTS.items()}
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
-    told = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": TOLD}}], hosts).told
+    given = {name: {**defaults, **variables} for name, variables in hosts.items()}
+    return play(folder, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
+
+
+def test_a_node_keeps_its_image_if_no_image_is_named(tmp_path: Path) -> None:
+    """Without a configured image the node keeps its current image, for example in a repartition, which builds no image."""
+
+    def daemon_set(revision: str, image: str, created: str) -> dict[str, Any]:
+        pod = {"spec": {"containers": [{"name": "driver", "image": image}]}}
+        return {
+            "metadata": {"name": f"dra-accelerators-driver-{revision}", "creationTimestamp": created},
+            "spec": {"template": pod},
+        }
+
+    present = [
+        daemon_set("1111111111", "r/of-another-node:3", "2026-11-03T00:00:00Z"),
+        daemon_set("2222222222", "r/new:2", "2026-11-02T00:00:00Z"),
+        daemon_set("3333333333", "r/old:1", "2026-11-01T00:00:00Z"),
+    ]
+    hosts = {
+        "a": host(dra_driver_image="", __dra_driver_pod_sets_present={"resources": present}),
+        "b": host(__dra_driver_pod_sets_present={"resources": present}),
+    }
+    for each in hosts.values():
+        each["dra_driver_cluster_info"]["nodes"]["n"]["labels"] = {
+            "dra-accelerators/driver": "daemonset",
+            "dra-accelerators/driver-2222222222": "",
+            "dra-accelerators/driver-3333333333": "",
+        }
+    told = values(tmp_path, hosts)
+    images = {name: each["set"]["spec"]["template"]["spec"]["containers"][0]["image"] for name, each in told.items()}
+    assert images == {"a": "r/new:2", "b": IMAGE}
+    assert [each["lacks"] for each in told.values()] == [[], []]
+
+
+def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> None:
+    told = values(tmp_path, HOSTS)
     assert set(told) == set(HOSTS)
     specs = {name: each["set"]["spec"]["template"]["spec"] for name, each in told.items()}
     containers = {name: spec["containers"][0] for name, spec in specs.items()}
@@ -121,17 +227,18 @@ def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> Non
     assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {"node-network"}
     types = {name: each["securityContext"].get("seLinuxOptions") for name, each in containers.items()}
     assert types == {**dict.fromkeys(HOSTS), "selinux": {"type": "spc_t"}}
-    # What systemd mounts there for a claim once the pod runs: without, no MPS daemon is seen to work.
+    # Systemd mounts the companions of a claim there while the pod runs. Without the mount the pod does not see an MPS
+    # daemon.
     mounts = [mount for each in containers.values() for mount in each["volumeMounts"]]
     assert "/host/run/dra-accelerators/companions" in {mount["mountPath"] for mount in mounts}
     apart = {mount["mountPath"] for mount in mounts if mount.get("mountPropagation") != "HostToContainer"}
     assert apart == {"/host/sys"}, (
         "Kubernetes has no propagation where all that is mounted below is to be read-only too"
     )
-    # Known by the Node's label, and by the file that goes last.
+    # A pod is recognized by the Node's label, and by the file that is removed last.
     assert {name for name, each in told.items() if each["has"]} == {"metrics", "node-network"}
     assert {name: each["lacks"] for name, each in told.items()} == {name: [] for name in HOSTS}
-    # What a node reads of its own file is no other pod; all that a pod is made of is.
+    # Options that the node reads from its own file do not change the pod's revision. All other parts of the pod do.
     revisions = {name: each["revision"] for name, each in told.items()}
     assert revisions["plain"] == revisions["another-layout"] == revisions["device-rules"]
     assert len(set(revisions.values())) == len(HOSTS) - 2
@@ -152,19 +259,22 @@ PLACES = {
     "npus": host(has=["ascend"], accelerator_vendors=["nvidia", "ascend"]),
     "elsewhere": host(dra_driver_cdi_folder="/etc/cdi", dra_driver_kubelet_root="/srv/kubelet"),
 }
-# What is written everywhere, and what of each besides.
+# Paths that are mounted writable on each host, and the additional ones by host.
 WRITTEN = {
     "/var/lib/kubelet/plugins/gpu.nvidia.com",
     "/var/lib/kubelet/plugins_registry",
     "/run/cdi",
     "/run/dra-accelerators/companions",
 }
+LOCKS = {
+    f"/run/{name}_lock"
+    for name in ("vnpu_cfg", "npu_dev_syslog_cfg", "custom_op_cfg", "op_timeout_cfg", "device_share_cfg")
+}
 WRITTEN_BY = {
     "claims": WRITTEN,
     "machines": WRITTEN | {"/sys/bus/pci/drivers", "/sys/devices"},
     "resources": WRITTEN | {"/var/lib/kubelet/device-plugins"},
-    "npus": WRITTEN - {"/var/lib/kubelet/plugins/gpu.nvidia.com"}
-    | {"/var/lib/kubelet/plugins/npu.huawei.com", "/etc", "/run/vnpu_cfg_lock"},
+    "npus": WRITTEN - {"/var/lib/kubelet/plugins/gpu.nvidia.com"} | {"/var/lib/kubelet/plugins/npu.huawei.com"},
     "elsewhere": {
         "/srv/kubelet/plugins/gpu.nvidia.com",
         "/srv/kubelet/plugins_registry",
@@ -185,18 +295,19 @@ def test_the_pod_writes_where_it_is_named_alone_and_reads_the_rest(tmp_path: Pat
         volumes = {each["name"]: each["hostPath"] for each in spec["volumes"]}
         mounts = spec["containers"][0]["volumeMounts"]
         assert len(volumes) == len(spec["volumes"]) == len(mounts)
-        # Each is where the node has it, so that a path means the same inside.
+        # Each path is mounted at the node's path below /host, so that a path means the same in the container.
         for mount in mounts:
             assert mount["mountPath"] == f"/host{volumes[mount['name']]['path']}".rstrip("/")
         read_only = {mount["mountPath"] for mount in mounts if mount.get("readOnly")}
         assert read_only == {"/host", "/host/run", "/host/proc", "/host/sys"}, name
         written = {volumes[mount["name"]]["path"]: mount for mount in mounts if not mount.get("readOnly")}
         assert set(written) == WRITTEN_BY[name]
-        # The container runtime can make no mount point in what is read-only: the kubelet makes it on the node, or the kernel has it.
+        # The container runtime cannot create a mount point in a read-only mount: the kubelet creates it on the node, or
+        # the kernel has it.
         for path, mount in written.items():
             there = path.startswith(("/sys/", "/etc")) and path != "/etc/cdi"
             assert volumes[mount["name"]]["type"] == ("" if there else "DirectoryOrCreate")
-        # Of file systems with file systems mounted below, which are read-only where the node can have that.
+        # These file systems contain other mounts, which are read-only where the node supports that.
         below = {mount["mountPath"]: mount["recursiveReadOnly"] for mount in mounts if "recursiveReadOnly" in mount}
         assert below == {"/host/sys": "IfPossible"}
         assert not [mount for mount in mounts if "recursiveReadOnly" in mount and "mountPropagation" in mount]
@@ -204,7 +315,9 @@ def test_the_pod_writes_where_it_is_named_alone_and_reads_the_rest(tmp_path: Pat
 
 SERVED = (
     "{{ {'backends': __dra_driver_settings.backends, 'names': __dra_driver_node_names, 'paths': __dra_driver_pod_paths | map(attribute='path'),"
-    " 'objects': __dra_driver_shared_objects, 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2')} | to_json | b64encode }}"
+    " 'objects': __dra_driver_shared_objects, 'tmpfiles': lookup('ansible.builtin.template', 'tmpfiles.conf.j2'),"
+    " 'directories': __dra_driver_npu_lock_files | default([]) | map(attribute='path'),"
+    " 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2')} | to_json | b64encode }}"
 )
 FLEET = {"accelerator_vendors": ["nvidia", "ascend"]}
 UNIT = {"ansible_managed": "written", "dra_driver_release": "0.1.0-1a2b3c4d", "dra_driver_environment": "0123456789ab"}
@@ -242,11 +355,17 @@ def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: 
     folders = {name: {path for path in each["paths"] if "/plugins/" in path} for name, each in told.items()}
     assert folders["gpus"] == {"/var/lib/kubelet/plugins/gpu.nvidia.com"} == folders["as-ever"]
     assert folders["npus"] == {"/var/lib/kubelet/plugins/npu.huawei.com"}
-    # What the vendor's library has to write is for nodes with NPUs alone.
+    # Only nodes with NPUs get the writable paths of the vendor library.
     of_npus = {"npus", "both", "nothing-to-see"}
-    assert {name for name, each in told.items() if "/etc" in each["paths"]} == of_npus
-    assert {name for name, each in told.items() if "-/run/vnpu_cfg_lock" in each["unit"]} == of_npus
-    # The policies are the cluster's, and the same whichever node writes them.
+    # The DCMI helper writes the vendor's files; the driver does not.
+    assert not any("/etc" in each["paths"] or any(lock in each["unit"] for lock in LOCKS) for each in told.values())
+    assert {name for name, each in told.items() if "\nWants=dra-accelerators-dcmi.service\n" in each["unit"]} == of_npus
+    for lock in LOCKS:
+        assert {name for name, each in told.items() if f"d {lock} 0700 root root -" in each["tmpfiles"]} == of_npus, (
+            lock
+        )
+        assert {name for name, each in told.items() if lock in each["directories"]} == of_npus, lock
+    # The policies belong to the cluster: each node writes the same ones.
     assert told["gpus"]["objects"] == told["npus"]["objects"]
     for fleet, names in (("npus", ["gpu.nvidia.com", "npu.huawei.com"]), ("as-ever", ["gpu.nvidia.com"])):
         rights = next(each for each in told[fleet]["objects"] if each["kind"] == "ClusterRole")
@@ -260,7 +379,7 @@ def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: 
 OFFERED = (
     "{{ {'settings': __dra_driver_settings, 'paths': __dra_driver_pod_paths | map(attribute='path'), 'print': __dra_driver_fingerprint,"
     " 'unit': lookup('ansible.builtin.template', __dra_driver_unit ~ '.j2'), 'absent': __dra_driver_absent_plugin_files,"
-    " 'label': {__dra_driver_interface_label: __dra_driver_interface_said}} | to_json | b64encode }}"
+    " 'label': {__dra_driver_interface_label: __dra_driver_interface_value}} | to_json | b64encode }}"
 )
 
 
@@ -273,7 +392,7 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
     played = play(tmp_path, [read, {"ansible.builtin.debug": {"msg": OFFERED}}], hosts)
     assert set(played.told) == set(ways), played.output
     claims, plugin = played.told["claims"], played.told["plugin"]
-    # A release that does not know the word is not told it.
+    # A release that does not support the option does not get it.
     assert "kubelet_interface" not in claims["settings"]
     assert plugin["settings"]["kubelet_interface"] == "device-plugin"
     assert claims["print"] != plugin["print"], "the driver is started again for it"
@@ -291,12 +410,12 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
         [
             line
             for line in each["unit"].splitlines()
-            if not re.search("FINGERPRINT|device-plugins|ExecStartPre|^# Devices are", line)
+            if not re.search("FINGERPRINT|device-plugins|ExecStartPre|^# The device plugin creates", line)
         ]
         for each in (claims, plugin)
     ]
     assert alike[0] == alike[1], "no other right"
-    # What it leaves for its containers goes with it, whichever way it was.
+    # Files for containers are removed with the driver, for both kubelet interfaces.
     wanted = {
         "/var/run/cdi/k8s.gpu.nvidia.com-device_plugin.json": "k8s.gpu.nvidia.com/device",
         "/var/run/cdi/k8s.npu.huawei.com-device_plugin.json": "k8s.npu.huawei.com/device",
@@ -308,9 +427,12 @@ def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and
 
 
 POLICY = "{{ {'objects': __dra_driver_pod_objects, 'resources': dra_driver_pod_resources} | to_json | b64encode }}"
+OTHER_CLUSTER = {"dra_driver_context": "other", "accelerator_kubeconfig_context": "other"}
 NETWORKS = {
     "read": host(__dra_driver_api_endpoints={"resources": [{"ports": [{"port": 6443}]}, {"ports": [{"port": 6443}]}]}),
-    "named": host(dra_driver_pod_api_ports=[16443], dra_driver_pod_metrics_peers=[{"podSelector": {}}]),
+    "named": host(
+        dra_driver_pod_api_ports=[16443], dra_driver_pod_metrics_peers=[{"podSelector": {}}], **OTHER_CLUSTER
+    ),
 }
 
 
@@ -331,6 +453,31 @@ def test_pods_have_a_memory_limit_and_connect_to_the_api_server_only(tmp_path: P
         assert ingress["ports"] == [{"port": "metrics", "protocol": "TCP"}]
     assert [each["port"] for each in specs["read"]["egress"][0]["ports"]] == [443, 6443]
     assert [each["port"] for each in specs["named"]["egress"][0]["ports"]] == [16443]
-    # An empty list would change the object in each run: the API server stores none.
+    # An empty list would change the object in each run, because the API server does not store it.
     assert "from" not in specs["read"]["ingress"][0]
     assert specs["named"]["ingress"][0]["from"] == [{"podSelector": {}}]
+
+
+def test_network_policy_serves_the_pods_of_all_hosts_of_the_cluster(tmp_path: Path) -> None:
+    """One host of a batch writes the policy for all hosts. With its own settings only, the last batch would block the other pods."""
+    (tmp_path / "templates").symlink_to(ROLE / "templates")
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    peers = [[{"podSelector": {}}], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]]
+    variables: dict[str, dict[str, Any]] = {
+        "one": {"dra_driver_pod_api_ports": [16443], "dra_driver_pod_metrics_peers": peers[0]},
+        "two": {"dra_driver_pod_api_ports": [6443, 16443], "dra_driver_pod_metrics_peers": peers[1]},
+        "other": {"dra_driver_pod_api_ports": [8443], **OTHER_CLUSTER},
+    }
+    hosts = {name: {**defaults, **host(**each)} for name, each in variables.items()}
+    groups = {"ansible.builtin.group_by": {"key": "accelerator_nodes"}}
+    read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}
+    told = play(tmp_path, [groups, read, {"ansible.builtin.debug": {"msg": POLICY}}], hosts).told
+    specs = {
+        name: next(each["spec"] for each in one["objects"] if each["kind"] == "NetworkPolicy")
+        for name, one in told.items()
+    }
+    assert specs["one"] == specs["two"]
+    assert [each["port"] for each in specs["one"]["egress"][0]["ports"]] == [6443, 16443]
+    assert specs["one"]["ingress"][0]["from"] == [peers[1][0], peers[0][0]]
+    assert [each["port"] for each in specs["other"]["egress"][0]["ports"]] == [8443]
+    assert "from" not in specs["other"]["ingress"][0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The unit of the role dra_driver: how much a service may that serves one kind of node or another, by systemd's own count."""
+"""The unit of the role dra_driver: the exposure of the service on each kind of node, computed by systemd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_driver"
-#: The most that the driver's unit is promised to have, of ten (docs/security.md).
+#: The documented maximum exposure of the driver's unit, out of ten (docs/security.md).
 EXPOSURE = 3.0
 UNITS = ("dra-accelerators-driver.service", "dra-accelerators-relief.service")
 READ = ", ".join(f"'{unit}': lookup('ansible.builtin.template', '{unit}.j2')" for unit in UNITS)
@@ -22,7 +22,7 @@ MACHINES = [{"match": {}, "mode": "dynamic", "passthrough": True}]
 
 
 def host(*vendors: str, **more: Any) -> dict[str, Any]:
-    """A host's variables: what was asked of it has been asked."""
+    """Return the variables of a host with known facts."""
     return {
         "ansible_managed": "written",
         "accelerator_vendors": ["nvidia", "ascend"],
@@ -39,7 +39,7 @@ def host(*vendors: str, **more: Any) -> dict[str, Any]:
     }
 
 
-#: The nodes, each with a line that its unit alone has.
+#: The nodes, each with a line that only its unit has.
 HOSTS = {
     "gpus": (host("nvidia"), "CapabilityBoundingSet=CAP_SYS_ADMIN CAP_MKNOD"),
     "npus": (host("ascend"), "SupplementaryGroups=HwHiAiUser"),
@@ -72,7 +72,7 @@ def test_the_unit_keeps_its_promise_on_every_kind_of_node(tmp_path: Path) -> Non
 
 
 def exposure(path: Path, text: str) -> float:
-    """How exposed a unit is, from 0 to 10: its own file is judged, not one that is installed."""
+    """Return the exposure of a unit file, from 0 to 10, without installing it."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     words = ("systemd-analyze", "security", "--offline=true", "--no-pager", str(path))

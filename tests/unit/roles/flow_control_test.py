@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils._cluster import KINDS
+from ansible_collections.dra.accelerators.plugins.module_utils._kubernetes.cluster_facts import KINDS
 from token_policies_test import written
 
 Objects = list[dict[str, Any]]
@@ -90,7 +90,8 @@ def test_flow_schemas_have_distinct_precedences_and_own_levels(objects: Objects)
     assert len(set(precedences)) == len(precedences) and max(precedences) < SERVICE_ACCOUNTS_PRECEDENCE
     levels = {each["metadata"]["name"]: each["spec"] for each in objects if "Priority" in each["kind"]}
     named = {each["spec"]["priorityLevelConfiguration"]["name"] for each in schemas(objects)}
-    assert named == {*levels, "leader-election"}
+    # Kubernetes has these two levels.
+    assert named == {*levels, "leader-election", "workload-high"}
     for spec in levels.values():
         queuing = spec["limited"]["limitResponse"]["queuing"]
         assert queuing["handSize"] * queuing["queueLengthLimit"] >= 5000, "all nodes can be one user"

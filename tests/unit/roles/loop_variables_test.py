@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Loop variables have names that no variable of their role has: Ansible warns of the others at each run."""
+"""Loop variables differ from all variables of their role, because Ansible warns about conflicts at each run."""
 
 from __future__ import annotations
 

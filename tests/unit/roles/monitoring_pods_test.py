@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role monitoring where Prometheus runs in the cluster: drivers that are pods are found by a PodMonitor, where that kind is known."""
+"""The role monitoring with Prometheus in the cluster: a PodMonitor finds drivers that are pods, if that kind exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = {"__monitoring_knows_rules": True, "__monitoring_knows_pods": True}
 
 
 def kinds(tmp_path: Path, **hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The objects by their kind, as each host would have them written if all hosts were the fleet."""
+    """Return the objects by kind for each host, as if that host were the whole fleet."""
     tmp_path.mkdir(exist_ok=True)
     for name in ("templates", "files"):
         (tmp_path / name).symlink_to(ROLE / name)
@@ -51,7 +51,7 @@ def test_a_pod_monitor_is_written_where_a_driver_is_a_pod_and_the_kind_is_known(
     assert {each["targetLabel"] for each in endpoint["relabelings"][:-1]} == {"instance", "driver_pod", "job"}
 
 
-#: Samples of a driver that a thief controls: labels of another target, names of other programs, and its own.
+#: Samples of a driver under an attacker's control: labels of another target, names of other programs, and its own.
 HOSTILE = [
     {"__name__": "dra_accelerators_part_ready", "instance": "n2:9817", "job": "kubelet", "driver_pod": "other"},
     {"__name__": "kube_daemonset_status_number_ready", "daemonset": "dra-accelerators-driver-1"},
@@ -64,7 +64,7 @@ TARGET = {"instance": "n1:9817", "job": "dra-accelerators", "driver_pod": "drive
 def scraped(
     honored: bool, rules: list[dict[str, Any]], target: dict[str, str], sample: dict[str, str]
 ) -> dict[str, str]:
-    """Return the labels that Prometheus stores for a sample; empty if it drops the sample."""
+    """Return the labels that Prometheus stores for a sample, or {} if it drops the sample."""
     labels = dict(sample)
     for name, value in target.items():
         if name in labels and honored:
@@ -81,7 +81,7 @@ def scraped(
 
 
 def check_no_impersonation(honored: bool, rules: list[dict[str, Any]], target: dict[str, str]) -> None:
-    """Check that samples of a hostile driver are stored as its own or not at all."""
+    """Assert that samples of a hostile driver are stored as its own or dropped."""
     stored = [scraped(honored, rules, target, sample) for sample in HOSTILE]
     assert [bool(each) for each in stored] == [True, False, False, True]
     for each in filter(None, stored):
@@ -108,7 +108,7 @@ def test_scrape_jobs_do_not_let_a_driver_impersonate_targets(tmp_path: Path) -> 
 
 
 def test_pod_monitors_do_not_let_a_driver_impersonate_targets(tmp_path: Path) -> None:
-    """The operator of Prometheus adds labels of the pod to a target, which the last relabeling removes."""
+    """The Prometheus operator adds labels of the pod to a target, which the last relabeling removes."""
     monitor = kinds(tmp_path, known={**POD, **KNOWN})["known"]["PodMonitor"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     dropped = endpoint["relabelings"][-1]
@@ -116,3 +116,31 @@ def test_pod_monitors_do_not_let_a_driver_impersonate_targets(tmp_path: Path) ->
     added = {"namespace": "dra-accelerators-driver", "pod": "driver-1", "container": "driver", "endpoint": "metrics"}
     target = {name: value for name, value in added.items() if not re.fullmatch(dropped["regex"], name)} | TARGET
     check_no_impersonation(endpoint["honorLabels"], endpoint["metricRelabelings"], target)
+
+
+def test_targets_are_hosts_of_the_cluster_of_the_host(tmp_path: Path) -> None:
+    """Hosts a and b are in two clusters. Host c has a Prometheus outside of both, which scrapes all."""
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
+    tasks: list[dict[str, Any]] = [
+        {"ansible.builtin.add_host": {"name": name, "groups": [group]}, "changed_when": False}
+        for group, name in (
+            ("accelerator_nodes", "a"),
+            ("accelerator_nodes", "b"),
+            ("accelerator_controllers", "a"),
+            ("accelerator_controllers", "b"),
+        )
+    ]
+    told = "{{ [monitoring_targets, monitoring_pods, monitoring_controller_targets, monitoring_controller_pods] | to_json | b64encode }}"
+    tasks += [
+        {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")},
+        {"ansible.builtin.debug": {"msg": told}},
+    ]
+    hosts = {
+        "a": {**defaults, "accelerator_kubeconfig": "/a", **POD, "dra_controller_form": "deployment"},
+        "b": {**defaults, "accelerator_kubeconfig": "/b"},
+        "c": {**defaults, "accelerator_kubeconfig": "/c"},
+    }
+    found = play(tmp_path, tasks, hosts, group="accelerator_monitoring").told
+    assert found["a"] == [[], True, [], True]
+    assert found["b"] == [["b:9817"], False, ["b:9779"], False]
+    assert found["c"] == [["b:9817"], True, [], True]

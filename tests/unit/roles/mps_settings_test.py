@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The script that gives MPS daemons their settings and checks them, and the units that run it."""
+"""The script that sends settings to MPS daemons and checks them, and the units that run it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dra_driver.core.companions import SharedDevice
-from dra_driver.core.nvidia import mps
+from dra_driver.core.host.companions import SharedDevice
+from dra_driver.core.vendors.nvidia import mps
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_driver"
 TEMPLATES = ROLE / "templates"
@@ -30,7 +30,7 @@ exit $(cat {folder}/code)
 
 
 def run(folder: Path, mode: str, answers: dict[str, str], code: int = 0, **sharing: int) -> tuple[int, str, list[str]]:
-    """The script's exit code and message, and what it sent to a daemon that gives these answers."""
+    """Return the script's exit code and message, and the commands that it sent to a daemon with these answers."""
     cases = "\n".join(f"    '{asked}') printf '%b\\n' '{answer}' ;;" for asked, answer in answers.items())
     control = folder / "nvidia-cuda-mps-control"
     control.write_text(DAEMON.format(folder=folder, cases=cases), encoding="utf-8")
@@ -99,7 +99,7 @@ def test_check_daemon_without_settings_has_to_answer(tmp_path: Path) -> None:
 
 
 def test_check_output_without_end_is_cut(tmp_path: Path) -> None:
-    """The daemon answers what its claim's containers make it answer."""
+    """Containers of the claim can control the daemon's answer: an output without end is cut."""
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text("#!/bin/sh\nexec yes 50.0\n", encoding="ascii")
     control.chmod(0o755)
@@ -112,6 +112,11 @@ def test_check_output_without_end_is_cut(tmp_path: Path) -> None:
 
 def lines(unit: str) -> list[str]:
     return (TEMPLATES / unit).read_text("utf-8").splitlines()
+
+
+def test_daemon_unit_uses_version_2_of_the_interface() -> None:
+    """The settings are commands of version 2, which the environment of the node can replace (NVIDIA's documentation of MPS)."""
+    assert "UnsetEnvironment=CUDA_MPS_PROTOCOL_VERSION" in lines("dra-accelerators-mps@.service.j2")
 
 
 def test_units_keep_local_users_out_of_the_directories_of_companions() -> None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which labels the role wants on a Node, when it touches none, and what becomes of the feature file. What is written: test_node_labels.py."""
+"""Labels that the role requests for a Node, cases without changes, and the feature file. See test_node_labels.py for the writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def driver(labels: dict[str, str], **changes: Any) -> dict[str, Any]:
 
 
 def host(drivers: list[dict[str, Any]], state: str = "present", **answer: Any) -> dict[str, Any]:
-    found = {"node_features_state": state, "__node_features_asked": {"drivers": drivers}}
+    found = {"node_features_state": state, "__node_features_query": {"drivers": drivers}}
     return {**found, "__node_features_plan": answer} if answer else found
 
 
@@ -45,7 +45,7 @@ HOSTS = {
     "absent": host([], "absent", way="api", had_file=True, file_content=""),
 }
 EXPRESSION = (
-    "{{ {'labels': __node_features_wanted, 'alone': __node_features_without_nfd, 'known': __node_features_known | bool,"
+    "{{ {'labels': __node_features_requested, 'alone': __node_features_without_nfd, 'known': __node_features_known | bool,"
     " 'files': __node_features_files, 'leaves': __node_features_leaves_file | bool} | to_json | b64encode }}"
 )
 TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
@@ -57,19 +57,19 @@ def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
     told = played.told
     assert told["new"] == {"labels": THERE, "alone": {BUS: "true"}, "known": True, "files": [], "leaves": False}
     assert told["two"]["labels"] == {**THERE, "nvidia.com/gpu.count": "2"}
-    # What a driver that does not answer would say is not known, so that nothing is touched.
+    # If the driver does not answer, the labels are unknown, and nothing changes.
     assert not told["silent"]["known"] and not told["ill"]["known"]
     folders, file = told["filed"]["files"][:-1], told["filed"]["files"][-1]
     assert file == {"path": FILE, "content": TEXT, "mode": "0644"} and not told["filed"]["leaves"]
     assert [each["state"] for each in folders] == ["directory"] * 3 and folders[-1]["path"] == str(Path(FILE).parent)
     assert told["left"]["files"] == [{"path": FILE, "state": "absent"}] and told["left"]["leaves"]
     assert told["nowhere"]["files"] == [] and not told["nowhere"]["leaves"]
-    # It is gone already, before the Node is asked.
+    # It is removed before the Node is read.
     assert told["absent"] == {"labels": {}, "alone": {}, "known": True, "files": [], "leaves": False}
 
 
 def test_the_file_goes_before_the_note_of_it() -> None:
-    """A run that is cut short leaves a note without a file, never a file that nobody knows of."""
+    """An interrupted run leaves a note without a file, but never a file without a note."""
     document = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
     (tasks,) = [task["block"] for task in document if "block" in task]
     steps = [task for task in tasks if not task.get("check_mode") and "ansible.builtin.assert" not in task]
@@ -81,7 +81,7 @@ def test_the_file_goes_before_the_note_of_it() -> None:
 
 @pytest.mark.parametrize("by_file", [False, True])
 def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
-    """The look before counts, not what a former run has written; where nothing changes nothing is said."""
+    """The query at the start counts, not the records of an earlier run. Without changes there is no message."""
     said = {"way": "file" if by_file else "api", "had_file": by_file, "file_content": TEXT}
     none = {"coming": {}, "changing": {}, "going": []}
     hosts = {
@@ -93,27 +93,29 @@ def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
         name: {
             "node_features_state": "present",
             "__node_features_plan": {**said, **each},
-            # Of a run before in the same play.
+            # Results of an earlier run in the same play.
             "__node_features_labelled": {"way": "api" if by_file else "file", "had_file": not by_file, "changed": True},
             "__node_features_file_plan": {"changed_paths": [FILE] if by_file and each != none else []},
         }
         for name, each in hosts.items()
     }
     expression = (
-        "{{ {'words': __node_features_words, 'by_file': __node_features_by_file | bool} | to_json | b64encode }}"
+        "{{ {'words': __node_features_messages, 'by_file': __node_features_by_file | bool} | to_json | b64encode }}"
     )
     played = play(tmp_path, [TASKS[0], {"debug": {"msg": expression}}], given)
     assert played.status == 0, played.output
-    nobody = "in the way is nobody: labels disturb no pod but those of DaemonSets that choose nodes by them"
+    nobody = "no disruption: labels affect only pods of DaemonSets that select nodes by them"
     file = [f"write {FILE}"] if by_file else []
     assert {each["by_file"] for each in played.told.values()} == {by_file}
-    assert played.told["comes"]["words"] == [f"gets the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
-    assert played.told["goes"]["words"] == [f"gets other labels: {POD}=8", f"loses the labels {NAME}", *file, nobody]
+    assert played.told["comes"]["words"] == [f"add the labels {NAME}=Ascend910, {POD}=7", *file, nobody]
+    assert played.told["goes"]["words"] == [f"change the labels {POD}=8", f"remove the labels {NAME}", *file, nobody]
     assert played.told["stays"]["words"] == []
 
 
 def test_labels_that_are_rejected_are_named(tmp_path: Path) -> None:
     plan = {"coming": {}, "changing": {}, "going": [], "rejected": {"node-role.kubernetes.io/x": "it is not a label"}}
     given = {"a": {"node_features_state": "present", "__node_features_plan": {"way": "api", "had_file": False, **plan}}}
-    played = play(tmp_path, [TASKS[0], {"debug": {"msg": "{{ __node_features_words | to_json | b64encode }}"}}], given)
+    played = play(
+        tmp_path, [TASKS[0], {"debug": {"msg": "{{ __node_features_messages | to_json | b64encode }}"}}], given
+    )
     assert played.told["a"] == ["reports labels that are not written, examine the node: node-role.kubernetes.io/x"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The roles of NVIDIA's packages: which platforms they refuse by name, which nodes they pass over, and where packages and keys come from."""
+"""The roles of the NVIDIA packages: refused platforms, skipped nodes, and the sources of packages and keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
         f"{role}_checksums": DIGEST,
     }
     hosts = {"fedora": {"on": FEDORA}, "rocky": {"on": OLD_ROCKY}, "debian": {"on": DEBIAN, **brought}}
-    # The first two tasks refuse; the third one would look at the machine.
+    # The first two tasks refuse the platform. The third one would query the host.
     tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))[:2]
     given = {name: {f"{role}_node_info": node(each.pop("on")), **each} for name, each in hosts.items()}
     defaults = yaml.safe_load((ROLES / role / "defaults/main.yml").read_text("utf-8"))
@@ -45,6 +45,29 @@ def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_diges
     assert set(said) == set(hosts), played.output
     assert "Rocky Linux 7.9" in said["rocky"] and "Fedora Linux 43" in said["fedora"]
     assert "b_1_amd64.deb" in said["debian"] and "a_1_amd64.deb" not in said["debian"].partition("Write")[0]
+
+
+def test_coherent_memory_becomes_a_parameter_of_the_module(tmp_path: Path) -> None:
+    role = ROLES / "nvidia_driver"
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
+    own = {"nvidia_driver_parameters": {"nvidia": {"NVreg_EnableMSI": 1}, "nvidia_uvm": {"uvm_debug": 1}}}
+    given = {
+        "plain": {**defaults},
+        "driver": {**defaults, **own, "nvidia_driver_coherent_memory": "driver"},
+    }
+    tasks = [
+        {"ansible.builtin.include_vars": str(role / "vars/main.yml")},
+        {"ansible.builtin.fail": {"msg": "{{ __nvidia_driver_parameters | to_json }}"}},
+    ]
+    played = play(tmp_path, tasks, given)
+    said = {name: yaml.safe_load(each["msg"]) for name, each in played.failed.items()}
+    assert said == {
+        "plain": {},
+        "driver": {
+            "nvidia": {"NVreg_EnableMSI": 1, "NVreg_CoherentGPUMemoryMode": "driver"},
+            "nvidia_uvm": {"uvm_debug": 1},
+        },
+    }
 
 
 def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
@@ -96,13 +119,14 @@ def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
     assert len(fingerprint) == 40 and not played.told["bare"]["source"] and not played.told["leaving"]["source"]
 
 
-#: By distribution and release: NVIDIA's folder, the file of its key, and the fingerprint that this has to have, as the vendor's guide has them.
+#: NVIDIA's repository directory, key file, and key fingerprint according to the vendor's guide, by distribution and
+#: release.
 AT_VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 FIRST_DEBIAN = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 NEXT_DEBIAN = ("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200")
 FIRST_RPM = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
 NEXT_SUSE = ("3A8B5622.pub", "CF65941A859D4B4E6870F188736A284B3A8B5622")
-#: Whose fingerprint nobody here has seen, so that the operator gives it.
+#: No fingerprint of this key is known here. The operator sets it.
 NEXT_RED_HAT = ("CDF6BA43.pub", "")
 FOLDERS: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {
     ("debian", "12"): ("debian12", FIRST_DEBIAN),
@@ -118,7 +142,7 @@ FOLDERS: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {
     ("sles", "16.0"): ("suse16", NEXT_SUSE),
     ("opensuse-leap", "16.0"): ("suse16", NEXT_SUSE),
 }
-#: One package by which a family's catalogue is known.
+#: A package that identifies the catalog of a family.
 KNOWN_BY = {
     "debian": "nvidia-kernel-open-dkms",
     "ubuntu": "nvidia-dkms-open",
@@ -129,7 +153,7 @@ FAMILY_OF = {"rocky": "rhel", "almalinux": "rhel", "ol": "rhel", "opensuse-leap"
 
 
 def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
-    """The layers of variables, as the role reads them: the family's and, over it, the release's. The second machine of each is an ARM server."""
+    """The role reads the variables of the family, then those of the release. The second host of each is an ARM server."""
     role = ROLES / "nvidia_driver"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
     apply = yaml.safe_load((role / "tasks/apply.yml").read_text("utf-8"))
@@ -165,7 +189,7 @@ def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
         f"openEuler_{release}": host("openEuler", release, "x86_64", nvidia_driver_repository=mirror)
         for release in ("22.03", "24.03")
     }
-    # Its own fingerprints count before those that are known; without a repository of its own there is none.
+    # Configured fingerprints override the known ones. Without a configured repository there is no source.
     given = host("rhel", "10.0", "x86_64", nvidia_driver_repository_fingerprints=["F" * 40])
     bare = host("openEuler", "24.03", "x86_64")
     played = play(tmp_path, tasks, {**hosts, **euler, "given": given, "bare": bare})
@@ -191,7 +215,7 @@ def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
 
 
 def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tasks in which some modules and roles are others: by the module's name, or by the role's with its part."""
+    """Return tasks with replaced modules and roles. Keys are a module's name, or a role's name with its task file."""
     found = []
     for task in tasks:
         made = dict(task)
@@ -216,10 +240,10 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
     (brought / "a_1_amd64.deb").write_text("a package")
     tasks = yaml.safe_load((ROLES / role / "tasks/apply.yml").read_text("utf-8"))
     last = [each for each in tasks if "block" in each][-1]
-    (exchange,) = (each for each in last["block"] if each["name"].endswith("leave nothing of what was brought"))
+    (exchange,) = (each for each in last["block"] if each["name"].endswith("and clean up"))
     given = {
         f"__{role}_plan": {"steps": ["install a 1"], "changes": ["install a 1"], "settled": False},
-        f"__{role}_brought": str(brought),
+        f"__{role}_package_directory": str(brought),
         f"__{role}_copies": ["/srv/a_1_amd64.deb"],
         f"__{role}_bundled": ["a=1"],
         f"{role}_proxy": {},
@@ -236,18 +260,18 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
 
 @pytest.mark.parametrize(
     ("restarts", "reboot", "says"),
-    [(True, True, ""), (True, "", "has to be started again"), (False, True, "")],
+    [(True, True, ""), (True, "", "requires a reboot"), (False, True, "")],
 )
 def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
     *, restarts: bool, reboot: bool | str, says: str, tmp_path: Path
 ) -> None:
-    """Where the one before cannot be loaded without a start of the machine, that follows with consent, and is asked for without."""
+    """A driver that publishes no devices is rolled back. If that needs a reboot, the role reboots with consent and asks for it without."""
     tasks = yaml.safe_load((ROLES / "nvidia_driver/tasks/published.yml").read_text("utf-8"))
     started = tmp_path / "started"
     back = {"after": {"version": "580.1"}, "reboot_required": restarts}
     stand_ins: dict[str, dict[str, Any]] = {
         "dra.accelerators.device_drain": {"ansible.builtin.fail": {"msg": "Not published."}},
-        "dra.accelerators.nvidia_driver": {"ansible.builtin.set_fact": {"__nvidia_driver_back": back}},
+        "dra.accelerators.nvidia_driver": {"ansible.builtin.set_fact": {"__nvidia_driver_rollback": back}},
         "dra.accelerators.machine_restart": {
             "ansible.builtin.copy": {"content": "", "dest": str(started), "mode": "0644"}
         },
@@ -255,26 +279,26 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
     given = {
         "__nvidia_driver_moves_pod": False,
         "__nvidia_driver_may_restart": bool(reboot),
-        "__nvidia_driver_done": {"way_back": True, "after": {"version": "595.1"}},
+        "__nvidia_driver_result": {"way_back": True, "after": {"version": "595.1"}},
         "nvidia_driver_node_name": "node",
         "nvidia_driver_reboot": reboot,
     }
     made = with_stand_ins(tasks, stand_ins)
     for each in made[0]["rescue"]:
-        # The fact stands for what is registered.
+        # The fact replaces the registered result.
         each.pop("register", None)
     played = play(tmp_path, made, {"node": given})
     said = played.failed["node"]["msg"]
     assert "were not published with the driver 595.1: Not published." in said, played.output
-    assert "It has the driver 580.1 again." in said and (says in said), said
-    assert ("has to be started again" in said) == bool(says)
+    assert "Restored the driver 580.1." in said and (says in said), said
+    assert ("requires a reboot" in said) == bool(says)
     assert started.exists() == (restarts and bool(reboot))
 
 
 @pytest.mark.parametrize(
     ("given", "after", "says"),
     [
-        ({}, False, "nvidia_fabric_manager_reboot says nothing"),
+        ({}, False, "nvidia_fabric_manager_reboot is not set"),
         ({"nvidia_driver_reboot": False}, False, ""),
         ({"nvidia_driver_reboot": True}, False, ""),
         ({"nvidia_driver_reboot": True}, True, "has another driver loaded than 580.2"),
@@ -284,7 +308,7 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
 def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_unasked(
     given: dict[str, Any], *, after: bool, says: str, tmp_path: Path
 ) -> None:
-    """The driver's role owes the restart. Where it may happen, what works afterwards is asked again; where it may not, the operator has said so."""
+    """The driver role left a pending reboot: with consent the reboot and the check run, without consent the run fails."""
     role = ROLES / "nvidia_fabric_manager"
     restart = ROLES / "machine_restart/tasks/main.yml"
     started, asked = tmp_path / "started", tmp_path / "asked"
@@ -293,7 +317,7 @@ def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_una
     stand_ins: dict[str, dict[str, Any]] = {
         "ansible.builtin.reboot": {"ansible.builtin.copy": {**touch, "dest": str(started)}},
         "dra.accelerators.nvidia_fabric_manager": {
-            "ansible.builtin.set_fact": {"__nvidia_fabric_manager_done": {**there, "reboot_required": after}}
+            "ansible.builtin.set_fact": {"__nvidia_fabric_manager_result": {**there, "reboot_required": after}}
         },
     }
     made = []
@@ -304,24 +328,24 @@ def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_una
             made.append({"vars": each["vars"], "block": block})
             continue
         (stood_in,) = with_stand_ins([each], stand_ins)
-        # The fact stands for what is registered.
+        # The fact replaces the registered result.
         if stood_in.pop("register", ""):
             made.append({"ansible.builtin.copy": {**touch, "dest": str(asked)}, "when": each["when"]})
         made.append(stood_in)
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(role / "vars/main.yml")}
-    host = {**defaults, **given, "__nvidia_fabric_manager_done": there}
+    host = {**defaults, **given, "__nvidia_fabric_manager_result": there}
     played = play(tmp_path, [read, *made, {"ansible.builtin.debug": {"msg": "What follows runs."}}], {"node": host})
     consents = given.get("nvidia_fabric_manager_reboot", given.get("nvidia_driver_reboot")) is True
     assert (started.exists(), asked.exists()) == (consents, consents), played.output
     assert ("What follows runs." in played.output) == (not says)
     assert played.status == (2 if says else 0) and says in played.output
-    owed = "has to be started again for the driver 580.2 with nvidia-fabricmanager to take effect"
+    owed = "requires a reboot to apply the driver 580.2 with nvidia-fabricmanager"
     assert (owed in played.output) != consents
 
 
 def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
-    """Only where something changes; engines that are not asked for were not looked at."""
+    """A message appears only for changes. Skipped engines are not reported."""
     skipped = {"changed": False, "skipped": True}
     quiet: dict[str, Any] = {"steps": [], "lacking": {}, "left": [], "settled": True}
     containerd = {
@@ -350,7 +374,7 @@ def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
         for name, each in hosts.items()
     }
     read = {"ansible.builtin.include_vars": str(ROLES / "nvidia_container_toolkit/vars/main.yml")}
-    tell = {"ansible.builtin.debug": {"msg": "{{ __nvidia_container_toolkit_words | to_json | b64encode }}"}}
+    tell = {"ansible.builtin.debug": {"msg": "{{ __nvidia_container_toolkit_messages | to_json | b64encode }}"}}
     played = play(tmp_path, [read, tell], given)
     assert played.status == 0, played.output
     assert played.told == {
@@ -358,24 +382,24 @@ def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
         "packages": [
             "install the toolkit",
             "It is held.",
-            "in the way is nobody: containers that run keep what they were started with",
+            "no disruption: running containers keep their runtime",
         ],
         "engines": [
-            "have containerd offer the runtime nvidia by /etc/containerd/x.toml, and restart it; containers that run go on, those of the pods team-a/pod",
-            "have Docker offer the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
+            "containerd: add the runtime nvidia in /etc/containerd/x.toml, and restart it; running containers continue, pods of these containers: team-a/pod",
+            "Docker: add the runtime nvidia in /etc/docker/daemon.json, and reload it; running containers continue",
         ],
         "owed": [
-            "have containerd offer the runtime nvidia by its files as they are, and restart it; containers that run go on, and no pod runs on the node"
+            "containerd: add the runtime nvidia in its unchanged files, and restart it; running containers continue, no pod runs on the node"
         ],
         "leaves": [
-            "have Docker offer no more the runtime nvidia by /etc/docker/daemon.json, and reload it; containers that run go on",
-            "stays, because this role has not installed it: nvidia-container-toolkit 1.18",
+            "Docker: remove the runtime nvidia in /etc/docker/daemon.json, and reload it; running containers continue",
+            "kept, because this role did not install it: nvidia-container-toolkit 1.18",
         ],
     }
 
 
 class Proxy(ThreadingHTTPServer):
-    """An HTTP proxy that answers each request with a key, and keeps the URLs."""
+    """An HTTP proxy that answers each request with a key, and records the URLs."""
 
     def __init__(self) -> None:
         self.urls: list[str] = []
@@ -442,10 +466,10 @@ def test_a_reboot_over_a_local_connection_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "tasks", "change"),
     [
-        ("nvidia_driver", "apply.yml", "Bring the packages, and exchange the driver"),
-        ("nvidia_fabric_manager", "apply.yml", "Bring the packages to the node"),
-        ("ascend_driver", "apply.yml", "Have what packages need, and the packages"),
-        ("nvidia_settings", "present.yml", "Make the settings"),
+        ("nvidia_driver", "apply.yml", "Copy the packages and replace the driver"),
+        ("nvidia_fabric_manager", "apply.yml", "Copy the packages to the node"),
+        ("ascend_driver", "apply.yml", "Install the requirements and copy the packages"),
+        ("nvidia_settings", "present.yml", "Apply the settings"),
     ],
 )
 def test_each_role_that_reboots_asks_before_it_changes_anything(role: str, tasks: str, change: str) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the role says before it sets GPUs, for which of them a start of the machine is owed, and who has one begun. What is set: test_nvidia_gpu.py."""
+"""Messages of the role before it changes settings, pending reboots of GPUs, and the reboot itself. See test_nvidia_gpu.py for the changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_settings"
 FILE = "/etc/dra-accelerators/settings.json"
 SKIPPED = {"changed": False, "skipped": True}
 EXPRESSION = (
-    "{{ {'words': __nvidia_settings_words, 'waiting': __nvidia_settings_waiting, 'restarts': __nvidia_settings_may_restart | bool}"
+    "{{ {'words': __nvidia_settings_messages, 'waiting': __nvidia_settings_waiting, 'restarts': __nvidia_settings_may_restart | bool}"
     " | to_json | b64encode }}"
 )
 TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
@@ -44,8 +44,8 @@ def test_what_is_said_before_anything_is_set(tmp_path: Path) -> None:
         "changes": host(held, gpu(1, claims=["b/c"]), gpu(2), steps=("set power_limit",), files=(FILE,)),
         "other": host(gpu(0, claims=["b/c"], changed=False), steps=("set power_limit",)),
         "quiet": host(gpu(0, claims=["b/c"], changed=False)),
-        "goes": host(files=(FILE,), nvidia_settings_state="absent", __nvidia_settings_back=SKIPPED),
-        # Nothing could be asked: in check mode on a bare node.
+        "goes": host(files=(FILE,), nvidia_settings_state="absent", __nvidia_settings_restored=SKIPPED),
+        # No driver could be queried: check mode on a bare node.
         "bare": {**host(files=(FILE,)), "__nvidia_settings_plan": SKIPPED},
     }
     played = play(tmp_path, TASKS, hosts)
@@ -53,8 +53,8 @@ def test_what_is_said_before_anything_is_set(tmp_path: Path) -> None:
     assert {name: each["words"] for name, each in played.told.items()} == {
         "changes": [
             "set power_limit",
-            "GPU 0 is had by the claims team-a/one, team-a/two (pods team-a/pod), which go on with what is set",
-            "GPU 1 is had by the claims b/c, which go on with what is set",
+            "GPU 0 is used by the claims team-a/one, team-a/two (pods team-a/pod), which continue with the new settings",
+            "GPU 1 is used by the claims b/c, which continue with the new settings",
             f"write {FILE}",
         ],
         "other": ["set power_limit"],
@@ -79,7 +79,7 @@ def test_a_start_of_the_machine_is_owed_by_what_was_seen_last(
         "back": host(
             nvidia_settings_reboot=reboot,
             nvidia_settings_state="absent",
-            __nvidia_settings_back={"changed": True, "devices": [waits]},
+            __nvidia_settings_restored={"changed": True, "devices": [waits]},
         ),
     }
     played = play(tmp_path, TASKS, hosts)

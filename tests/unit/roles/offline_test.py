@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a fleet needs from outside, as its roles say it of hosts that nobody asks; and a host that takes it from a bundle and nothing else."""
+"""External needs of a fleet, as its roles report them without connecting to the hosts, and a host that uses a bundle only."""
 
 from __future__ import annotations
 
@@ -80,9 +80,11 @@ HOSTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """The needs of all these hosts, by one run that asks none of them."""
-    tasks = next(each for each in yaml.safe_load((ROOT / "playbooks/bundle.yml").read_text("utf-8")))["tasks"]
-    find = next(task for task in tasks if task["name"] == "Find out what each host needs")
+    """Return the needs of all these hosts from one run without connections."""
+    tasks = next(
+        each["tasks"] for each in yaml.safe_load((ROOT / "playbooks/bundle.yml").read_text("utf-8")) if "tasks" in each
+    )
+    find = next(task for task in tasks if task["name"] == "Determine the needs of each host")
     played = play(tmp_path_factory.mktemp("needs"), [find, TELL], HOSTS)
     assert set(played.told) == set(HOSTS), played.output
     return played.told
@@ -166,11 +168,55 @@ def test_files_are_taken_with_their_digests(said: dict[str, list[dict[str, Any]]
     assert packages["names"] == ["dkms", f"linux-headers-{DEBIAN['kernel']}"]
 
 
-# A host takes from a bundle
+DOCKER = """#!/bin/sh
+echo "$*" >> {folder}/asked
+case $1 in
+image) echo 'Error: No such image: x' >&2; exit 1 ;;
+save) touch "$3" ;;
+esac
+"""
+PIP = """#!/bin/sh
+while [ "$1" != --target ]; do shift; done
+mkdir "$2"
+"""
+
+
+def test_bundle_image_is_built_with_the_variables_of_a_host_that_needs_it(tmp_path: Path) -> None:
+    """The first host of the inventory runs the driver as a service and needs no image: the image has the variables of another host."""
+    (tmp_path / "programs").mkdir()
+    for name, text in (("docker", DOCKER), ("pip", PIP)):
+        (tmp_path / "programs" / name).write_text(text.format(folder=tmp_path), encoding="utf-8")
+        (tmp_path / "programs" / name).chmod(0o755)
+    (made,) = (each for each in yaml.safe_load((ROOT / "playbooks/bundle.yml").read_text("utf-8")) if "tasks" in each)
+    find, make = made["tasks"][-2:]
+    names = [task["name"] for task in make["block"]]
+    make["block"] = make["block"][: names.index("Download the files and write the bundle")]
+    here = {"accelerator_platform": DEBIAN, "accelerator_container_runtime": False}
+    own = {
+        "dra_driver_form": "daemonset",
+        "driver_image_repository": "reg/own",
+        "driver_image_base": f"reg/python:3.12@sha256:{'a' * 64}",
+        "driver_image_interpreter": str(tmp_path / "programs/pip"),
+    }
+    variables = {**made["vars"], "accelerator_parts": str(tmp_path / "parts")}
+    other = {**own, "driver_image_repository": "reg/other"}
+    hosts = {"a": here, "b": {**here, **own}, "c": {**here, **own}, "d": {**here, **other}}
+    played = play(tmp_path, [{"vars": variables, "block": [find, make]}], hosts, path=tmp_path / "programs")
+    assert played.status == 0, played.output
+    asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+    built = sorted(words[2] for words in asked if words[0] == "build")
+    assert [name.partition(":")[0] for name in built] == ["reg/other", "reg/own"], asked
+    assert sorted(words[3] for words in asked if words[0] == "save") == built
+    assert sorted(path.name for path in (tmp_path / "parts/saved").iterdir()) == [
+        f"{name.replace('/', '%')}.tar" for name in built
+    ]
+
+
+# A host uses a bundle
 
 
 def bundle(folder: Path, *, requirements: str = REQUIREMENTS) -> Path:
-    """A bundle with one wheel for this machine's Python, as the module writes it."""
+    """Return a bundle with one wheel for this machine's Python, as the module writes it."""
     major, minor, _patch = platform.python_version_tuple()
     key = f"cp{major}{minor}-{platform.machine()}"
     content = b"wheel"
@@ -202,7 +248,7 @@ def take(
     archive: Path,
     *arguments: str,
     more: Sequence[dict[str, Any]] = (),
-    hosts: Sequence[str] = ("node",),
+    hosts: Sequence[str] | dict[str, dict[str, Any]] = ("node",),
     **variables: Any,
 ) -> Played:
     tell = {
@@ -222,7 +268,8 @@ def take(
         "python_environment_interpreter": sys.executable,
         **variables,
     }
-    return play(folder, [role, tell, *more], dict.fromkeys(hosts, options), *arguments)
+    own: dict[str, dict[str, Any]] = hosts if isinstance(hosts, dict) else {name: {} for name in hosts}
+    return play(folder, [role, tell, *more], {name: {**options, **each} for name, each in own.items()}, *arguments)
 
 
 def defaults(role: str) -> dict[str, Any]:
@@ -232,7 +279,7 @@ def defaults(role: str) -> dict[str, Any]:
 
 @pytest.fixture
 def as_venv() -> None:
-    """The interpreter of the tests can make environments; else the bundle would have to have packages."""
+    """Assert that the interpreter of the tests can create environments. Otherwise the bundle would need packages."""
     done = subprocess.run([sys.executable, "-c", "import venv, ensurepip"], check=False, env=dict(os.environ))
     assert done.returncode == 0
 
@@ -251,11 +298,11 @@ def test_a_host_is_told_where_its_wheels_are(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("as_venv")
 def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
-    """The directory of the bundle is not written. The temporary one is there until the last host of the batch is finished."""
+    """Check mode does not write the bundle's directory. The temporary one exists until the last host of the batch is finished."""
     archive = bundle(tmp_path)
     before = {*tmp_path.iterdir()}
     absent = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline", "tasks_from": "absent"}}
-    place = {"__offline_place": str(tmp_path / "place")}
+    place = {"__offline_directory": str(tmp_path / "place")}
     look = {"ansible.builtin.command": {"argv": ["ls", "{{ offline_content.wheels }}"]}, "check_mode": False}
     early = {**absent, "vars": place, "when": "inventory_hostname == 'node-1'"}
     end = {"ansible.builtin.meta": "end_host", "when": "inventory_hostname == 'node-1'"}
@@ -269,8 +316,42 @@ def test_check_mode_leaves_nothing_of_a_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_venv")
+@pytest.mark.parametrize("mode", [(), ("--check",)])
+def test_hosts_of_a_batch_take_their_own_bundles(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    """A wrong checksum of the first host rejects its bundle only. The temporary directories are removed."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, two = bundle(tmp_path / "one"), bundle(tmp_path / "two")
+    hosts: dict[str, dict[str, Any]] = {
+        "n0": {"accelerator_offline_checksum": "0" * 64, "accelerator_offline": str(one)},
+        "n1": {"accelerator_offline": str(one)},
+        "n2": {"accelerator_offline": str(two)},
+        "n3": {"accelerator_offline": str(one)},
+    }
+    absent = {"ansible.builtin.include_role": {"name": "dra.accelerators.offline", "tasks_from": "absent"}}
+    end = {**absent, "vars": {"__offline_directory": str(tmp_path / "place")}}
+    played = take(tmp_path, one, *mode, more=[end], hosts=hosts)
+    assert played.failed.keys() == {"n0"}, played.output
+    assert played.told.keys() == {"n1", "n2", "n3"}, played.output
+    assert [name for name, (_content, wheels) in played.told.items() if str(tmp_path / "two") in wheels] == ["n2"]
+    assert not list(tmp_path.rglob(".dra-accelerators-check-*"))
+    assert [Path(f"{each}.d").exists() for each in (one, two)] == [not mode] * 2
+
+
+@pytest.mark.usefixtures("as_venv")
+def test_one_directory_for_two_bundles_is_rejected(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    archives = {name: str(bundle(tmp_path / name)) for name in ("one", "two")}
+    hosts = {name: {"accelerator_offline": archive} for name, archive in archives.items()}
+    played = take(tmp_path, Path(archives["one"]), hosts=hosts, accelerator_offline_folder=str(tmp_path / "same"))
+    assert played.failed.keys() == set(archives) and not (tmp_path / "same").exists(), played.output
+    assert f"{archives['one']}, {archives['two']}" in played.failed["one"]["msg"]
+
+
+@pytest.mark.usefixtures("as_venv")
 def test_check_mode_removes_directories_of_failed_runs(tmp_path: Path) -> None:
-    """A run in check mode that fails on all hosts leaves a directory with the size of the bundle. One of today can be in use."""
+    """A failed run in check mode leaves a directory with the size of the bundle: an old one is removed, a recent one can be in use."""
     archive = bundle(tmp_path)
     old, new = (tmp_path / f".dra-accelerators-check-{name}" for name in ("old", "new"))
     for path in (old, new):
@@ -301,7 +382,7 @@ def test_what_a_bundle_does_not_have_is_refused_beforehand(tmp_path: Path) -> No
 
 
 def test_a_host_that_ends_early_keeps_no_index() -> None:
-    """In check mode a host without a driver is not looked at to the end, and the task at the end of the play does not come to it."""
+    """In check mode a host without a driver ends early and skips the task at the end of the play: its index is removed before."""
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
     (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
     away = {"name": "dra.accelerators.offline", "tasks_from": "absent", "apply": {"tags": ["always"]}}

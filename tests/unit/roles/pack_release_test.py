@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The release that the role python_environment brings to a node: complete, named by its content, the same everywhere."""
+"""The release that the role python_environment installs on a node: complete, named by its content, and the same on each node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = ROOT / "roles" / "python_environment" / "files" / "pack_release.py"
 
 @pytest.fixture
 def collection(tmp_path: Path) -> Path:
-    """A collection as small as it can be."""
+    """Return a minimal collection."""
     root = tmp_path / "collection"
     daemons, core = root / "roles/dra_driver/files/dra_driver", root / "plugins/module_utils/core"
     for folder in (daemons / "api", core, daemons / "__pycache__"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A package index behind a password, and behind a proxy: it serves small wheels of any name, and watches the process list."""
+"""A package index with a password, and with a proxy: it serves small wheels of any name, and watches the process list."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ USER, PASSWORD = "reader", "open-sesame-4711"
 
 
 def normal(name: str) -> str:
-    """A project's name as an index writes it."""
+    """Return a project's name in the form of an index."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def wheel(name: str, version: str) -> bytes:
-    """A wheel that holds nothing."""
+    """Return an empty wheel."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     files = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -40,7 +40,7 @@ def wheel(name: str, version: str) -> bytes:
 
 
 def process_list() -> list[str]:
-    """The command lines of all processes."""
+    """Return the command lines of all processes."""
     found = []
     for name in os.listdir("/proc"):
         try:
@@ -51,11 +51,11 @@ def process_list() -> list[str]:
 
 
 class PackageIndex:
-    """Serves the projects of ``versions`` while it is entered."""
+    """A server for the projects of ``versions`` while its context is active."""
 
     def __init__(self, versions: Mapping[str, str]) -> None:
         self.versions = {normal(name): version for name, version in versions.items()}
-        self.requests: list[tuple[str, bool, str]] = []  # target, whether the password came along, the proxy's password
+        self.requests: list[tuple[str, bool, str]] = []  # target, whether the password was sent, the proxy's password
         self.exposed: list[str] = []
         self.installers: set[str] = set()
 
@@ -85,16 +85,16 @@ class PackageIndex:
 
     @property
     def address(self) -> str:
-        """Host and port."""
+        """Return host and port."""
         return f"127.0.0.1:{self.server.server_port}"
 
     def watch(self) -> None:
-        """Look at the process list until the end."""
+        """Watch the process list until the end."""
         while not self.done.wait(0.1):
             self.look()
 
     def look(self) -> None:
-        """Look at the process list once."""
+        """Check the process list once."""
         for line in process_list():
             if PASSWORD in line:
                 self.exposed.append(line)
@@ -102,7 +102,7 @@ class PackageIndex:
                 self.installers.add(line.strip())
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Serve one request, of a client or of one that takes this for its proxy."""
+        """Serve one request of a client, or of a client that uses this as its proxy."""
         self.look()
         wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         known = request.headers.get("Authorization") == wanted

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tasks on the Ansible controller never become root, and plays keep their order, whatever the inventory and ansible.cfg have."""
+"""Tasks on the Ansible controller never become root, and plays keep their order, for any inventory and ansible.cfg."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOW = {
 
 
 def run(folder: Path, plays: list[dict[str, Any]], variables: dict[str, Any], **environment: str) -> str:
-    """Run plays over two hosts with inventory variables for all hosts; return the output."""
+    """Run plays on two hosts with inventory variables for all hosts. Return the output."""
     groups = {
         name: {"hosts": {"a": {}, "b": {}}}
         for name in ("accelerator_nodes", "accelerator_controllers", "accelerator_monitoring")
@@ -49,7 +49,7 @@ def run(folder: Path, plays: list[dict[str, Any]], variables: dict[str, Any], **
 
 
 def privileges(items: Any, chain: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the privilege keywords of each task on the controller, with those of the plays and blocks around it."""
+    """Yield the privilege keywords of each task on the controller, with those of its plays and blocks."""
     for item in items or ():
         variables = item.get("vars") or {}
         own = {"become": item["become"]} if item.get("become") in (True, False) else {}
@@ -62,7 +62,7 @@ def privileges(items: Any, chain: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 
 def test_tasks_on_the_controller_do_not_become_root_for_an_inventory_with_ansible_become(tmp_path: Path) -> None:
-    """One task for each combination of keywords that occurs, and a program for the change of the user that leaves a file."""
+    """One task for each existing combination of keywords, with a become program that would leave a file."""
     paths = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/**/*.yml")]
     found = {chain for path in paths for chain in privileges(yaml.safe_load(path.read_text("utf-8")))}
     tasks = []

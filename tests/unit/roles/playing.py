@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs tasks of a role over hosts that are all this machine, as the person that the tests run as."""
+"""Run tasks of a role on hosts that are all this machine, as the user of the tests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,34 @@ import yaml
 
 @dataclass(frozen=True)
 class Played:
-    """How a run ended: its exit status, what was printed, and by host the result of each task that failed."""
+    """The end of a run: its exit status, its output, and by host the result of each failed task."""
 
     status: int
     output: str
 
     @property
     def failed(self) -> dict[str, dict[str, Any]]:
-        """The result of the last task of each host that failed."""
+        """Return the result of the last failed task of each host."""
         found = re.findall(r"^fatal: \[([^\s\]]+)[^\]]*\]: FAILED! => (\{.*\})$", self.output, re.MULTILINE)
         return {host: json.loads(result) for host, result in found}
 
     @property
     def told(self) -> dict[str, Any]:
-        """What each host said with a task ``debug`` whose ``msg`` is an expression with ``| to_json | b64encode``."""
+        """Return the value of each host's task ``debug`` whose ``msg`` is an expression with ``| to_json | b64encode``."""
         lines = re.findall(r'^ok: \[([^\s\]]+)[^\]]*\] => \{\s+"msg": "([A-Za-z0-9+/=]*)"', self.output, re.MULTILINE)
         return {host: json.loads(base64.b64decode(text)) for host, text in lines}
+
+
+def tasks_of_file(path: Path) -> list[dict[str, Any]]:
+    """Return the tasks of a file, so that a play in another directory can include the files that they include."""
+    tasks: list[dict[str, Any]] = yaml.safe_load(path.read_text("utf-8"))
+    waiting = list(tasks)
+    while waiting:
+        task = waiting.pop()
+        waiting += [*task.get("block", ()), *task.get("rescue", ()), *task.get("always", ())]
+        if "ansible.builtin.include_tasks" in task:
+            task["ansible.builtin.include_tasks"] = str(path.parent / task["ansible.builtin.include_tasks"])
+    return tasks
 
 
 def play(
@@ -46,15 +58,18 @@ def play(
     group: str = "accelerator_nodes",
     path: Path | None = None,
     imported_with: Mapping[str, Any] | None = None,
+    serial: int | None = None,
 ) -> Played:
-    """Run tasks over hosts, each with its variables.
+    """Run tasks on hosts, each with its variables.
 
-    ``path`` is a folder whose programs are found before all others. With ``imported_with``, a playbook imports the tasks with these variables.
+    ``path`` is a directory of programs that precede all others. With ``imported_with``, a playbook imports the tasks
+    with these variables. ``serial`` is the number of hosts in a batch.
     """
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = {group: {"hosts": {name: {**common, **variables} for name, variables in hosts.items()}}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
-    document = [{"hosts": group, "gather_facts": False, "tasks": list(tasks)}]
+    batches = {} if serial is None else {"serial": serial}
+    document = [{"hosts": group, "gather_facts": False, **batches, "tasks": list(tasks)}]
     (folder / "play.yml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     playbook = folder / "play.yml"
     if imported_with is not None:

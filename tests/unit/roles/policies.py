@@ -36,7 +36,7 @@ def evaluate(expression: str, values: dict[str, Any]) -> Any:
 
 
 def denials(policy: dict[str, Any], **values: Any) -> list[str]:
-    """Return the messages with which a policy denies a request; ``values`` are ``request``, ``object``, and ``oldObject``."""
+    """Return the messages with which a policy denies a request. ``values`` are ``request``, ``object``, and ``oldObject``."""
     spec = policy["spec"]
     assert spec["failurePolicy"] == "Fail"
     if not all(evaluate(each["expression"], values) for each in spec.get("matchConditions", ())):
@@ -53,7 +53,7 @@ def denials(policy: dict[str, Any], **values: Any) -> list[str]:
 
 
 def matches(policy: dict[str, Any], group: str, resource: str, operation: str) -> bool:
-    """Return whether the API server asks a policy about requests of this kind."""
+    """Return whether a policy matches requests of this kind."""
     return any(
         group in rule["apiGroups"] and resource in rule["resources"] and operation in rule["operations"]
         for rule in policy["spec"]["matchConstraints"]["resourceRules"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Power cuts after the role python_environment, and its next run: empty programs are not taken for complete ones.
+"""Power cuts after the role python_environment, and its next run: empty programs do not count as complete.
 
 The role installs on a file system in an image, see tests/prove/power_cuts.py.
 """
@@ -14,8 +14,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _node
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._host import node_facts
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 from package_index import PASSWORD, USER, PackageIndex
 from python_environment_test import VERSIONS, run
 
@@ -28,7 +28,7 @@ SPEC.loader.exec_module(stamp)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return the content of each file but those in ``__pycache__``, by its path in the directory."""
+    """Return the content of each file by its path in the directory, without ``__pycache__``."""
     paths = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths if "__pycache__" not in path.parts}
 
@@ -52,7 +52,7 @@ def test_programs_after_a_power_cut_are_those_of_the_stamp(tmp_path: Path, kind:
         written = {link: contents(node / "opt" / link) for link in links}
         for number in range(2):
             with disk.after(number) as after:
-                found = _node.ask_root(System(), str(after / "opt"))
+                found = node_facts.ask_root(System(), str(after / "opt"))
                 assert [found["releases"], found["environments"]] == [[link.name] for link in links]
                 assert {link: contents(after / "opt" / link) for link in links} == written
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pre-flight refuses what the driver in a pod could not do, and says which variable or which other form would do."""
+"""The preflight role refuses settings that the driver in a pod cannot support, and names the variable or form to use instead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.dra.accelerators.plugins.module_utils.core.ascend.families import DIES_AS_ONE
+from ansible_collections.dra.accelerators.plugins.module_utils.core.vendors.ascend.families import DIES_AS_ONE
 from playing import play
 
 SITE = Path(__file__).resolve().parents[3] / "playbooks/site.yml"
@@ -22,7 +22,7 @@ UNIT = {"ours": False}
 
 
 def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = None, **more: Any) -> dict[str, Any]:
-    """What a node says of itself that lacks nothing; one with GPUs, where nothing else is said."""
+    """Return the facts of a node without problems, by default with GPUs."""
     return {
         "platform": {"systemd": True, "iommu": True, "selinux": selinux},
         "interpreters": {"/usr/bin/python3": {"version": "3.11.2", "hidden_from_services": False, "problem": ""}},
@@ -33,6 +33,7 @@ def node(*, selinux: str = "disabled", devices: dict[str, list[str]] | None = No
             "answers": True,
             "version": "580.95.05",
             "problem": "",
+            "uvm": "installed",
             "toolkit": ["/usr/bin/nvidia-ctk"],
             "toolkit_version": "1.17.8",
         },
@@ -50,7 +51,7 @@ def cluster(
     kubelet: str = "v1.37.0",
     **more: Any,
 ) -> dict[str, Any]:
-    """What its cluster says of it."""
+    """Return the facts of its cluster."""
     known = {"exists": True, "ready": "True", "kubelet": kubelet, "runtime": runtime}
     return {
         "reached": True,
@@ -63,7 +64,7 @@ def cluster(
 
 
 def host(layout: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-    """A host's variables."""
+    """Return the variables of a host."""
     return {
         "preflight_node_name": "n",
         "preflight_node_info": node(selinux=more.pop("selinux", "disabled"), **more.pop("node", {})),
@@ -99,7 +100,6 @@ HOSTS = {
     "plain": host(**POD),
     "service": host(AHEAD + MACHINES, selinux="enforcing", runtime="cri-o://1.33.0"),
     "ahead": host(AHEAD, **POD),
-    "ahead-allowed": host(AHEAD, **POD, dra_driver_pod_lists_claims=True),
     "machines": host(MACHINES, **POD),
     "machines-allowed": host(MACHINES, **POD, dra_driver_pod_passthrough=True),
     "machines-without-processes": host(MACHINES, **POD, dra_driver_pod_passthrough=True, dra_driver_pod_host_pid=False),
@@ -107,10 +107,10 @@ HOSTS = {
     "selinux": host(selinux="enforcing", **POD),
     "selinux-permissive": host(selinux="permissive", **POD),
     "selinux-named": host(selinux="enforcing", **POD, dra_driver_pod_selinux_type="spc_t"),
-    # Of a fleet with both vendors a node is asked for the driver of the devices that it has.
+    # In a fleet with both vendors, a node needs the driver of its own devices only.
     "npus": host(node=NPUS | WELL | NO_GPU, **FLEET),
     "npus-without-driver": host(node=NPUS | NO_GPU, **FLEET),
-    # What the same run would bring is not missing, of that vendor alone.
+    # A driver that the same run installs is not missing, for that vendor only.
     "gpus-before-their-driver": host(
         node=NO_GPU | {"devices": BOTH["devices"]} | WELL, preflight_drivers_to_come=["nvidia"]
     ),
@@ -120,7 +120,7 @@ HOSTS = {
     "gpus-of-a-fleet": host(allocatable={"huawei.com/Ascend310P": "8"}, **FLEET),
     "gpus-beside-npus-that-are-left": host(node=BOTH),
     "both": host(node=BOTH | WELL, **FLEET),
-    # A device plugin needs no claims, and what it offers itself is nobody else's.
+    # A device plugin needs no claims, and its own resources belong to no other plugin.
     "plugin": host(AHEAD + MACHINES, cluster=WITHOUT_CLAIMS, **PLUGIN),
     "plugin-again": host(
         node=OWN_SOCKETS,
@@ -131,17 +131,18 @@ HOSTS = {
     "plugin-beside-another": host(node=OWN_SOCKETS, allocatable={"nvidia.com/gpu.shared": "7"}, **PLUGIN),
     "plugin-on-too-old-a-kubelet": host(cluster={"kubelet": "v1.31.9"}, **PLUGIN),
     "claims-where-there-are-none": host(cluster={"versions": []}),
-    # As ever: where nothing shows what there is, the driver of GPUs is asked for.
+    # Without known devices, the GPU driver is required, as before.
     "nothing": host(node={"devices": {}} | NO_GPU),
+    "no-uvm": host(node={"nvidia": {**node()["nvidia"], "uvm": ""}}),
 }
-#: What each text of a refusal has to name.
+#: The terms that each refusal has to contain.
 REFUSED = {
     "npus-without-driver": ("Ascend driver", "/dev/davinci_manager", "reboot"),
     "npus-with-old-driver": ("Ascend driver", "21.0.2", "22.0.0"),
     "npus-before-another-driver": ("Ascend driver",),
     "npus-given-out": ("Other managers of NPUs", "huawei.com/Ascend310P", "preflight_allow_other_managers"),
     "nothing": ("NVIDIA driver", "no nvidia-smi"),
-    "ahead": ("prepared_before_binding", "daemonset", "dra_driver_pod_lists_claims"),
+    "no-uvm": ("NVIDIA driver", "nvidia-uvm"),
     "machines": ("passthrough", "daemonset", "dra_driver_pod_passthrough"),
     "machines-without-processes": ("passthrough", "daemonset", "dra_driver_pod_host_pid"),
     "crio": ("cri-o://1.33.0", "daemonset", "dra_driver_form to service"),
@@ -163,7 +164,7 @@ def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_site_playbook_gives_it_the_nodes_own_layout() -> None:
-    """A layout of accelerator_layouts is in no variable that the role has as its default."""
+    """A layout of accelerator_layouts is not in the role's own default variable: the playbook passes it."""
     tasks = [task for play in yaml.safe_load(SITE.read_text("utf-8")) for task in play.get("tasks", ())]
     (given,) = (
         task["vars"]
@@ -177,8 +178,8 @@ def test_devices_that_the_fleet_leaves_out_are_named(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
     played = play(tmp_path, tasks, {"plain": host(), "left": host(node=BOTH)})
     assert not played.failed, played.output
-    assert "the node has devices of ascend, which are left alone: accelerator_vendors is nvidia" in played.output
-    assert played.output.count("are left alone") == 1
+    words = "the node has devices of ascend, which this collection does not manage: accelerator_vendors is nvidia"
+    assert played.output.count(words) == 1, played.output
 
 
 def test_dry_run_that_is_rejected_is_no_missing_feature_gate(tmp_path: Path) -> None:
@@ -187,6 +188,15 @@ def test_dry_run_that_is_rejected_is_no_missing_feature_gate(tmp_path: Path) -> 
     played = play(tmp_path, tasks, {"forbidden": host(cluster={"counters": problem})})
     assert not played.failed, played.output
     assert "the dry run that creates one was rejected" in played.output and "HTTP status 403" in played.output
+
+
+def test_memory_that_is_a_numa_node_is_named(tmp_path: Path) -> None:
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    coherent = {"nvidia": {**node()["nvidia"], "numa_memory": ["0008:01:00.0"]}}
+    played = play(tmp_path, tasks, {"plain": host(), "coherent": host(node=coherent)})
+    assert not played.failed, played.output
+    assert played.output.count("the memory of 0008:01:00.0 is a NUMA node of the host") == 1
+    assert "nvidia_driver_coherent_memory" in played.output
 
 
 def test_toolkit_with_known_vulnerability_is_named(tmp_path: Path) -> None:
@@ -211,8 +221,23 @@ def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
     assert played.output.count(text) == 1
 
 
+def test_uid_of_the_ascend_drivers_user_differs_warns(tmp_path: Path) -> None:
+    hosts = {
+        name: host(node=NPUS | NO_GPU | {"ascend": WELL["ascend"] | ids}, **FLEET)
+        for name, ids in (
+            ("system-uid", {"uid": 990, "gid": 990}),
+            ("required", {"uid": 1000, "gid": 1000}),
+            ("unknown", {"uid": -1, "gid": -1}),
+        )
+    }
+    tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
+    played = play(tmp_path, tasks, hosts)
+    assert not played.failed, played.output
+    assert played.output.count("its user has UID 990 and GID 990") == 1 and played.output.count("its user has UID") == 1
+
+
 def test_npu_modes_that_forbid_slices_are_named_where_the_layout_asks_for_slices(tmp_path: Path) -> None:
-    """With the node, the NPUs, the mode, and the remedy."""
+    """The refusal names the node, the NPUs, the mode, and the remedy."""
 
     def npus(*reasons: str) -> dict[str, Any]:
         return {
@@ -240,42 +265,29 @@ def test_npu_modes_that_forbid_slices_are_named_where_the_layout_asks_for_slices
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
     played = play(tmp_path, tasks, hosts)
     assert not played.failed, played.output
-    assert played.output.count("NPU modes: the layout of n contains vNPU slices") == 2
+    assert played.output.count("NPU modes: the layout of n contains vNPUs") == 2
     assert f"NPU 0, 2: {DIES_AS_ONE}" in played.output and "multi-die-policy -d 1" in played.output
     assert "NPU 0: SMP mode" in played.output
     assert "not for" not in played.output
 
 
-def test_more_nodes_that_watch_all_claims_than_allowed_are_refused(tmp_path: Path) -> None:
-    def of(cluster_name: str, node_name: str, watchers: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-        found = host(AHEAD, **more)
-        known = found["preflight_cluster_info"]
-        nodes = {node_name: known["nodes"]["n"]}
-        return {
-            **found,
-            "preflight_node_name": node_name,
-            "preflight_kubeconfig": cluster_name,
-            "preflight_cluster_info": {**known, "nodes": nodes, "claim_watchers": list(watchers)},
-            "preflight_most_prepared_before_binding": 2,
-        }
-
+def test_layout_prepared_before_binding_needs_a_controller(tmp_path: Path) -> None:
     hosts = {
-        "with-earlier-nodes": of("a", "a1", ("x", "y")),
-        "is-one-of-them": of("b", "b1", ("b1", "x")),
-        "same-batch-1": of("c", "c1"),
-        "same-batch-2": of("c", "c2"),
-        "beside-one-more-1": of("d", "d1", ("x",)),
-        "beside-one-more-2": of("d", "d2", ("x",)),
+        "without-controller": host(AHEAD, cluster={"controller": False}),
+        "pod-without-controller": host(AHEAD, **POD, cluster={"controller": False}),
+        "with-controller": host(AHEAD, cluster={"controller": True}),
+        "pod-with-controller": host(AHEAD, **POD, cluster={"controller": True}),
+        "other-layout": host(MACHINES, cluster={"controller": None}),
+        "plugin": host(AHEAD, cluster=WITHOUT_CLAIMS | {"controller": False}, **PLUGIN),
     }
-    hosts["without"] = {**hosts["with-earlier-nodes"], "preflight_layout": []}
     played = play(tmp_path, [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}], hosts)
-    assert set(played.failed) == {"with-earlier-nodes", "beside-one-more-1", "beside-one-more-2"}, played.output
-    (text,) = played.failed["with-earlier-nodes"]["msg"][1:]
-    assert "3 nodes" in text and "2 is the most" in text and "preflight_most_prepared_before_binding" in text
+    assert set(played.failed) == {"without-controller", "pod-without-controller"}, played.output
+    (text,) = played.failed["without-controller"]["msg"][1:]
+    assert "prepared_before_binding" in text and "waiting-claims" in text and "dra.accelerators.controller" in text
 
 
 def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path) -> None:
-    """The listener names claims, pods, and namespaces to every program that reaches it."""
+    """The listener returns claims, pods, and namespaces to each program that can connect: addresses beyond loopback are reported."""
     open_to_all = {"all": "0.0.0.0:9817", "ipv6": "[::]:9817", "node": "10.0.0.1:9817", "name": "node-1:9817"}
     local = {"loopback": "127.0.0.1:9817", "ipv6-loopback": "[::1]:9817", "localhost": "localhost:9817", "none": ""}
     hosts = {name: host(dra_driver_metrics_address=address) for name, address in {**open_to_all, **local}.items()}
@@ -293,7 +305,7 @@ def test_metrics_without_authorization_beyond_loopback_are_named(tmp_path: Path)
 
 
 def test_checks_do_not_evaluate_whole_answers() -> None:
-    """The expression of a variable is evaluated for each use: with the answer for a node of 200 devices, each check would copy that."""
+    """A variable's expression is evaluated at each use: checks do not copy the whole facts of a node with 200 devices."""
     role = ROLE / "vars/main.yml"
     known: dict[str, Any] = yaml.safe_load(role.read_text("utf-8"))
     seen, names = set[str](), {"__preflight_problems", "__preflight_warnings"}

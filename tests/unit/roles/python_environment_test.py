@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The role python_environment with a package index that wants a password: no process list shows it, no file keeps it."""
+"""The role python_environment with a package index that needs a password: no process list or file shows it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from package_index import PASSWORD, USER, PackageIndex
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = ROOT / "roles/python_environment/files"
-#: What each requirement is served as: its lowest version.
+#: The version that the index serves for each requirement: its lowest one.
 VERSIONS = dict(re.findall(r"(?m)^([A-Za-z][\w.-]*)>=([\d.]+)", (FILES / "requirements.txt").read_text("utf-8")))
 
 
 def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the role on this machine, below a folder of its own."""
+    """Run the role on this machine in its own directory."""
     playbook, given = folder / "playbook.json", folder / "variables.json"
     role = {"ansible.builtin.include_role": {"name": "dra.accelerators.python_environment"}}
     playbook.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [role]}]))
     settings = {
         "python_environment_root": str(folder / "opt"),
-        # The index of the tests has the packages of requirements.txt alone.
+        # The index of the tests has only the packages of requirements.txt.
         "python_environment_require_hashes": False,
         "python_environment_interpreter": sys.executable,
         "ansible_python_interpreter": sys.executable,
@@ -55,7 +55,7 @@ def run(folder: Path, variables: dict[str, Any], *options: str) -> subprocess.Co
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Files below the folder in which the password stands, but those of the test."""
+    """Return the files in the directory that contain the password, except those of the test."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.parent != folder]
     return [str(path) for path in found if PASSWORD.encode() in path.read_bytes()]
 
@@ -88,7 +88,7 @@ def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path
             {
                 "python_environment_pip_arguments": [
                     *("--index-url", f"http://{USER}:{PASSWORD}@index.invalid/simple"),
-                    *("--trusted-host", "index.invalid"),  # without it pip asks nobody
+                    *("--trusted-host", "index.invalid"),  # without it pip sends no request
                 ],
                 "python_environment_proxy": {"http_proxy": f"http://way:{PASSWORD}@{index.address}"},
             },
@@ -106,13 +106,13 @@ def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path
 
 def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
     old = tmp_path / "old-python"
-    # It is this one, and calls itself 3.9.
+    # This interpreter, with the version 3.9 in its output.
     old.write_text(f'#!/bin/sh\n{sys.executable} "$@" | sed -E "s/3[.]1[0-9][.][0-9]+/3.9.18/"\n')
     old.chmod(0o755)
     done = run(tmp_path, {"python_environment_interpreter": str(old)}, "--check")
     assert done.returncode != 0
     said = " ".join(done.stdout.split())
-    assert "is Python 3.9.18, and 3.10 or newer is expected" in said
+    assert "is Python 3.9.18, and 3.10 or newer is required" in said
     assert not (tmp_path / "opt").exists()
 
 

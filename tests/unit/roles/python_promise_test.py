@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The oldest Python of nodes is the same wherever it is promised or asked for, and all requirements come for it."""
+"""The minimum Python version of nodes is the same in all documents and checks, and all requirements support it."""
 
 from __future__ import annotations
 

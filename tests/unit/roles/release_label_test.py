@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The release that a node reports becomes a label of its Node only if it is the value of a label."""
+"""The release that a node reports becomes a label of its Node only if it is a valid label value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_release_is_the_value_of_a_label(tmp_path: Path, release: str, accepted:
     name = "Reject a release that is not a release of the collection"
     tasks = [each for part in yaml.safe_load(TASKS.read_text("utf-8")) for each in (part, *part.get("block", ()))]
     (task,) = [each for each in tasks if each.get("name") == name]
-    # As a module answers it: text that is no template.
+    # The form of a module's answer: text that is not a template.
     program = ["printf", "%s", release]
     asked = {"ansible.builtin.command": {"argv": program}, "register": "asked", "changed_when": False}
     if "{{" in release:
         asked["ansible.builtin.command"]["argv"] = ["printf", "%b", "\\x7b\\x7b 1 }}"]
     label = {"__dra_driver_release_label": "dra.accelerators/release"}
-    variables = {"__dra_driver_release_said": "{{ asked.stdout }}", **label}
+    variables = {"__dra_driver_release_value": "{{ asked.stdout }}", **label}
     played = play(tmp_path, [asked, task], {"n1": variables})
     assert (played.status == 0) is accepted, played.output
     if not accepted:

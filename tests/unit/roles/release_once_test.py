@@ -38,6 +38,6 @@ def test_release_is_packed_once_for_all_hosts(tmp_path: Path, monkeypatch: pytes
     played = play(tmp_path, [task], dict(sorted(hosts.items())))
     assert set(played.failed) == {"b"}, played.output
     for name in ("a", "c", "d"):
-        assert (tmp_path / name / "1.2.3-00000000/dra_driver/core/system.py").is_file(), played.output
+        assert (tmp_path / name / "1.2.3-00000000/dra_driver/core/host/system.py").is_file(), played.output
         assert (tmp_path / name / "1.2.3-00000000/complete").is_file(), played.output
     assert log.read_text() == "packed\n" and list(temporary.glob("dra-accelerators.*")) == []

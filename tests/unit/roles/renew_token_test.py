@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node renews its own token in time, and leaves the kubeconfig alone when it cannot."""
+"""The node renews its own token in time, and does not change the kubeconfig if it cannot."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import datetime
+import itertools
 import json
 import stat
 import time
@@ -17,11 +18,13 @@ from dra_driver import renew_token
 from dra_driver.api.kubeconfig import load_access
 from dra_driver.api.token import Claims, read_claims, refusal
 from dra_driver.core.certificates import make_authority
-from dra_driver.core.system import System
-from dra_driver.supervisors.identity import IdentityKeeper
+from dra_driver.core.host.system import System
+from dra_driver.supervisors.token_renewal import IdentityKeeper
 from hypothesis import given
 from hypothesis import strategies as st
 from token_server import TokenServer, web_token
+
+from tests.unit.crash_steps import kill_before
 
 ACCOUNT = "system:serviceaccount:dra-accelerators:driver-node-1"
 LIFETIME = 2592000
@@ -60,6 +63,22 @@ def test_older_token_is_renewed_by_itself(server: TokenServer, tmp_path: Path) -
     assert kubeconfig.read_text(encoding="utf-8") == expected.read_text(encoding="utf-8")
 
 
+def test_renewal_killed_before_any_step_next_run_completes_it(server: TokenServer, tmp_path: Path) -> None:
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        old = token_of(server, age=LIFETIME * 0.7)
+        kubeconfig = server.kubeconfig(folder / "kubeconfig", old)
+        step = kill_before(number, lambda kubeconfig=kubeconfig: renew(kubeconfig), folder)
+        assert (load_access(str(kubeconfig)).token == old) is bool(step)
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.glob(".*")), step
+        assert renew(kubeconfig) == 0
+        assert load_access(str(kubeconfig)).token != old and list(folder.iterdir()) == [kubeconfig], step
+        if not step:
+            assert number > 1
+            return
+
+
 def test_shorter_life_than_asked_is_said(
     server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,7 +92,7 @@ def test_shorter_life_than_asked_is_said(
 def test_renew_by_address_uses_tls_server_name_and_no_proxy(
     server: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """The certificate names the host ``kubernetes`` alone, the server is dialed by its IP address, the proxy is a closed port."""
+    """The certificate names only the host ``kubernetes``, the server is dialed by its IP address, and the proxy is a closed port."""
     for variable in ("https_proxy", "HTTPS_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     authority = make_authority(datetime.datetime.now(datetime.timezone.utc), 3600)
@@ -106,7 +125,7 @@ def test_renew_after_change_of_issuer_requests_audiences_of_the_present_token(
     assert renew(kubeconfig) == 0
     claims = read_claims(load_access(str(kubeconfig)).token)
     assert claims is not None and claims.audiences == (old,)
-    # After a playbook run the token is for both again, so that it outlasts the removal of the old issuer.
+    # After a playbook run the token is for both issuers again, so that it survives the removal of the old issuer.
     server.allowed_audiences = [new, old]
     server.kubeconfig(kubeconfig, token_of(server, age=LIFETIME * 0.7, audiences=[old]))
     assert renew(kubeconfig) == 0
@@ -126,7 +145,7 @@ def test_renew_rejected_for_all_audiences_keeps_the_token(
 
 @given(st.floats(600, 1e8), st.floats(0, 2))
 def test_every_life_is_looked_at_in_time(life: float, age: float) -> None:
-    """Whatever the server grants: due with a third left, looked at four times in a life, and again before it ends."""
+    """For any lifetime that the server grants: the token is due with a third left, checked four times in its lifetime, and before its end."""
     claims = Claims("a", 1000.0, 1000.0 + life, "n", "u")
     now = 1000.0 + life * age
     assert claims.due(now) == (claims.expires - now <= life / 3)
@@ -147,7 +166,7 @@ def test_a_token_that_is_renewed_at_its_looks_never_ends(life: float, lives: int
 
 
 class KeptClient:
-    """A client whose credentials are read again when told to."""
+    """A client that reloads its credentials on request."""
 
     def __init__(self) -> None:
         self.read_again = 0
@@ -180,6 +199,16 @@ def test_the_driver_renews_by_the_granted_life(
     assert caplog.text.count("for 600 seconds and not for") == 1
 
 
+def test_look_server_is_overloaded_waits_at_least_its_retry_after(server: TokenServer, tmp_path: Path) -> None:
+    kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
+    server.retry_after = 120
+    kept, _client = keeper(kubeconfig)
+    waits = [kept.look() for _round in range(6)]
+    assert all(120 <= wait <= 180 for wait in waits[:4]) and len(set(waits[:4])) > 1
+    assert waits[5] >= 320
+    assert len(server.requests) == 6
+
+
 def test_the_driver_goes_on_trying_and_says_what_to_do(
     server: TokenServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,8 +235,8 @@ def test_the_driver_goes_on_trying_and_says_what_to_do(
 def test_a_step_of_the_system_clock_delays_no_look(
     server: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
-    """Machines whose hardware clock has local time begin with a wrong time; a token can last for less than the difference."""
-    monkeypatch.setattr("dra_driver.supervisors.identity.TICK_SECONDS", 0.01)
+    """Hosts whose hardware clock has local time start with a wrong time, and a token can last less than the difference: checks are not delayed."""
+    monkeypatch.setattr("dra_driver.supervisors.token_renewal.TICK_SECONDS", 0.01)
     uid = server.nodes["node-1"]
     young = web_token(ACCOUNT, "node-1", uid, issued=time.time(), lifetime=LIFETIME)
     system, monotonic, looks = [5000.0], [100.0], []

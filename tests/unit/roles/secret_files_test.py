@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Roles mark every file that holds a token, a key, or a password, so that no diff and no result shows its content."""
+"""Roles mark each file with a token, a key, or a password as secret, so that no diff and no result shows its content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJkcml2ZXItbm9kZS0xIn0.c2lnbmF0dXJlLW9mLX
 
 
 def mappings(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every mapping of a document."""
+    """Yield each mapping of a document."""
     if isinstance(value, dict):
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -28,7 +28,7 @@ def mappings(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def documents() -> Iterator[tuple[Path, Any]]:
-    """Yield each file with variables or tasks of roles and playbooks; the simulator has no secrets of a cluster."""
+    """Yield each file with variables or tasks of roles and playbooks. The simulator has no secrets of a cluster."""
     for path in sorted([*ROOT.glob("roles/*/*/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]):
         if "simulator" not in path.parts and path.parent.name in ("tasks", "vars", "playbooks", "handlers"):
             yield path, yaml.safe_load(path.read_text("utf-8"))
@@ -47,7 +47,7 @@ def test_file_entries_with_secrets_are_marked() -> None:
                 marked += 1
                 if not (entry.get("secret") is True or "secret_content" in entry):
                     unmarked.append(f"{path.relative_to(ROOT)}: {entry['path']}")
-        # Entries that an expression returns as a whole.
+        # Entries that an expression returns completely.
         for text in re.findall(r"\{'path':[^{}]*\}", path.read_text("utf-8")):
             name = re.match(r"\{'path': ([^,]*)", text)
             if name and SECRET_NAMES.search(name[1]):
@@ -59,7 +59,7 @@ def test_file_entries_with_secrets_are_marked() -> None:
 
 
 def test_tasks_that_write_secrets_hide_arguments_and_diff() -> None:
-    """Of copy and template both are shown otherwise; slurp returns the content."""
+    """copy and template would show arguments and diff, and slurp returns the content: such tasks hide them."""
     found = []
     for path, document in documents():
         for task in mappings(document):
@@ -75,7 +75,7 @@ def test_tasks_that_write_secrets_hide_arguments_and_diff() -> None:
 @pytest.mark.parametrize("role", ["dra_driver", "dra_controller"])
 @pytest.mark.parametrize("check", [("--check",), ()])
 def test_removal_with_diff_and_verbosity_shows_no_token(tmp_path: Path, role: str, check: tuple[str, ...]) -> None:
-    """Remove the entries of the role named absent_files, with its own variables, from a directory with a kubeconfig."""
+    """Remove the entries of the role's variable absent_files from a directory with a kubeconfig: the output shows no token."""
     configuration = tmp_path / "etc"
     kubeconfig = configuration / ("controller/kubeconfig" if role == "dra_controller" else "kubeconfig")
     kubeconfig.parent.mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_failed_token_request_reports_message_and_code_and_no_secret(
         f"{role}_node_name": "node-1",
         f"{role}_token_lifetime": 3600,
         f"__{role}_account": "driver-node-1",
-        "__dra_controller_former": {"users": [{"user": {"token": TOKEN}}]},
+        "__dra_controller_previous": {"users": [{"user": {"token": TOKEN}}]},
     }
     block = hidden_blocks(role, file, "dra.accelerators.service_account_token")
     played = play(tmp_path, [block], {"node-1": variables}, "-vvv")
@@ -134,6 +134,6 @@ def test_failed_token_request_reports_message_and_code_and_no_secret(
 def test_failed_read_of_a_kubeconfig_reports_the_message(tmp_path: Path) -> None:
     (tmp_path / "kubeconfig").mkdir()
     block = hidden_blocks("dra_controller", "service.yml", "ansible.builtin.slurp")
-    played = play(tmp_path, [block], {"node-1": {"__dra_controller_folder": str(tmp_path)}})
+    played = play(tmp_path, [block], {"node-1": {"__dra_controller_directory": str(tmp_path)}})
     told = played.failed["node-1"]["msg"]
     assert told.startswith(f"Cannot read {tmp_path}/kubeconfig of node-1: ") and "directory" in told, told

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module service_account_token: when it keeps a token, when it replaces it, and what it refuses."""
+"""Module service_account_token: kept tokens, replaced tokens, and refused inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run(server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the module for node-1 and returns its result."""
+    """Return a function that runs the module for node-1 and returns its result."""
 
     def call(*, check: bool = False, **options: Any) -> dict[str, Any]:
         whole = {
@@ -66,7 +66,7 @@ def test_first_token_is_bound_to_the_node(server: TokenServer, run: Run) -> None
 
 
 def test_shorter_life_than_asked_is_said(server: TokenServer, run: Run) -> None:
-    # Ansible keeps the warnings of all modules that one process runs.
+    # Ansible collects the warnings of all modules in one process.
     flag = "--service-account-max-token-expiration"
     result = run()
     assert result["lifetime"] == LIFETIME

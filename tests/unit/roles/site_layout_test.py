@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the site playbook takes for a node's layout: the fleet file's, or that of the vendors' roles, each for its own devices."""
+"""The layout of a node in the site playbook: that of the fleet file, or those of the vendors' roles, each for its own devices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "bare": [],
         "gpus": MIG,
         "npus": OF_NPUS,
-        # A rule for every device of the one vendor does not take the other's.
+        # A rule for all devices of one vendor does not apply to the other vendor's.
         "mixed": OF_NPUS + MIG,
         "named": FLEET[0]["layout"],
     }
@@ -60,7 +60,7 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
         "mixed": ["nvidia", "ascend"],
         "named": ["nvidia"],
     }
-    # The vendor's own runtime comes only where it is asked for and the node has a use for it.
+    # The vendor's own runtime is installed only on request, and only on nodes that can use it.
     assert {name: each["runtimes"] for name, each in played.told.items()} == {
         "bare": ["container_runtime"],
         "gpus": ["container_runtime", "nvidia_container_toolkit"],
@@ -70,11 +70,11 @@ def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("playbook", ["site", "repartition", "report", "plan"])
+@pytest.mark.parametrize("playbook", ["site", "repartition", "tasks/query_nodes"])
 def test_layouts_of_a_playbook_that_imports_it_are_used(tmp_path: Path, playbook: str) -> None:
-    """``hostvars`` has no variables of ``import_playbook``."""
-    plays = yaml.safe_load(SITE.with_name(f"{playbook}.yml").read_text("utf-8"))
-    tasks = [task for each in plays for task in each.get("tasks", ())]
+    """``hostvars`` has no variables of ``import_playbook``: the layouts of the importing playbook are used nevertheless."""
+    plays = yaml.safe_load((SITE.parent / f"{playbook}.yml").read_text("utf-8"))
+    tasks = [task for each in plays for task in each.get("tasks", [each])]
     (first,) = (
         number for number, task in enumerate(tasks) if task["name"] == "Find each node's entry in the fleet file"
     )
@@ -99,7 +99,7 @@ def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_b
 
 
 def test_a_node_is_asked_again_only_where_a_driver_was_touched(tmp_path: Path) -> None:
-    """What was asked before the drivers is true afterwards where none of them had anything to do."""
+    """The facts from before the driver installation stay valid if no driver changed, so the node is queried only after a change."""
     _check, _read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     (again,) = (task for task in prepare["tasks"] if task.get("register") == "accelerator_node_asked_again")
     assert again["when"] == "accelerator_drivers_changed | bool"
@@ -111,18 +111,21 @@ def test_a_node_is_asked_again_only_where_a_driver_was_touched(tmp_path: Path) -
         "no-role": {},
         "quiet": {
             "__nvidia_driver_plan": quiet,
-            "__nvidia_driver_done": skipped,
+            "__nvidia_driver_result": skipped,
             "__nvidia_fabric_manager_plan": quiet,
             "accelerator_node_asked_again": skipped,
         },
         "exchanged": {
             "__nvidia_driver_plan": quiet,
-            "__nvidia_driver_done": done,
+            "__nvidia_driver_result": done,
             "accelerator_node_asked_again": answer,
         },
-        "restarted": {"__nvidia_driver_plan": {"steps": [], "reboot_required": True}, "__nvidia_driver_done": skipped},
+        "restarted": {
+            "__nvidia_driver_plan": {"steps": [], "reboot_required": True},
+            "__nvidia_driver_result": skipped,
+        },
         "foreseen": {"__ascend_driver_plan": {"steps": ["install"], "reboot_required": False}},
-        "fabric": {"__nvidia_fabric_manager_plan": quiet, "__nvidia_fabric_manager_done": done},
+        "fabric": {"__nvidia_fabric_manager_plan": quiet, "__nvidia_fabric_manager_result": done},
     }
     names = ("accelerator_node", "accelerator_driver_plans", "accelerator_drivers_changed")
     told_of = {name: prepare["vars"][name] for name in names}

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.dra.accelerators.plugins.module_utils import _node
-from ansible_collections.dra.accelerators.plugins.module_utils.core.system import System
+from ansible_collections.dra.accelerators.plugins.module_utils._host import node_facts
+from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system import System
 
 PROGRAM = Path(__file__).resolve().parents[3] / "roles/python_environment/files/stamp.py"
 RELEASE = "0.1.0-1a2b3c4d"
@@ -25,7 +25,7 @@ def stamp(directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A release and an environment, both stamped."""
+    """Return a directory with a release and an environment, both stamped."""
     release, environment = tmp_path / "releases" / RELEASE, tmp_path / "venvs" / ENVIRONMENT
     for path in (release / "dra_driver/cli.py", release / "dra_driver/__init__.py", environment / "bin/pip"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def complete(root: Path) -> tuple[list[str], list[str]]:
-    found = _node.ask_root(System(), str(root))
+    found = node_facts.ask_root(System(), str(root))
     return found["releases"], found["environments"]
 
 
 def test_files_that_match_their_stamp_are_complete(root: Path) -> None:
     assert complete(root) == ([RELEASE], [ENVIRONMENT])
-    # Python writes there when the program is first imported.
+    # Python writes there at the first import of the program.
     cache = root / "releases" / RELEASE / "dra_driver/__pycache__"
     cache.mkdir()
     (cache / "cli.pyc").write_bytes(b"\0")
@@ -54,7 +54,7 @@ def test_files_that_match_their_stamp_are_complete(root: Path) -> None:
 @pytest.mark.parametrize("damage", ["emptied", "shortened", "missing"])
 @pytest.mark.parametrize("name", ["dra_driver/cli.py", "complete"])
 def test_release_with_a_damaged_file_is_not_complete(root: Path, name: str, damage: str) -> None:
-    """An empty ``complete`` is also the stamp of an earlier version of the collection."""
+    """A damaged release is not complete. An empty ``complete`` is also the stamp of an earlier version of the collection."""
     path = root / "releases" / RELEASE / name
     if damage == "missing":
         path.unlink()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lists and mappings that arrive as text are rejected by the names of their variables: from INI inventories, surveys, and -e key=value."""
+"""Lists and mappings that arrive as strings are rejected by the names of their variables: from INI inventories, surveys, and -e key=value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROUP
 
 
 def play(folder: Path, group: str, *words: str, playbook: str = "check_inventory.yml") -> tuple[int, str]:
-    """Run a playbook over an INI inventory with variables of its group; return the status and the output."""
+    """Run a playbook on an INI inventory with variables of its group. Return the status and the output."""
     (folder / "hosts.ini").write_text(INVENTORY.replace("GROUP", group), encoding="utf-8")
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCAL_TEMP": str(folder / "local")}
     program = Path(sys.executable).with_name("ansible-playbook")
@@ -53,7 +53,7 @@ def play(folder: Path, group: str, *words: str, playbook: str = "check_inventory
             ("-e", json.dumps({"nvidia_settings_rules": "{{ 'x' }}"})),
             "nvidia_settings_rules is text for a, b, c",
         ),
-        # INI values that are Python literals, as that of host a, are lists; undefined and empty values are no text.
+        # INI values that are Python literals, as that of host a, are lists. Undefined and empty values are no strings.
         (
             "accelerator_vendors=",
             ("-e", json.dumps({"nvidia_settings_rules": "{{ nowhere }}", "accelerator_go_on": "yes"})),
@@ -72,13 +72,13 @@ def test_text_in_place_of_a_list_is_rejected_by_name(
 
 def test_controller_playbook_rejects_text(tmp_path: Path) -> None:
     status, output = play(tmp_path, "", "-e", "dra_controller_pod_tolerations=x", playbook="controller.yml")
-    assert status != 0 and "dra_controller_pod_tolerations is text for c, expected a list." in output, output
+    assert status != 0 and "dra_controller_pod_tolerations is text for a, b, c, expected a list." in output, output
 
 
 def test_known_variables_are_those_of_the_argument_specs() -> None:
     specs = {}
     for path in ROOT.glob("roles/*/meta/argument_specs.yml"):
-        if path.parts[-3] == "simulator":  # a role of the tests
+        if path.parts[-3] == "simulator":  # a role for tests
             continue
         for entry in yaml.safe_load(path.read_text("utf-8"))["argument_specs"].values():
             for name, option in (entry.get("options") or {}).items():

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module token_audiences_info."""
+"""Module token_audiences_info."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from token_server import TokenServer
 
 
 def run(server: TokenServer, folder: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
-    """Run the module; return its result."""
+    """Run the module and return its result."""
     whole = {"kubeconfig": str(server.kubeconfig(folder / "operator", "operator")), **options}
     with patch_module_args(whole), pytest.raises(SystemExit):
         token_audiences_info.main()

@@ -37,7 +37,7 @@ def written(folder: Path, role: str, expression: str, hosts: dict[str, dict[str,
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    """All policies of both roles, by the host that wrote them and by name."""
+    """Return all policies of both roles, by the host that wrote them and by name."""
     answer = {"audiences": [SERVER]}
     read = {"__dra_driver_token_defaults": answer, "__dra_controller_token_defaults": answer}
     longer = {"dra_driver_token_lifetime": 5000000, "dra_driver_token_audiences": ["api", "k3s"]}
@@ -57,13 +57,13 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 def token(node: str | None, *, seconds: int = 2592000, audiences: tuple[str, ...] = (SERVER,)) -> dict[str, Any]:
-    """A TokenRequest as the API server's policies see it: with its defaults."""
+    """Return a TokenRequest with its defaults, as the API server's policies see it."""
     bound = {"boundObjectRef": {"apiVersion": "v1", "kind": "Node", "name": node}} if node else {}
     return {"spec": {"expirationSeconds": seconds, "audiences": list(audiences), **bound}}
 
 
 def asked(policies: Policies, user: str, wanted: dict[str, Any], *, node: str = "n1", host: str = "read") -> list[str]:
-    """Return the reasons for which a token request is denied, by any policy."""
+    """Return the reasons of any policy for the denial of a token request."""
     request = {"userInfo": {"username": user, "extra": {NODE: [node]} if node else {}}}
     asking = [
         each
@@ -112,7 +112,7 @@ def test_other_accounts_are_not_limited(policies: Policies) -> None:
 
 
 def test_limits_follow_options(policies: Policies) -> None:
-    """One policy serves all nodes: the longest lifetime of the group counts."""
+    """One policy is for all nodes: the longest lifetime of the group applies."""
     longest = token("n1", seconds=5000000, audiences=("api", "k3s"))
     assert asked(policies, DRIVER, longest, host="longer") == []
     assert asked(policies, DRIVER, token("n1"), host="longer") != []

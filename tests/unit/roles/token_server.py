@@ -29,7 +29,7 @@ def web_token(
     signature: str = "c2lnbmF0dXJl",
     audiences: list[str] | None = None,
 ) -> str:
-    """A JSON web token as the API server makes them for a service account, bound to a Node object."""
+    """Return a JSON web token as the API server creates it for a service account, bound to a Node object."""
     claims = {
         "sub": account,
         "iat": int(issued),
@@ -41,7 +41,7 @@ def web_token(
 
 
 class TokenServer(JsonServer):
-    """Nodes with their UIDs, the tokens that were issued, and what was asked for."""
+    """A server with Nodes and their UIDs, the issued tokens, and the recorded requests."""
 
     def __init__(self) -> None:
         self.nodes = {"node-1": "11111111-0000-4000-8000-000000000000"}
@@ -51,9 +51,12 @@ class TokenServer(JsonServer):
         self.binds = True
         self.longest = 1 << 40
         self.audiences = ["https://kubernetes.default.svc.cluster.local"]
-        #: Audiences that an admission policy allows; None for no policy. It sees the defaults where a request names none.
+        #: Audiences that an admission policy permits, or None for no policy. It sees the defaults if a request names
+        #: none.
         self.allowed_audiences: list[str] | None = None
         self.refuse_callers = False
+        #: The Retry-After, in seconds, of the answers with status 429 to all token requests. 0 means other answers.
+        self.retry_after = 0
         server = self
 
         class Handler(JsonHandler):
@@ -62,7 +65,7 @@ class TokenServer(JsonServer):
                 if self.path.startswith("/api/v1/nodes/") and name in server.nodes:
                     self.answer(200, {"kind": "Node", "metadata": {"name": name, "uid": server.nodes[name]}})
                 else:
-                    self.answer(404, {"reason": "NotFound", "message": f'nodes "{name}" not found'})
+                    self.answer(404, {"kind": "Status", "reason": "NotFound", "message": f'nodes "{name}" not found'})
 
             def do_POST(self) -> None:
                 body = self.body()
@@ -71,12 +74,21 @@ class TokenServer(JsonServer):
                     self.answer(201, {"status": {"authenticated": known, "error": "" if known else "unknown key"}})
                     return
                 server.requests.append({"path": self.path, "caller": self.headers["Authorization"], **body["spec"]})
+                if server.retry_after:
+                    self.send_response(429)
+                    self.send_header("Retry-After", str(server.retry_after))
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 if server.refuse_callers:
                     self.answer(401, {"reason": "Unauthorized", "message": "Unauthorized"})
                     return
                 words = self.path.partition("?")[0].split("/")
                 if words[-2] not in server.accounts:
-                    self.answer(404, {"reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'})
+                    self.answer(
+                        404,
+                        {"kind": "Status", "reason": "NotFound", "message": f'serviceaccounts "{words[-2]}" not found'},
+                    )
                     return
                 audiences = body["spec"].get("audiences") or server.audiences
                 if server.allowed_audiences is not None and not {*audiences} <= {*server.allowed_audiences}:
@@ -100,7 +112,7 @@ class TokenServer(JsonServer):
         super().__init__(Handler)
 
     def kubeconfig(self, path: Path, token: str) -> Path:
-        """Write a kubeconfig for this server, in the one form that the role and the renewal use."""
+        """Write a kubeconfig for this server, in the format that the role and the renewal use."""
         document = {
             "apiVersion": "v1",
             "kind": "Config",

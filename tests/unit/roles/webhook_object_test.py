@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Whom the API server asks about configurations, about what, and what becomes of an object when nobody answers."""
+"""The webhook objects: called hosts, selected objects, and the failure policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from playing import play
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/dra_controller"
 NAMESPACE = "dra-accelerators-controller"
-#: Where the role has the object: among the others, or by itself.
+#: The place of the object in the role: among the other objects, or alone.
 EXPRESSION = (
     "{{ ((__dra_controller_objects | default([]))"
     " + ([__dra_controller_webhook_object] if __dra_controller_webhook_object is defined else []))"
@@ -26,14 +26,21 @@ OPTIONS = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text(encoding="
 POLICIES = OPTIONS["dra_controller_webhook_failure_policy"]["choices"]
 
 
-def webhooks(folder: Path, *, run_on: str = "a", ready: str = "True", **variables: Any) -> list[dict[str, Any]]:
-    """Return the webhooks that the role writes for a site with controllers on three hosts, of which one has no Node, by Ansible itself.
+def webhooks(
+    folder: Path, *, run_on: str = "a", ready: str = "True", names: tuple[str, str] = ("a", "b"), **variables: Any
+) -> list[dict[str, Any]]:
+    """Return the webhooks that the role writes, evaluated by Ansible, for controllers on three hosts, one of them without a Node.
 
-    ``run_on`` are the hosts of the run, and ``ready`` is the condition Ready of the Node b.
+    ``run_on`` are the hosts of the run, ``ready`` is the condition Ready of the Node b, and ``names`` are the Nodes of
+    the hosts a and b.
     """
     (folder / "templates").symlink_to(ROLE / "templates")
+    node_names = dict(zip("ab", names))
     nodes = [
-        {"__dra_controller_peer": name, "resources": [{"metadata": {"name": name}, "status": status}] if status else []}
+        {
+            "__dra_controller_peer": name,
+            "resources": [{"metadata": {"name": node_names.get(name)}, "status": status}] if status else [],
+        }
         for name, status in (
             ("0-without-node", None),
             ("a", {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}),
@@ -49,7 +56,7 @@ def webhooks(folder: Path, *, run_on: str = "a", ready: str = "True", **variable
     given = {
         "__dra_controller_nodes": {"results": nodes},
         "__dra_controller_configured": {"resources": []},
-        "dra_controller_node_name": "a",
+        "dra_controller_node_name": names[0],
         **variables,
     }
     (folder / "given.yml").write_text(yaml.safe_dump(given), encoding="utf-8")
@@ -77,7 +84,7 @@ def test_what_becomes_of_an_object_when_nobody_answers_is_the_sites_choice(tmp_p
             ["v1"],
         )
         assert each["timeoutSeconds"] == admission_queue.REQUEST_SECONDS == 1
-        # Its own namespace has to start without it.
+        # Its own namespace has to start without the webhook.
         assert each["namespaceSelector"]["matchExpressions"] == [
             {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", NAMESPACE]}
         ]
@@ -86,9 +93,18 @@ def test_what_becomes_of_an_object_when_nobody_answers_is_the_sites_choice(tmp_p
 @pytest.mark.parametrize("ready", ["False", "Unknown"])
 @pytest.mark.parametrize(("run_on", "called"), [("a", ["a"]), ("a,b", ["a", "b"])])
 def test_webhooks_leave_out_hosts_that_are_down(tmp_path: Path, run_on: str, called: list[str], ready: str) -> None:
-    """Each call of a host that is off takes as long as the timeout. A host that the run itself reaches stays."""
+    """A call to a stopped host would take the whole timeout, so it is left out. A host that the run itself reaches stays."""
     found = webhooks(tmp_path, run_on=run_on, ready=ready)
     assert [each["name"] for each in found] == [f"{name}.controller.dra.accelerators" for name in called]
+
+
+def test_webhooks_of_names_with_dots_and_dashes_differ(tmp_path: Path) -> None:
+    """The API server rejects a configuration with the same name twice: names with dots and dashes differ."""
+    found = webhooks(tmp_path, names=("gpu.1", "gpu-1"))
+    assert [each["name"] for each in found] == [
+        "gpu.1.controller.dra.accelerators",
+        "gpu-1.controller.dra.accelerators",
+    ]
 
 
 def test_webhooks_host_without_a_node_does_not_shift_addresses(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Figures of boards, written down for the tests apart from the boards of the role.
+"""Expected figures of boards, independent of the role's board files.
 
-Sources: NVIDIA's product briefs and architecture papers (units, clocks, memory, power, links), listings of real boards in public
-threads (memory as `nvidia-smi` prints it, PCI ids, power limits), ``nvml.h`` for enumerations. ``UNKNOWN`` names every number of
-the role's files that no source tells apart from where the role has it; what stands there is not compared.
+Sources: NVIDIA's product briefs and architecture papers (units, clocks, memory, power, links), outputs of real boards
+in public threads (memory as `nvidia-smi` prints it, PCI ids, power limits), ``nvml.h`` for enumerations. ``UNKNOWN``
+names each number in the role's files without an independent source. These numbers are not compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def figures(
     links: tuple[int, int, int],
     pcie: int,
 ) -> dict[str, Any]:
-    """One board: PCI device and subsystem, capability, multiprocessors and cores, memory (MiB, BAR1, bits), and so on."""
+    """Return the figures of one board: PCI device and subsystem, capability, multiprocessors and cores, memory (MiB, BAR1, bits), and so on."""
     device, subsystem = identifiers.split()
     return {
         "pci.vendor": "0x10de",
@@ -55,7 +55,8 @@ def figures(
     }
 
 
-#: Row remapper banks: 128 for each stack of memory on Ampere, 512 on Hopper; those of later and of GDDR boards are unknown.
+#: Row remapper banks: 128 for each memory stack on Ampere, 512 on Hopper. Those of later boards and of GDDR boards are
+#: unknown.
 FIGURES: dict[str, dict[str, Any]] = {
     "a100-40": figures("0x20b0 0x134f", "8.0", (108, 6912), (40960, 65536, 5120), 640, (400, 100, 400), (210, 1410, 1095, 1215),
                        (12, 3, 25000), 4),
@@ -77,8 +78,8 @@ FIGURES: dict[str, dict[str, Any]] = {
                             (180, 2430, 2430, 12481), (0, 0, 0), 5),
 }  # fmt: skip
 
-#: Of every board. Sizes of BARs other than that of the memory, what an idle board reads, and limits that differ from one firmware
-#: to the next: the role's values are one listing's, or chosen.
+#: For all boards: sizes of BARs other than that of the memory, idle readings, and limits that depend on the firmware.
+#: The role's values are from one output, or are chosen.
 UNKNOWN_OF_ALL = {
     "pci.revision",
     "pci.bars[0].index",
@@ -98,7 +99,7 @@ UNKNOWN_OF_ALL = {
     "temperature.memory_maximum_c",
     "mig.maximum_instances",
 }
-#: Of one board: told by one source only, the one that the role's file names, or chosen there.
+#: For one board: known from one source only, which the role's file names, or chosen there.
 UNKNOWN: dict[str, set[str]] = {
     "l4": {"memory.row_remap_banks"},
     "rtx-pro-6000": {
@@ -112,7 +113,7 @@ UNKNOWN: dict[str, set[str]] = {
     "b200-180": {"pci.subsystem_device", "memory.row_remap_banks"},
     "gb200-186": {"pci.subsystem_device", "memory.row_remap_banks", "power.minimum_mw"},
 }
-#: Profiles of which no listing is public: (profile, number) of what the role has chosen by the rule beside it.
+#: Profiles without a public output: (profile, number) of the values that the role chose by the rule in the text.
 UNKNOWN_OF_PROFILES: dict[str, dict[str, str]] = {
     "b200-180": {
         "3g.90gb decoders": "as on Hopper; the MIG user guide says 1",

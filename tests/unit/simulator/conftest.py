@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Makes the simulator's program importable as `accelerator_simulator`."""
+"""Add the simulator's program to the import path as `accelerator_simulator`."""
 
 from __future__ import annotations
 

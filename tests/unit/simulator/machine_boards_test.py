@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every board file against the published tables and rules, and broken ones refused."""
+"""Compare each board file with the published tables and rules, and verify that invalid files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CATALOGUE = load_catalogue(FILES)
 BOARDS = sorted(CATALOGUE.boards)
 PARTITIONED = [key for key in BOARDS if CATALOGUE.boards[key].mig]
 
-# (id, GiB as listings print it) by name: `nvidia-smi mig -lgip` of each board in public reports
+# (id, GiB in listings) by name: `nvidia-smi mig -lgip` of each board in public reports
 PUBLISHED = {
     "a100-40": {"1g.5gb": (19, 4.75), "1g.5gb+me": (20, 4.75), "1g.10gb": (15, 9.75), "2g.10gb": (14, 9.75),
                 "3g.20gb": (9, 19.62), "4g.20gb": (5, 19.62), "7g.40gb": (0, 39.50)},
@@ -32,7 +32,7 @@ PUBLISHED = {
                 "3g.40gb": (9, 39.25), "4g.40gb": (5, 39.25), "7g.80gb": (0, 78.75)},
     "h100-80": {"1g.10gb": (19, 9.75), "1g.10gb+me": (20, 9.75), "1g.20gb": (15, 19.62), "2g.20gb": (14, 19.62),
                 "3g.40gb": (9, 39.50), "4g.40gb": (5, 39.50), "7g.80gb": (0, 79.25)},
-    # As a real one with driver 580.159.04 lists it; listings of others have 0.25 less from 1g.35gb on.
+    # As a real one with driver 580.159.04 lists it. Listings of other ones have 0.25 less from 1g.35gb on.
     "h200-141": {"1g.18gb": (19, 16.00), "1g.18gb+me": (20, 16.00), "1g.35gb": (15, 32.50), "2g.35gb": (14, 32.50),
                  "3g.71gb": (9, 69.75), "4g.71gb": (5, 69.75), "7g.141gb": (0, 140.00)},
     "b200-180": {"1g.23gb": (19, 20.50), "1g.23gb+me": (20, 20.50), "1g.45gb": (15, 44.25), "2g.45gb": (14, 44.25),
@@ -86,7 +86,7 @@ def test_placements_stay_on_the_board_and_what_is_offered_fits_together(key: str
     for profile in mig.profiles:
         spans = [range(start, start + profile.size) for start in profile.starts]
         assert all(span.start >= 0 and span.stop <= mig.memory_slices for span in spans)
-        # As many as the driver promises fit beside each other
+        # The maximum number that the driver states fits without overlap
         taken: set[int] = set()
         fitted = 0
         for span in spans:
@@ -128,7 +128,7 @@ def test_compute_instances_follow_the_offer_rule(key: str) -> None:
         assert plain == counts[profile.slices]
         for slices in plain:
             assert not (slices < profile.slices and 2 * slices > profile.slices + 1)
-        # Exactly one fills the GPU instance, and it alone carries no prefix
+        # Exactly one profile fills the GPU instance, and only this one has no prefix
         whole = [
             entry
             for entry in offered

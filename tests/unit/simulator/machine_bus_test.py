@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The kernel's part of the PCI bus, on a machine whose files lie below a folder."""
+"""The kernel's part of the PCI bus, on a host whose files are in a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def write(bus: Bus, path: str, text: str) -> list[object]:
-    """What becomes of the devices when somebody writes to a file."""
+    """Write to a file, and return the results of the kernel's actions."""
     bus.path(path).write_text(f"{text}\n")
     return [action() for _address, action in bus.written(path)]
 

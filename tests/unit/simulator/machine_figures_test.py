@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every number of the shipped boards against figures written down apart from them."""
+"""Compare each number of the shipped boards with independent figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENGINES = {
     "jpeg_engines": "jpeg",
     "optical_flow_engines": "ofa",
 }
-# What -lgip prints is rounded to hundredths of a GiB, and to eighths by some drivers
+# -lgip rounds to hundredths of a GiB, and some drivers to eighths
 MEMORY_TOLERANCE = 8
 
 
@@ -48,7 +48,7 @@ def shipped(board: str) -> dict[str, Any]:
 
 
 def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every number, and every text that is one, by its path; profiles are apart."""
+    """Yield each number, and each numeric text, by its path, without profiles."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key not in ("sources", "profiles", "part", "board"):
@@ -61,7 +61,7 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(board: str, data: dict[str, Any]) -> list[str]:
-    """What differs from the figures, and what is neither known nor named unknown."""
+    """Return the differences from the figures, and the numbers that are neither known nor listed as unknown."""
     known = dict(FIGURES[board])
     table = nvml_boards.BOARDS.get(TABLES.get(board, ""))
     if table:
@@ -83,7 +83,7 @@ def differences(board: str, data: dict[str, Any]) -> list[str]:
 
 
 def profile_differences(board: str, profiles: list[dict[str, Any]]) -> list[str]:
-    """The same of the profiles of a board."""
+    """Return the differences of a board's profiles."""
     rows = {row["name"]: (enum, row) for enum, row in nvml_boards.BOARDS[TABLES[board]]["profiles"].items()}
     found = []
     if [profile["name"] for profile in profiles] != [
@@ -128,7 +128,7 @@ def test_every_number_of_the_profiles_is_the_figures_or_named_unknown(board: str
 
 @pytest.mark.parametrize("board", sorted(FIGURES))
 def test_what_is_named_unknown_is_there(board: str) -> None:
-    """A name that nothing has would hide the next number of that name."""
+    """An unknown name without a number would hide a later number with that name."""
     paths = {path for path, _value in numbers(shipped(board))}
     assert UNKNOWN.get(board, set()) <= paths
     names = {profile["name"] for profile in shipped(board)["mig"].get("profiles", ())}
@@ -136,7 +136,7 @@ def test_what_is_named_unknown_is_there(board: str) -> None:
 
 
 def test_no_number_changes_unnoticed() -> None:
-    """Each known number of each board, changed by one, is a difference."""
+    """A change by one in any known number of a board is a difference."""
     for board in FIGURES:
         unknown = UNKNOWN_OF_ALL | UNKNOWN.get(board, set())
         for path, value in numbers(shipped(board)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Power on and off: the decision for every state, and its execution under a folder."""
+"""Power on and off: the decision for each state, and its execution in a directory."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ def test_a_second_power_on_changes_nothing_and_another_machine_replaces_the_firs
     assert power.forget()
     assert not power.power_off()
     assert not list(tmp_path.rglob("*nvidia*"))
+
+
+def test_boot_removes_the_nodes_of_nvidia_uvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    power, node = Power(Configuration(identity="n"), tmp_path, use_library=False), tmp_path / "dev/nvidia-uvm"
+    power.power_on()
+    assert not node.exists()
+    node.touch()
+    power.power_on()
+    assert node.exists()
+    monkeypatch.setattr(Power, "boot_id", lambda _power: "the next boot")
+    power.power_on()
+    assert not node.exists()
 
 
 def test_check_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
@@ -136,7 +148,7 @@ def test_machines_are_listed() -> None:
 
 
 class Bare:
-    """A machine that comes without NVIDIA's driver, below a folder."""
+    """A host without an NVIDIA driver, in a directory."""
 
     module = "/lib/modules/6.1/updates/dkms/nvidia.ko"
 
@@ -156,7 +168,7 @@ class Bare:
         return self.power().power_on()
 
     def driver(self) -> str:
-        """What the driver shows of itself; empty where nothing shows it."""
+        """Return the visible version of the driver, or "" without one."""
         version = self.root / "sys/module/nvidia/version"
         shown = {
             (self.root / "proc/driver/nvidia/version").exists(),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every machine profile: its PCI topology can exist, and broken ones are refused. The text made of it keeps to the format."""
+"""Each machine profile: its PCI topology is possible, invalid profiles are refused, and its text has the documented format."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_unknown_machine_is_answered_with_the_known_ones() -> None:
 
 
 def documented() -> tuple[set[str], set[str]]:
-    """Statements of the machine and of a GPU, from the tables of the format's own page."""
+    """Return the statements of the machine and of a GPU, from the tables of the format's documentation."""
     text = (FILES / "nvml" / "MACHINE_FORMAT.md").read_text(encoding="utf-8")
     head, tail = text.split("## `gpu`")
     body = tail.split("## Example")[0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The files of each machine agree with its description, and laying them over a system is planned right."""
+"""The files of each machine agree with its description, and the plan for their overlay on a system is correct."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree_of(machine: Machine) -> Tree:
 
 @pytest.fixture(scope="module", params=NAMES)
 def placed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, Path]:
-    """A machine and the folder that holds its files; tests only read it."""
+    """Return a machine and the directory with its files. Tests only read it."""
     machine = load_machine(FILES, request.param, CATALOGUE)
     root = tmp_path_factory.mktemp("root")
     Folder(root).place(tree_of(machine))
@@ -129,6 +129,8 @@ def test_proc_names_every_gpu_with_its_identity(placed: tuple[Machine, Path]) ->
         assert facts["Device Minor"] == str(gpu.minor)
         assert facts["Bus Location"] == gpu.address
         assert facts["Model"] == CATALOGUE.boards[gpu.board or ""].name
+        numa = root / "proc/driver/nvidia/gpus" / gpu.address / "numa_status"
+        assert numa.exists() == (gpu.memory_numa is not None)
     partitioned = {gpu.minor for gpu in machine.gpus if CATALOGUE.boards[gpu.board or ""].mig}
     shown = {int(name[3:]) for name in names(root / "proc/driver/nvidia/capabilities") if name.startswith("gpu")}
     assert shown == partitioned
@@ -171,10 +173,11 @@ def test_device_nodes_have_the_numbers_that_proc_devices_names(name: str) -> Non
     }  # type: ignore[union-attr]
     assert nodes["/dev/nvidiactl"] == Node(195, 255)
     assert nodes["/dev/nvidia-modeset"] == Node(195, 254)
-    assert nodes["/dev/nvidia-uvm"].major == listed["nvidia-uvm"]
+    assert not {"/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"} & set(tree), "a boot does not create them"
+    assert tree[f"/dev/char/{listed['nvidia-uvm']}:1"] == Link("../nvidia-uvm-tools")
     assert nodes["/dev/nvidia-caps/nvidia-cap1"] == Node(listed["nvidia-caps"], 1, 0o400)
     assert nodes["/dev/nvidia-caps/nvidia-cap2"] == Node(listed["nvidia-caps"], 2, 0o444)
-    # No two nodes are one device, and each has its link
+    # No two nodes have the same number, and each has its link
     assert len({(node.major, node.minor) for node in nodes.values()}) == len(nodes)
     for path, node in nodes.items():
         assert tree[f"/dev/char/{node.major}:{node.minor}"] == Link("../" + path[len("/dev/") :])
@@ -238,7 +241,7 @@ def test_cpu_lists() -> None:
 
 
 def host(root: Path) -> Original:
-    """A small system: one device of its own, a link, modules."""
+    """Create a small system: one device, a link, and modules."""
     for path in (
         "sys/devices/pci0000:00/0000:00:01.0",
         "sys/devices/virtual",

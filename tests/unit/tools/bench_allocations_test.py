@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The bench measures what its table says: each claim has a place of its own, and so many devices are published as a row is named after."""
+"""The benchmark measures the setup in its table: each claim has its own place, and the number of devices is that in the row's name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import chip_model
 import pytest
 from board_model import device
-from dra_driver.core.ascend import offers as npu_offers
-from dra_driver.core.layout_rules import parse_rules
+from dra_driver.core.dra.consumable_capacity import shared
+from dra_driver.core.dra.resource_slices import build_pool
 from dra_driver.core.model import Passthrough, Placement
-from dra_driver.core.nvidia import offers
-from dra_driver.core.shares import shared
-from dra_driver.core.slices import build_pool
+from dra_driver.core.partitioning.rules import parse_rules
+from dra_driver.core.vendors.ascend import offers as npu_offers
+from dra_driver.core.vendors.nvidia import offers
 
 from tests.bench.allocations import (
     BESIDE,
@@ -33,7 +33,7 @@ BOARDS = {"8xH100": ("h100-80", 8), "16xH100": ("h100-80", 16), "32xRTX-PRO-6000
 
 
 def published(machine: str, layout: Layout) -> dict[str, Mapping[str, Any]]:
-    """What a node publishes by a layout, the partitions of static GPUs made."""
+    """Return the published devices of a node with a layout. The partitions of static GPUs exist."""
     board, count = BOARDS[machine]
     rules = parse_rules([dict(rule) for rule in layout])
     found, counters = [], []

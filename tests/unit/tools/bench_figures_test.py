@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the bench says of ratios, by figures that are known."""
+"""The ratios of the benchmark, for known figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench.figures import Figures, between
 
 
 def turns(factor: float, spread: float, seed: int) -> list[list[float]]:
-    """Thirty turns of twenty-five values: each turn has a time of its own, and each value varies a little."""
+    """Return 30 turns of 25 values: each turn has its own duration, and each value varies a little."""
     chance = random.Random(seed)
     return [
         [factor * pace * chance.uniform(0.99, 1.01) for _value in range(25)]

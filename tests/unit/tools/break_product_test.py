@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The list of breaks is up to date: each can be made in this checkout, and the tests' README names them all."""
+"""The list of breaks is up to date: each can be made in this checkout, and the README of the tests names all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Puts the tools, and the boards that core's tests have, where their tests import them from."""
+"""Add the tools and the boards of the core's tests to the import path."""
 
 from __future__ import annotations
 

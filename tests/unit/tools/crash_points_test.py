@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Each crash point in docs/crash-points.md names a test that exists, and the driver's stages are all there."""
+"""Each crash point in docs/crash-points.md names an existing test, and all stages of the driver are listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/crash-points.md"
 
 
 def tables() -> dict[str, list[list[str]]]:
-    """The cells of each row of the tables of crash points, by the section's title."""
+    """Return the cells of each row in the tables of crash points, by the section's title."""
     found = {}
     for section in PAGE.read_text("utf-8").split("\n## ")[1:]:
         rows = [
@@ -47,7 +47,7 @@ def test_crash_points_of_claims_are_the_stages_of_the_driver(title: str, stages:
 
 
 def test_crash_points_of_a_repartition_are_the_tasks_of_an_operation() -> None:
-    """Of a GPU whose settings stay, and that the driver publishes as before."""
+    """The crash points are the tasks of an operation on a GPU with unchanged settings, which the driver publishes as before."""
     blocks = yaml.safe_load((ROOT / "playbooks/tasks/repartition_operation.yml").read_text("utf-8"))
     tasks = [
         task["name"]

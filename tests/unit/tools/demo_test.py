@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The demo takes no pod's word for more than it shows: so many devices, of that kind, and near each other where they have to be."""
+"""The demo verifies the output of each pod: the number of devices, their kind, and their proximity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIR, RING = STORIES["ascend/same-card-pair.yaml"], STORIES["ascend/same-ring-fo
 
 
 def shown(*chips: tuple[int, str]) -> str:
-    """What npu-smi shows of chips, by the number of the card and the name."""
+    """Return the output of npu-smi for chips, by card number and name."""
     return "\n".join(f"| {card:<5} {name:<21} | OK              |\n| 0     0  | 0000:11:00.0 |" for card, name in chips)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Each rename in product code is known here: a rename without a sync can leave an empty file after a power cut."""
+"""Each rename in product code is listed here, because a rename without a sync can leave an empty file after a power cut."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("plugins", "roles")
-#: By file and function, why the rename is safe.
+#: By file and function, the reason why the rename is safe.
 KNOWN = {
-    "plugins/module_utils/core/system.py:write_atomic": "syncs file and directory",
-    "plugins/module_utils/core/system.py:move": "syncs file and directories",
-    "plugins/module_utils/_file_writer.py:_make_link": "a link has no data; its caller syncs the directory",
-    "plugins/module_utils/_bundle_archive.py:write": "not on a node",
-    "plugins/module_utils/_bundle_archive.py:take": "is_taken compares all files with the manifest",
-    "plugins/module_utils/_bundle_gather.py:_taken": "not on a node",
-    "plugins/module_utils/_zypper_tool.py:download": "the keeper of packages syncs",
+    "plugins/module_utils/core/host/system.py:write_atomic": "syncs file and directory",
+    "plugins/module_utils/core/host/system.py:move": "syncs file and directories",
+    "plugins/module_utils/_host/file_writer.py:_make_link": "a link has no data; its caller syncs the directory",
+    "plugins/module_utils/_bundle/archive.py:write": "not on a node",
+    "plugins/module_utils/_bundle/archive.py:take": "is_taken compares all files with the manifest",
+    "plugins/module_utils/_bundle/gather.py:_taken": "not on a node",
+    "plugins/module_utils/_packages/zypper.py:download": "the keeper of packages syncs",
+    "plugins/module_utils/core/vendors/ascend/helper_server.py:_listen": "a socket",
     "roles/python_environment/files/stamp.py:write_stamp": "syncs file and directory",
     "roles/dra_driver/files/dra_driver/claims/store_files.py:_put_in_place": "syncs the directory",
     "roles/dra_driver/files/dra_driver/claims/store_files.py:exchange": "syncs the directory",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Each file of examples/ is what some test on the cluster applies: what users copy is what was seen."""
+"""A cluster test applies each file of examples/, so that users copy only tested files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLUSTER = {path.name: path.read_text(encoding="utf-8") for path in TESTS}
 
 
 def those_who_name(name: str) -> list[str]:
-    """The files of the cluster's tests in which a file's name stands as a word of its own, in quotes."""
+    """Return the cluster test files that contain a file's name in quotes."""
     pattern = re.compile(rf"""["']{re.escape(name)}["']""")
     return [path for path, text in CLUSTER.items() if pattern.search(text)]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The gate that finds every test."""
+"""The check that pytest finds each test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the check by galaxy-importer makes of what the importer prints."""
+"""The result of the galaxy-importer check for each output of the importer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ COMPLETED = "INFO: Importer processing completed successfully"
 
 
 def imported(folder: Path, printed: str, status: int = 0) -> int:
-    """Check a tarball with an importer that prints that, in an environment that has what a virtual one has."""
+    """Check a tarball with an importer that prints this output, in an environment like a virtual one."""
     programs, packages = folder / "venv/bin", folder / "venv/lib/python3.11/site-packages"
     for each in (programs, packages, folder / "built"):
         each.mkdir(parents=True)
     (folder / "built/dra-accelerators-0.1.0.tar.gz").touch()
     (folder / "printed").write_text(printed + "\n", encoding="utf-8")
     python = programs / "python"
-    # It is there under the tarball's own name, as the importer wants it.
+    # The tarball has its own name, as the importer requires.
     python.write_text(
         f'#!/bin/sh\ntest -f "$3" || exit 9\ncat {folder}/printed\nexit {status}\n',
         encoding="utf-8",

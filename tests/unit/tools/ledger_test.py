@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What has passed is known for the very same files, and for no others; a run that goes on leaves that out and nothing else."""
+"""A passed step is known for exactly the same files, and a resumed run skips only known steps."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_step_that_has_passed_is_not_run_again_and_one_that_others_need_is(
     second = again()
     assert second == [("", Counts(1), False), ("", Counts(1), True), ("exit status 1", Counts(failed=1), False)]
     assert (tmp_path / "run").read_text().split() == ["build", "bad"]
-    # The same name with more to do is another step.
+    # A step with the same name and more work is a different step.
     steps[1] = replace(steps[1], command=[*steps[1].command, "more"])
     assert again()[1] == ("", Counts(1), False)
     shown = capsys.readouterr().out
@@ -175,7 +175,7 @@ def test_a_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_of_modules_that_passed_before_those_of_the_step_count() -> None:
-    """A part of a run has not all modules that the ledger knows."""
+    """A part of a run has only some of the modules in the ledger: only those of its step count."""
     ours = Step("prove", "4 h", ["true"], modules=("tests/prove/a.py", "tests/prove/b.py"))
     results = [
         Result(ours, 1.0, "", Counts(passed=3), None),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What Ansible loads into its own process is GPL-3.0-or-later, because Ansible is; `reuse` knows nothing of that."""
+"""Code that Ansible loads into its own process is GPL-3.0-or-later, because Ansible is. `reuse` does not check that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
-#: Not loaded into Ansible's process as plugins.
+#: Directories that Ansible does not load into its process as plugins.
 SHARED = {"module_utils"}
 IDENTIFIER = "GPL-3.0-or-later"
 LINE = (

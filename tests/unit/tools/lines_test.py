@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Whose a file is by its path, for the table of lines."""
+"""The vendor of a file by its path, for the table of lines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def lines() -> Any:
 @pytest.mark.parametrize(
     ("path", "vendor", "part"),
     [
-        ("plugins/module_utils/core/ascend/smi.py", "ascend", "core"),
-        ("plugins/module_utils/core/nvidia/nvml.py", "nvidia", "core"),
-        ("plugins/module_utils/core/backend.py", "shared", "core"),
+        ("plugins/module_utils/core/vendors/ascend/npu_smi_output.py", "ascend", "core"),
+        ("plugins/module_utils/core/vendors/nvidia/nvml.py", "nvidia", "core"),
+        ("plugins/module_utils/core/vendors/registry.py", "shared", "core"),
         ("plugins/modules/ascend_vnpu.py", "ascend", "modules and filters"),
         ("plugins/filter/npu_claim.py", "ascend", "modules and filters"),
         ("plugins/modules/nvidia_mig.py", "nvidia", "modules and filters"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the molecule scenarios call another after a run in check mode, so that no role can change something unseen."""
+"""The comparison of node states after a check mode run in the molecule scenarios, so that no role changes anything unseen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGES_TOLD, NOTHING_TOLD = (f"side_effect ../shared/check_{what}.yml" for what
 
 @pytest.fixture(name="node_state", scope="module")
 def fixture_node_state() -> types.ModuleType:
-    """The program, as a module; it has no folder of Python of its own."""
+    """Return the program as a module. It is in no Python package."""
     spec = importlib.util.spec_from_file_location("node_state", PATH)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -34,7 +34,7 @@ def fixture_node_state() -> types.ModuleType:
 
 @pytest.fixture(name="node")
 def fixture_node(tmp_path: Path) -> Path:
-    """A folder with what a node has."""
+    """Return a directory with a node's files."""
     (tmp_path / "etc/modprobe.d").mkdir(parents=True)
     (tmp_path / "etc/modprobe.d/nvidia.conf").write_text("options nvidia a=1\n", encoding="utf-8")
     (tmp_path / "etc/link").symlink_to("modprobe.d")
@@ -43,14 +43,14 @@ def fixture_node(tmp_path: Path) -> Path:
 
 
 def write_again(path: Path) -> None:
-    """Write the same content anew, a second later by the file's own clock."""
+    """Write the same content again, with a modification time 1 s later."""
     text, before = path.read_text(encoding="utf-8"), path.stat().st_mtime_ns
     path.write_text(text, encoding="utf-8")
     os.utime(path, ns=(before, before + 10**9))
 
 
 def point_elsewhere(path: Path) -> None:
-    """Let a link lead somewhere else."""
+    """Change the target of a link."""
     path.unlink()
     path.symlink_to("elsewhere")
 
@@ -72,7 +72,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_one_thing_that_is_another_is_named_alone(node_state: types.ModuleType, node: Path, change: str) -> None:
-    """Whatever is made, removed or changed is the one line."""
+    """A created, removed, or changed file is the only reported line."""
     name, make = CHANGES[change]
     before = node_state.files(str(node))
     make(node / name)
@@ -81,7 +81,7 @@ def test_one_thing_that_is_another_is_named_alone(node_state: types.ModuleType, 
 
 
 def test_what_runs_by_itself_is_no_difference(node_state: types.ModuleType, node: Path) -> None:
-    """Python's own cache, the time of a folder, and the boards' own file, which each look writes to, say nothing."""
+    """Python caches, directory times, and the boards' own file, which each query writes, are not differences."""
     before = node_state.files(str(node))
     (node / "etc/__pycache__/a.pyc").touch()
     (node / "etc/libnvidia-gpusim.so.580.95.05").touch()
@@ -90,18 +90,20 @@ def test_what_runs_by_itself_is_no_difference(node_state: types.ModuleType, node
 
 
 def test_an_object_is_another_by_what_somebody_wrote(node_state: types.ModuleType) -> None:
-    """Status, versions and managers are the API server's and the kubelet's; labels and content are a role's."""
+    """Status, version, and managers of an object are ignored. Labels and content are compared."""
     written = {
         "kind": "Node",
         "metadata": {"name": "a", "labels": {"b": "c"}, "resourceVersion": "1", "managedFields": [1]},
     }
     beat = {**written, "metadata": {**written["metadata"], "resourceVersion": "2"}, "status": {"phase": "Ready"}}  # type: ignore[dict-item]
     labelled = {**written, "metadata": {"name": "a", "labels": {"b": "d"}}}
-    assert node_state.object_words(beat) == node_state.object_words(written) != node_state.object_words(labelled)
+    assert (
+        node_state.describe_object(beat) == node_state.describe_object(written) != node_state.describe_object(labelled)
+    )
 
 
 def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) -> None:
-    """A unit of a package that nobody enabled is started by others; one that is begun again and again has no run to compare."""
+    """Static units of packages are ignored. A unit that restarts repeatedly has no run to compare."""
     shown = "\n\n".join(
         f"NRestarts={restarts}\nId={name}\nActiveState=active\nFragmentPath={place}/{name}\nUnitFileState={enabled}\nInvocationID=a1"
         for name, place, enabled, restarts in (
@@ -114,12 +116,12 @@ def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) 
     assert node_state.units(shown) == {
         "unit mine.service": "disabled active a1",
         "unit persistence.service": "enabled active a1",
-        "unit kubelet.service": "enabled again and again",
+        "unit kubelet.service": "enabled restarts repeatedly",
     }
 
 
 def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
-    """Of one vendor or of two; who looks at one says nothing, a partition does."""
+    """Boards of one or two vendors: a reader causes no difference, a partition does."""
     gpu = {"index": 0, "mig_mode_current": 0, "gpu_instances": [], "open": False}
 
     def shown(**changed: object) -> dict[str, str]:
@@ -138,11 +140,11 @@ def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_each_scenario_tries_check_mode(scenario: str) -> None:
-    """Before the role has done anything, and after the run that changed nothing, where there is one."""
+    """Check mode runs before the role changes anything, and after the idempotence run, if the scenario has one."""
     shared = yaml.safe_load((ROOT / ".config/molecule/config.yml").read_text(encoding="utf-8"))
     own = yaml.safe_load((ROOT / "molecule" / scenario / "molecule.yml").read_text(encoding="utf-8"))
     steps = {**shared, **own}["scenario"]["test_sequence"]
-    # A role that only looks has nothing to tell, the first time either.
+    # A read-only role reports no changes, not even the first time.
     first = NOTHING_TOLD if scenario == "preflight" else CHANGES_TOLD
     assert steps[steps.index("converge") - 1] == first
     assert "idempotence" not in steps or steps[steps.index("idempotence") + 1] == NOTHING_TOLD

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The front for people who know nox: its sessions are targets of the Makefile, or pytest over their folder."""
+"""The interface for nox users: its sessions are targets of the Makefile, or pytest with their directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding=
 
 
 def nox(tmp_path: Path, *words: str) -> str:
-    """Run nox with a `make` that only says what it was called with."""
+    """Run nox with a `make` that only prints its arguments."""
     stand_in = tmp_path / "make"
     stand_in.write_text('#!/bin/sh\necho "make: $*"\n')
     stand_in.chmod(0o755)

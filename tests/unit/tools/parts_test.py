@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A long run is divided so that all parts together are the whole, and each has what it needs."""
+"""A divided run: all parts together are the complete run, and each part has the steps that it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), always: b
     parts=st.integers(min_value=1, max_value=6),
 )
 def test_each_step_is_in_one_part(lengths: list[int], needed: set[int], parts: int) -> None:
-    """Only what is done always, and what others need, is in more than one."""
+    """Only steps that always run, and steps that others need, are in several parts."""
     given_steps = [step("build", always=True), step("tools", "1 min")]
     given_steps += [
         step(f"s{number}", f"{length} min", ("tools", "build") if number in needed else ("build",))
@@ -55,7 +55,7 @@ def test_no_part_is_longer_than_another_by_more_than_one_step(lengths: list[int]
 
 
 def test_what_is_proved_is_proved_by_the_parts_together(tmp_path: Path) -> None:
-    """Every step and every module of tests/prove, and no command but the divided one's is another than in the whole run."""
+    """The parts have each step and each module of tests/prove, and only the command of the divided step differs from the complete run."""
     whole = suites.graph(WHOLE, tmp_path)
     divided = [Part(number, 3).of_steps(whole) for number in (1, 2, 3)]
     assert {each.name for part in divided for each in part} == {each.name for each in whole}
@@ -73,7 +73,7 @@ def test_what_is_proved_is_proved_by_the_parts_together(tmp_path: Path) -> None:
 
 
 def test_the_heavy_steps_are_apart(tmp_path: Path) -> None:
-    """The chaos and the cluster's long tests take both processors for hours."""
+    """Chaos and the cluster's long tests use both processors for hours: they are in different parts."""
     whole = suites.graph(WHOLE, tmp_path)
     homes = {
         each.name: number

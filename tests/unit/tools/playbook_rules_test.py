@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playbook_rules import become_problems, extra_variable_problems, no_log_problems, set_by_roles, strategy_problems
+from condition_types import condition_problems
+from playbook_rules import (
+    become_problems,
+    extra_variable_problems,
+    no_log_problems,
+    retry_problems,
+    run_once_problems,
+    set_by_roles,
+    strategy_problems,
+)
 
 BOOK = Path("playbooks/site.yml")
 ROLE = Path("roles/nvidia_driver/tasks/main.yml")
@@ -70,6 +79,58 @@ def test_tasks_on_the_controller_need_keyword_and_variable(item: dict[str, Any],
     assert bool(become_problems(ROLE, [item])) is is_found
 
 
+PATCH: dict[str, Any] = {"name": "Patch", "kubernetes.core.k8s": {"state": "patched"}}
+DEFAULTS = {"module_defaults": {"kubernetes.core.k8s": {"kubeconfig": "k"}}}
+QUERY: dict[str, Any] = {"name": "Ask", "dra.accelerators.cluster_info": {"kubeconfig": "k"}}
+
+
+@pytest.mark.parametrize(
+    ("item", "is_found"),
+    [
+        ({**QUERY, "run_once": True}, True),
+        ({"run_once": True, "block": [QUERY]}, True),
+        ({"run_once": True, **DEFAULTS, "block": [PATCH]}, True),
+        ({**DEFAULTS, "block": [{"block": [{**PATCH, "run_once": True}]}]}, True),
+        ({**DEFAULTS, "tasks": [PATCH, {"name": "Choose", "run_once": True}]}, False),
+        ({**DEFAULTS, "block": [{"name": "List", "run_once": True, "kubernetes.core.k8s_info": {}}]}, False),
+        (
+            {
+                "module_defaults": {"group/kubernetes.core.k8s": {"kubeconfig": "k"}},
+                "tasks": [{**PATCH, "run_once": True}],
+            },
+            True,
+        ),
+        (QUERY, False),
+        ({"name": "Unpack", "run_once": True, "dra.accelerators.bundle": {"archive": "a"}}, False),
+    ],
+)
+def test_requests_to_a_cluster_do_not_run_once(item: dict[str, Any], is_found: bool) -> None:
+    assert bool(run_once_problems(ROLE, [item])) is is_found
+    assert not run_once_problems(Path("playbooks/report.yml"), [item])
+
+
+FINAL = {"register": "a", "until": "a is dra.accelerators.final_result"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "problem"),
+    [
+        ({}, "is not repeated"),
+        ({"register": "a", "until": "a is not failed", "retries": 12, "delay": 5}, "is not repeated"),
+        ({**FINAL, "register": "b", "retries": 12, "delay": 5}, "is not repeated"),
+        (FINAL, "needs `retries: 12`"),
+        ({**FINAL, "retries": 3, "delay": 5}, "needs `retries: 12`"),
+        ({**FINAL, "retries": 12, "delay": 5}, ""),
+        ({**FINAL, "until": f"{FINAL['until']} and is_gone", "retries": 60, "delay": 2}, ""),
+        ({**FINAL, "until": f"{FINAL['until']} and is_gone", "retries": 60}, "no delay"),
+        ({"register": "a", "until": "is_denied", "failed_when": "not is_denied", "retries": 9, "delay": 2}, ""),
+    ],
+)
+def test_kubernetes_core_tasks_are_repeated(keywords: dict[str, Any], problem: str) -> None:
+    problems = retry_problems(BOOK, book({"block": [], "always": [{**PATCH, **keywords}]}))
+    assert len(problems) == bool(problem) and all(problem in each for each in problems)
+
+
 def test_plays_need_a_strategy() -> None:
     plays = [{"hosts": "all", "strategy": "linear"}, {"ansible.builtin.import_playbook": "site.yml"}]
     assert not strategy_problems(BOOK, plays)
@@ -90,3 +151,21 @@ def test_hidden_tasks_need_a_rescue_that_reports_the_message(rescue: list[dict[s
     task = {"name": "Write the key", "no_log": True}
     assert no_log_problems(ROLE, [task])
     assert bool(no_log_problems(ROLE, [{"block": [task], "rescue": rescue}])) is is_found
+
+
+@pytest.mark.parametrize(
+    ("condition", "accepted"),
+    [
+        ("dra_driver_release", False),
+        ("__dra_driver_release and __dra_driver_environment", False),
+        ("dra_driver_release | length", False),
+        ("dra_driver_release | length > 0 and not dra_driver_release", True),
+        ("'a' in dra_driver_release or dra_driver_prune | bool", True),
+        ("registered is changed and unknown", True),
+        ("__here", False),
+        (["true", "dra_driver_layout"], False),
+    ],
+)
+def test_condition_with_a_string_or_list_is_a_problem(condition: Any, accepted: bool) -> None:
+    task = {"name": "Do it", "when": condition, "vars": {"__here": "{{ dra_driver_release ~ 'x' }}"}}
+    assert bool(condition_problems(Path("roles/dra_driver/tasks/pod.yml"), [task])) is not accepted

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the daemons run on is said three times: for a node, for the distribution, and with the versions that tests run with.
+"""The requirements of the daemons are listed for a node, for the distribution, and with the versions of the test environment.
 
-An environment that somebody has added a package to by hand passes without the third, until it is built anew: so what is imported
-anywhere has to come with what is said, whether it is there or not.
+An environment with a manually added package would pass without the third list until it is rebuilt. Each imported
+package therefore has to follow from the listed requirements, whether it is installed or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OF_TESTS = "tests/tools/requirements.txt"
 
 
 def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
-    """By name; what is for another Python than that of the tests is left out."""
+    """Return the requirements by name, without those for other Python versions than that of the tests."""
     found = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
     return {
         canonicalize_name(each.name): each
@@ -33,7 +33,7 @@ def requirements(lines: Iterable[str]) -> dict[str, Requirement]:
 
 
 def listed(path: str) -> dict[str, Requirement]:
-    """What a file of requirements names."""
+    """Return the requirements in a file."""
     return requirements((ROOT / path).read_text(encoding="utf-8").splitlines())
 
 
@@ -58,7 +58,7 @@ def test_the_distribution_depends_on_what_a_node_has() -> None:
 
 
 def imported() -> Iterator[tuple[str, str]]:
-    """What the repository's Python files import at any depth, by its first name, and the file; neither Python's own nor ours."""
+    """Yield the top-level name of each third-party import in the repository's Python files, and the file."""
     files = [each for each in project_files() if each.suffix == ".py"]
     ours = {each.stem for each in files} | {part for each in files for part in each.parent.parts}
     for file in files:
@@ -71,7 +71,7 @@ def imported() -> Iterator[tuple[str, str]]:
 
 
 def brought() -> set[str]:
-    """What is installed because it is said, or because something that is wants it."""
+    """Return the packages that the requirements install, with all dependencies."""
     found: set[str] = set()
     left = [*listed(OF_TESTS)]
     while left:

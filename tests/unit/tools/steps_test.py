@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Steps run in their lanes, wait for what they need, and are told apart on the screen."""
+"""Steps run in their lanes, wait for their requirements, and have distinct lines on the screen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(tmp_path: Path, *given: Step) -> list[steps.Result]:
 
 
 def test_lanes_run_in_parallel(tmp_path: Path) -> None:
-    """Each of the two ends only when the other has begun."""
+    """Each of the two steps ends only after the other one has begun."""
     meet = "mkdir $HERE/{0}; for i in $(seq 600); do test -d $HERE/{1} && exit 0; sleep 0.05; done; exit 1"
     results = run(tmp_path, shell("one", meet.format("a", "b"), lane="x"), shell("two", meet.format("b", "a")))
     assert [result.problem for result in results] == ["", ""]
@@ -101,7 +101,7 @@ def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_with_what_failed_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who reads the end of it alone knows where to begin."""
+    """The end of the output alone shows the failed tests and their errors."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     red = Step("cluster", "no time", ["false"], junit=report)
@@ -139,7 +139,7 @@ def test_alone_nothing_gives_way(tmp_path: Path) -> None:
 
 
 def test_what_gives_way_does_so_where_the_kernel_shares_by_sessions(tmp_path: Path) -> None:
-    """Niceness alone is nothing between two sessions there, and every step has a session of its own."""
+    """Niceness alone has no effect between two sessions with autogroup, and each step has its own session: the session is niced too."""
     script = "nice; cat /proc/self/autogroup 2>/dev/null || echo no autogroup"
     step = Step("polite", "no time", [*suites.GIVING_WAY, "sh", "-c", script])
     (result,) = run(tmp_path, step)
@@ -167,7 +167,7 @@ def test_a_run_that_is_told_to_end_ends_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_that_begins_while_the_run_is_stopped_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is stopped when the process is there and nobody knows it yet."""
+    """The run is stopped after a process was started, but before it was registered: the process ends."""
     step = Step("late", "no time", ["sleep", "5"], cwd=tmp_path)
     run = steps.Run([step], tmp_path, {"PATH": "/usr/bin:/bin"})
     start = subprocess.Popen
@@ -194,7 +194,16 @@ def test_long_scenarios_are_for_proving(tmp_path: Path) -> None:
 def test_proving_runs_the_long_tests_of_every_suite(tmp_path: Path) -> None:
     given = suites.graph(["unit", "cluster", "prove"], tmp_path)
     runs = [step for step in given if step.junit]
-    assert {step.name for step in runs} == {"unit", "oracles", "cluster", "prove", "fleet", "planner", "order"}
+    assert {step.name for step in runs} == {
+        "unit",
+        "oracles",
+        "cluster",
+        "prove",
+        "fleet",
+        "planner",
+        "order",
+        "report",
+    }
     assert all(tuple(step.command[-2:]) == suites.EVERYTHING for step in runs)
 
 

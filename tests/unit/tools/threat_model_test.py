@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Every row of the threat model names tests that exist."""
+"""Each row of the threat model names existing tests."""
 
 from __future__ import annotations
 

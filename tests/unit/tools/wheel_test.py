@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The daemons' distribution: one package out of two folders, complete, at the collection's version."""
+"""The daemons' distribution: one complete package from two directories, with the collection's version."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_the_version_is_the_collections(wheel: Path) -> None:
 
 
 def test_the_core_is_found_inside_the_package(wheel: Path) -> None:
-    program = "import dra_driver.core.slices as slices; print(slices.__file__)"
+    program = "import dra_driver.core.dra.resource_slices as slices; print(slices.__file__)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == f"{wheel}/dra_driver/core/slices.py"
+    assert done.stdout.strip() == f"{wheel}/dra_driver/core/dra/resource_slices.py"

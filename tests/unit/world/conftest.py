@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Puts the test world's package where its tests import it from, and its cache where nothing else is."""
+"""Add the test world's package to the import path, and use an empty directory as its cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The cache: a finished folder is whole, whatever happened while it was made or since."""
+"""The cache: a finished directory is complete, whatever happened during its creation or since."""
 
 from __future__ import annotations
 

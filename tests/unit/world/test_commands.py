@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The command line, the inventory, the gates, and how failures are told."""
+"""The command line, the inventory, the feature gates, and the report of failures."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_gates_of_the_file() -> None:
     for gate in described["gates"]:
         level = gates.maturity(gate["matures"], described["kubernetes"])
         assert level != "absent", gate["name"]
-        # A locked gate cannot be switched off, and a gate that is on is on for a row of the mission.
+        # A locked gate cannot be disabled, and an enabled gate has a row of the mission.
         assert gate["on"] or level != "locked", gate["name"]
         assert bool(gate["mission"]) is gate["on"], gate["name"]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which Docker Engine may be stopped: the one that was started by hand, and no other process that has its number now."""
+"""Only the manually started Docker Engine is stopped, and no other process that now has its PID."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the machine below the world is like, and what of it the nodes take over."""
+"""Facts about the host below the world, and the facts that its nodes use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Images and certificates: made from what is given, the same each time."""
+"""Images and certificates are reproducible from their inputs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_pins_and_module_files_say_the_same(component: Component) -> None:
     tools |= {name for source in sources for name in re.findall(r'"(k8s.io/kubernetes/\S+)"', source)}
     required = dict(re.findall(r"^(?:require )?\s*(\S+) v(\S+)(?: // indirect)?$", text, re.MULTILINE))
     modules = {module for module in required for package in tools if f"{package}/".startswith(f"{module}/")}
-    # What Go calls incompatible is a module from before modules.
+    # Go marks a version from before modules as incompatible.
     assert {required[module].removesuffix("+incompatible") for module in modules} == {component.version}
     assert (component.module_folder / f"{component.module}.sum").read_text()
 

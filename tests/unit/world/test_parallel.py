@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Jobs side by side: all failures are told, and an interruption begins nothing new."""
+"""Parallel jobs: all failures are reported, and after an interruption no job starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from world_cli import parallel
 from world_cli.errors import WorldError
 
-#: Longer than anything here takes; only a test that fails waits for it.
+#: Longer than any action here (seconds). Only a failing test waits for it.
 LONG = 30
 
 
@@ -42,7 +42,7 @@ def test_an_interruption_begins_nothing_new(monkeypatch: pytest.MonkeyPatch) -> 
     shut = threading.Event()
 
     class Pool(ThreadPoolExecutor):
-        """Tells the job that runs when the pool has been shut."""
+        """A pool that tells the running job that it was shut down."""
 
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
             super().shutdown(wait=False, cancel_futures=cancel_futures)
@@ -57,7 +57,7 @@ def test_an_interruption_begins_nothing_new(monkeypatch: pytest.MonkeyPatch) -> 
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         assert shut.wait(LONG)
 
-    # Whoever started the tests in the background may have had them ignore it.
+    # A background start of the tests can have set SIGINT to ignored.
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

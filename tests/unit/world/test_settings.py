@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Configuration of the components, and what of a container starts again when it changes."""
+"""The configuration of components, and the parts of a container that restart after a change."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def test_a_node_is_never_privileged_and_gets_what_the_machine_has(host: Host, cu
     assert "volume:/var/lib/containerd" in arguments
     assert "HTTP_PROXY=p" in arguments
     assert "dra.accelerators.world=w" in arguments
-    # Runtimes keep the programs of containers below /run, and Ansible its own below /tmp.
+    # Runtimes keep containers' programs below /run, and Ansible keeps its own below /tmp.
     assert all("exec" in word for word in arguments if word.startswith(("/run:", "/tmp:")))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is written down about a world, and how a wanted world is planned from a present one."""
+"""The record of a world, and the plan from the current to the desired world."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_present_world_keeps_its_network_nodes_and_profiles() -> None:
 def test_what_a_world_is_made_of_is_said_when_it_begins_and_kept() -> None:
     nodes = state.plan_nodes("w", cluster.DEFAULT_NODES, [])
     assert cluster.plan("w", None, [], None, block, PINNED, own_gates=True) == World("w", 230, nodes, PINNED, True)
-    # The file of gates is about the pinned release.
+    # The file of gates is for the pinned release.
     oldest = cluster.plan("w", None, [], None, block, OLDEST)
     assert oldest == World("w", 230, nodes, OLDEST, True)
     state.save(oldest)

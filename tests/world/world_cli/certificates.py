@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The world's own certificate authority, and a certificate for every identity of the cluster."""
+"""The world's certificate authority, and a certificate for every identity of the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-
 
 @dataclass(frozen=True)
 class Identity:
-    """One certificate: file name, distinguished name, and the names and addresses that it serves (none for a client)."""
+    """One certificate: file name, distinguished name, and its server names and addresses (none for a client)."""
 
     name: str
     common_name: str
@@ -29,7 +29,7 @@ class Identity:
 
 
 def control_plane_identities(world: World) -> tuple[Identity, ...]:
-    """Everyone who belongs to the control plane, and the administrator."""
+    """Return all identities of the control plane, and the administrator's."""
     service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
     names = tuple(f"DNS:{name}" for name in (*service, "localhost", world.control))
     addresses = tuple(f"IP:{address}" for address in (world.control_address, world.service_address, "127.0.0.1"))
@@ -46,12 +46,12 @@ def control_plane_identities(world: World) -> tuple[Identity, ...]:
 
 
 def node_identity(node: Node) -> Identity:
-    """A kubelet, as the node authorizer wants it."""
+    """Return a kubelet's identity in the form that the node authorizer requires."""
     return Identity("kubelet", f"system:node:{node.name}", "system:nodes")
 
 
 def request_arguments(identity: Identity) -> list[str]:
-    """Arguments for ``openssl req`` that make the identity's certificate one for serving, or one for a client."""
+    """Return the arguments of ``openssl req`` for the identity's server or client certificate."""
     organization = f"/O={identity.organization}" if identity.organization else ""
     extensions = ["basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature"]
     # A server that is also a client of its peers (etcd checks itself) needs both uses.
@@ -92,17 +92,17 @@ def _make_authority(world: World, target: Path) -> None:
 
 
 def authority_folder(world: World) -> Path:
-    """Folder of the authority and of the control plane's certificates."""
+    """Return the directory of the CA and of the control plane's certificates."""
     return state.folder(world.name) / "certificates"
 
 
 def node_folder(world: World, node: Node) -> Path:
-    """Folder of one node's certificate."""
+    """Return the directory of one node's certificate."""
     return state.folder(world.name) / "nodes" / node.name
 
 
 def ensure(world: World) -> None:
-    """Make whatever certificates of the world are missing or damaged. A new authority makes the nodes' ones void."""
+    """Create the missing or damaged certificates of the world. A new CA invalidates the nodes' certificates."""
     authority = authority_folder(world)
     if cache.ensure(authority, lambda target: _make_authority(world, target)):
         for node in world.nodes:
@@ -112,7 +112,7 @@ def ensure(world: World) -> None:
 
 
 def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, user: str) -> str:
-    """A kubeconfig (JSON, which is YAML too) with everything inside it."""
+    """Return a kubeconfig (JSON, which is YAML too) with embedded certificates and keys."""
 
     def encode(data: bytes) -> str:
         return base64.b64encode(data).decode()
@@ -131,7 +131,7 @@ def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes, us
 
 
 def kubeconfig_of(world: World, folder: Path, name: str, server: str | None = None) -> str:
-    """The kubeconfig of one identity whose files lie in ``folder``."""
+    """Return the kubeconfig of one identity with its files in ``folder``."""
     authority = (authority_folder(world) / "ca.crt").read_bytes()
     certificate, key = ((folder / f"{name}.{kind}").read_bytes() for kind in ("crt", "key"))
     return kubeconfig(server or world.server, authority, certificate, key, name)

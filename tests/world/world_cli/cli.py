@@ -24,7 +24,7 @@ DEFAULT_NAME = "world"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all verbs. ``--name`` may stand before or after the verb."""
+    """Return the parser of all verbs. ``--name`` is accepted before and after the verb."""
     naming = argparse.ArgumentParser(add_help=False)
     naming.add_argument(
         "--name", default=argparse.SUPPRESS, metavar="WORLD", help=f"name of the world (default {DEFAULT_NAME})"
@@ -115,7 +115,7 @@ def _replace_by(command: list[str]) -> int:
 
 
 def _interactive() -> list[str]:
-    """Options for ``docker exec``: a terminal where there is one; input always, so that it can be piped in."""
+    """Return options of ``docker exec``: a terminal if there is one, and always input, so that it can be piped in."""
     return ["--interactive", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else ["--interactive"]
 
 
@@ -162,7 +162,7 @@ def _start(world: World, name: str) -> None:
 
 
 def _settle(world: World, name: str) -> None:
-    """Wait until a container that was started is itself again."""
+    """Wait until a started container is ready."""
     nodes.wait_for_system(name)
     if name == world.control:
         cluster.wait_for_api(world)
@@ -196,7 +196,7 @@ def _component(world: World, arguments: argparse.Namespace) -> int:
 
 
 def dispatch(arguments: argparse.Namespace) -> int:
-    """Do what was asked for; return the exit status."""
+    """Run the requested verb; return the exit status."""
     name = state.check_name(getattr(arguments, "name", DEFAULT_NAME))
     if arguments.verb == "build":
         return _build(arguments)
@@ -262,7 +262,7 @@ def _on_world(arguments: argparse.Namespace, world: World) -> int:
 
 
 def _verb_of(words: Sequence[str]) -> str | None:
-    """The verb of a command line: its first word that is neither an option nor the value of ``--name``."""
+    """Return the verb of a command line: its first word that is neither an option nor the value of ``--name``."""
     rest = list(words)
     while rest and rest[0].startswith("-"):
         del rest[: 2 if rest[0] == "--name" else 1]
@@ -270,7 +270,7 @@ def _verb_of(words: Sequence[str]) -> str | None:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read a command line. What follows ``--`` after ``run`` is the command, whatever it looks like."""
+    """Parse a command line. After ``run``, all words after ``--`` are the command."""
     own, command = list(words), []
     if _verb_of(words) == "run" and "--" in words:
         position = own.index("--")
@@ -284,7 +284,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Entry point: errors that say what to do go to stderr in few lines, without a trace."""
+    """Run the command line. Errors with a remedy are printed to stderr in a few lines without a traceback."""
     try:
         return dispatch(parse(sys.argv[1:] if words is None else words))
     except WorldError as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A world as a whole: up, down, what it is like."""
+"""Operations on a whole world: up, down, status."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ DEFAULT_NODES = 2
 
 
 def kubeconfig_path(world: World) -> str:
-    """Path of the administrator's kubeconfig on the host."""
+    """Return the path of the administrator's kubeconfig on the host."""
     return str(state.folder(world.name) / "kubeconfig")
 
 
 def kubectl_environment(world: World) -> dict[str, str]:
-    """What kubectl remembers of a world's API goes when the world goes."""
+    """Return the environment that stores kubectl's cache in the world's directory, so that it is removed with the
+    world.
+    """
     return {"KUBECACHEDIR": str(state.folder(world.name) / "kubectl")}
 
 
 def commands(world: World) -> dict[str, list[str]]:
-    """The beginnings of the commands that reach a world: ``kubectl``, and ``run NAME`` for each container.
+    """Return the starts of the commands for a world: ``kubectl``, and ``run NAME`` for each container.
 
-    A program that looks every half second has no time for an interpreter in between.
+    A program that polls every half second avoids the start of an interpreter each time.
     """
     program, cached = binaries.program("kubectl", world.release), kubectl_environment(world).items()
     found = {
@@ -52,18 +54,20 @@ def commands(world: World) -> dict[str, list[str]]:
 def kubectl(
     world: World, *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl of the pinned version on a world and capture what it says."""
+    """Run the world's version of kubectl and capture its output."""
     command = [str(binaries.program("kubectl", world.release)), f"--kubeconfig={kubeconfig_path(world)}", *arguments]
     return execute(command, check=check, input_text=input_text, timeout=timeout, environment=kubectl_environment(world))
 
 
 def _lock(name: str) -> Path:
-    """Lock of one world. It outlives the world: a lock whose file is removed would hold off nobody."""
+    """Return the lock file of one world. It outlives the world, because a removed lock file would block no other
+    process.
+    """
     return cache.world_cache() / "locks" / name
 
 
 def prepare_host(thorough: bool = False, release: str = PINNED) -> None:
-    """Everything that is the same for all worlds: packages, engine, limits, programs and images."""
+    """Prepare the parts that all worlds share: packages, engine, limits, programs, and images."""
     host.require_root()
     host.install_packages()
     engine.ensure_running()
@@ -80,10 +84,10 @@ def plan(
     release: str | None = None,
     own_gates: bool = False,
 ) -> World:
-    """The world that is wanted: networks stay as they are, nodes and profiles follow what is asked for.
+    """Return the desired world. Networks do not change; nodes and profiles follow the arguments.
 
-    Without a count the present number of nodes stays; without profiles so do the present ones. What a world is made of
-    is said when it begins; another release has gates of its own.
+    Without a count the number of nodes does not change, and without profiles the profiles do not. The release and
+    feature gates are set when a world is created. A release other than the pinned one has its own gates.
     """
     wanted = count or (len(present.nodes) if present and present.nodes else DEFAULT_NODES)
     planned = state.plan_nodes(name, wanted, profiles)
@@ -109,7 +113,7 @@ def _find_block() -> int:
 
 
 def _clear_leftovers(name: str, present: World | None) -> None:
-    """Remove containers that no written state describes: a run was killed, or its state was lost."""
+    """Remove containers that the stored state does not contain, after a killed run or the loss of the state."""
     known = set() if present is None else {present.control, *(node.name for node in present.nodes)}
     strangers = [container for container in engine.labelled("container", name) if container not in known]
     if strangers:
@@ -148,7 +152,7 @@ def _ensure_network(world: World) -> None:
 
 
 def wait_for_api(world: World) -> None:
-    """Wait until the API server calls itself ready."""
+    """Wait until the API server reports that it is ready."""
     wait_until(
         f"the API server's readiness in {world.control}",
         lambda: kubectl(world, "get", "--raw=/readyz", check=False).returncode == 0,
@@ -178,7 +182,9 @@ def _start_worker(world: World, node: Node, facts: Host) -> None:
 
 
 def read_ready(listed: str) -> dict[str, tuple[bool, str]]:
-    """From ``kubectl get nodes --output=json``: name -> whether it is Ready, and the boot that this was said of."""
+    """Return from ``kubectl get nodes --output=json`` by node name: whether it is Ready, and the boot ID of that
+    report.
+    """
     ready: dict[str, tuple[bool, str]] = {}
     for node in json.loads(listed)["items"]:
         conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
@@ -188,15 +194,15 @@ def read_ready(listed: str) -> dict[str, tuple[bool, str]]:
 
 
 def ready_nodes(world: World) -> dict[str, tuple[bool, str]]:
-    """What Kubernetes says of each of its nodes; nothing while the API server does not answer."""
+    """Return readiness and boot ID of all nodes; empty while the API server does not answer."""
     done = kubectl(world, "get", "nodes", "--output=json", check=False)
     return read_ready(done.stdout) if done.returncode == 0 else {}
 
 
 def wait_for_nodes(world: World, names: Iterable[str]) -> None:
-    """Wait until Kubernetes calls each of these nodes ready, and means their present boot.
+    """Wait until Kubernetes reports each of these nodes ready for its current boot.
 
-    A node that was restarted counts as ready until its kubelet has reported again or its lease has run out.
+    A restarted node still counts as ready until its kubelet reports again or its lease expires.
     """
     wanted = list(names)
 
@@ -220,7 +226,9 @@ def up(
     release: str | None = None,
     own_gates: bool = False,
 ) -> World:
-    """Bring a world up, or to what is asked for. What is already so is left alone; what a killed run left is put right."""
+    """Create a world or change it to the requested state. Existing parts stay, and remains of a killed run are
+    repaired.
+    """
     state.check_name(name)
     written = state.load(name)
     prepare_host(release=release or (written.release if written else PINNED))
@@ -254,12 +262,13 @@ def up(
         running = [node.name for node in world.nodes if nodes.status_of(node.name) == "running"]
         in_parallel([partial(_start_control, world, facts), *workers])
         if forgotten and running:
-            # A kubelet registers its node once, when it starts; this control plane has never heard of it.
+            # A kubelet registers its node once at its start. This new control plane does not know the node.
             say(f"the control plane is a new one: starting kubelet again in {', '.join(running)}")
             in_parallel([partial(engine.inside, name, "systemctl", "restart", "kubelet") for name in running])
         with step("ready"):
             wait_for_nodes(world, [node.name for node in world.nodes])
-            # Pods of the default namespace are refused until the controller manager has made their account.
+            # Pods in the default namespace are rejected until the controller manager has created their service
+            # account.
             account = ("get", "serviceaccount", "default", "--namespace=default")
             wait_until(
                 "the default service account",
@@ -270,7 +279,7 @@ def up(
 
 
 def down(name: str) -> bool:
-    """Remove all that a world is made of; return whether there was anything."""
+    """Remove all parts of a world; return whether there were any."""
     state.check_name(name)
     host.require_root()
     with cache.locked(_lock(name)):
@@ -281,7 +290,7 @@ def down(name: str) -> bool:
 
 
 def status(world: World) -> list[str]:
-    """Lines that say what a world is like."""
+    """Return lines that describe a world."""
     answering = engine.running()
     ready = ready_nodes(world) if answering and nodes.status_of(world.control) == "running" else {}
     lines = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Running programs of the host; a failure carries the command and the end of what it said."""
+"""Run programs of the host. An error contains the command and the end of its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAIL_LINES = 15
 
 
 def tail(text: str, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a program's output."""
+    """Return the last lines of a program's output."""
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
@@ -33,8 +33,8 @@ def execute(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command and capture its output as text.
 
-    ``environment`` is added to the present one. Raises :class:`WorldError` when the program is missing, takes longer
-    than ``timeout`` seconds, or (with ``check``) ends with another status than 0.
+    ``environment`` is added to the present one. Raises :class:`WorldError` if the program is missing, takes longer
+    than ``timeout`` seconds, or (with ``check``) has another exit status than 0.
     """
     keywords: dict[str, Any] = (
         {"input": input_text} if input_text is not None else {"stdin": standard_input or subprocess.DEVNULL}
@@ -65,7 +65,7 @@ def execute(
 def wait_until(
     what: str, probe: Callable[[], bool], seconds: float, pause: float = 0.3, remedy: Callable[[], str] | None = None
 ) -> None:
-    """Call ``probe`` until it is true; after ``seconds`` raise :class:`WorldError` naming ``what``, with ``remedy()``."""
+    """Call ``probe`` until it is true. After ``seconds`` raise a :class:`WorldError` with ``what`` and ``remedy()``."""
     deadline = time.monotonic() + seconds
     while not probe():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Docker Engine: started where nothing else starts it, and used through its own command."""
+"""Start Docker Engine if nothing else does, and use it through its command."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STOP_SECONDS = 60
 def docker(
     *arguments: str, check: bool = True, input_text: str | None = None, timeout: float = 1800
 ) -> subprocess.CompletedProcess[str]:
-    """Run one docker command and capture what it says."""
+    """Run one docker command and capture its output."""
     return execute(["docker", *arguments], check=check, input_text=input_text, timeout=timeout)
 
 
 def running() -> bool:
-    """Whether an engine answers."""
+    """Return whether an engine answers."""
     try:
         return docker("version", "--format", "{{.Server.Version}}", check=False, timeout=60).returncode == 0
     except WorldError:
@@ -39,7 +39,7 @@ def running() -> bool:
 
 
 def ensure_running() -> None:
-    """Start Docker Engine unless it answers: by the machine's service manager, or by hand where there is none."""
+    """Start Docker Engine unless it answers: with the host's service manager, or directly without one."""
     if running():
         return
     with cache.locked(cache.world_cache() / ".engine.lock"):
@@ -60,7 +60,7 @@ def _start_by_hand() -> None:
     log = cache.world_cache() / "dockerd.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as stream:
-        # A session of its own: the engine outlives this command and its terminal.
+        # In a separate session: the engine outlives this command and its terminal.
         process = subprocess.Popen(
             [program], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/"
         )
@@ -81,7 +81,7 @@ def _started_file() -> Path:
 
 
 def started_by_hand(proc: Path = Path("/proc")) -> int | None:
-    """Process id of the engine that ``ensure_running`` has started by hand, while it lives."""
+    """Return the process ID of a running engine that ``ensure_running`` started directly."""
     try:
         pid = int(_started_file().read_text())
         program = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")[0]
@@ -91,7 +91,7 @@ def started_by_hand(proc: Path = Path("/proc")) -> int | None:
 
 
 def stop() -> str:
-    """Stop the engine if it was started by hand and no container runs on it; returns what was done, in words."""
+    """Stop the engine if it was started directly and runs no container; return a description of the result."""
     with cache.locked(cache.world_cache() / ".engine.lock"):
         pid = started_by_hand()
         if pid is None:
@@ -106,7 +106,7 @@ def stop() -> str:
 
 
 def inspect(kind: str, name: str) -> dict[str, Any] | None:
-    """Docker's own description of a container, image, network or volume; None when there is no such thing."""
+    """Return Docker's description of a container, image, network, or volume; None if it does not exist."""
     done = docker(kind, "inspect", name, check=False)
     if done.returncode != 0:
         return None
@@ -115,7 +115,7 @@ def inspect(kind: str, name: str) -> dict[str, Any] | None:
 
 
 def labelled(kind: str, world: str | None = None) -> list[str]:
-    """Names of the containers, networks or volumes of one world, or of all worlds."""
+    """Return the names of the containers, networks, or volumes of one world, or of all worlds."""
     label = LABEL if world is None else f"{LABEL}={world}"
     names = {
         "container": ("container", "ls", "--all", "--format", "{{.Names}}"),
@@ -126,7 +126,7 @@ def labelled(kind: str, world: str | None = None) -> list[str]:
 
 
 def worlds() -> list[str]:
-    """Names of all worlds that some container, network or volume belongs to."""
+    """Return the names of all worlds that own a container, network, or volume."""
     names: set[str] = set()
     for kind in ("container", "network", "volume"):
         options = ("--all",) if kind == "container" else ()
@@ -136,7 +136,7 @@ def worlds() -> list[str]:
 
 
 def remove_all(world: str) -> list[str]:
-    """Remove every container, volume and network that carries a world's label; return what was removed."""
+    """Remove every container, volume, and network with a world's label; return the removed names."""
     removed: list[str] = []
     for kind, arguments in (
         ("container", ("rm", "--force", "--volumes")),
@@ -151,7 +151,7 @@ def remove_all(world: str) -> list[str]:
 
 
 def used_subnets() -> list[str]:
-    """Subnets of all Docker networks, in CIDR notation."""
+    """Return the subnets of all Docker networks in CIDR notation."""
     names = docker("network", "ls", "--quiet").stdout.split()
     if not names:
         return []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The feature gates of the world, read from the one file that lists them."""
+"""The feature gates of the world, read from the file that lists them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ GATES_FILE = WORLD_FOLDER / "gates.json"
 
 
 def feature_gates(path: Path = GATES_FILE) -> dict[str, bool]:
-    """Gate -> whether it is on."""
+    """Return whether each gate is enabled, by name."""
     return {gate["name"]: bool(gate["on"]) for gate in json.loads(path.read_text())["gates"]}
 
 
 def as_flag(gates: dict[str, bool]) -> str:
-    """The value of a component's ``--feature-gates``."""
+    """Return the value of a component's ``--feature-gates``."""
     return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(gates.items()))
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a component says of one of its gates. ``stage`` is ALPHA, BETA, DEPRECATED, or empty when it is stable."""
+    """A gate as a component reports it. ``stage`` is ALPHA, BETA, DEPRECATED, or empty if it is stable."""
 
     stage: str
     on: bool
 
 
 def read_metrics(text: str) -> dict[str, Served]:
-    """The gates in a component's metrics (``kubernetes_feature_enabled``), by name."""
+    """Return the gates in a component's metrics (``kubernetes_feature_enabled``), by name."""
     pattern = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)",stage="([^"]*)"\} ([01])$', re.MULTILINE)
     return {name: Served(stage, value == "1") for name, stage, value in pattern.findall(text)}
 
 
 def maturity(matures: dict[str, str], version: str) -> str:
-    """The maturity that a gate has in a version, from the versions at which it changes; ``absent`` before the first."""
+    """Return the maturity of a gate in a version, from the versions at which it changes; ``absent`` before the first."""
 
     def number(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split("."))
@@ -49,7 +49,7 @@ def maturity(matures: dict[str, str], version: str) -> str:
 
 
 def differences(metrics: str, path: Path = GATES_FILE) -> list[str]:
-    """Where a component disagrees with the file: one line for each gate that is unknown, set otherwise or at another stage."""
+    """Return one line for each gate that a component does not know, or that differs from the file in value or stage."""
     described = json.loads(path.read_text())
     served = read_metrics(metrics)
     stages = {"alpha": "ALPHA", "beta": "BETA", "beta-off": "BETA", "stable": "", "locked": ""}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the machine below the world is like, and the little that the world changes on it."""
+"""Facts of the host below the world, and the few changes that the world makes to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import WorldError
 from .pins import DEBIAN_SUITE, HOST_PROGRAMS
 from .progress import say, step
 
-#: Capabilities in the order of their bits, as the kernel's headers number them.
+#: Capabilities in the order of their bits in the kernel's headers.
 CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP"),
     *("LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER"),
@@ -39,35 +39,35 @@ INOTIFY_INSTANCES_NEEDED = 4096
 
 @dataclass(frozen=True)
 class Host:
-    """Facts of the machine that decide how nodes are run."""
+    """Facts of the host that determine how nodes run."""
 
     cgroup_version: int
     missing_capabilities: tuple[str, ...] = ()
 
     @property
     def can_lower_oom_score(self) -> bool:
-        """Whether a container may be given a lower score than its runtime has."""
+        """Return whether a container can get a lower OOM score than its runtime."""
         return "SYS_RESOURCE" not in self.missing_capabilities
 
 
 def read_capabilities(status: str) -> int:
-    """Bounding set of capabilities in the text of ``/proc/<pid>/status``, as a bit mask."""
+    """Return the bounding set in the text of ``/proc/<pid>/status`` as a bit mask."""
     found = re.search(r"^CapBnd:\s*([0-9a-fA-F]+)$", status, re.MULTILINE)
     return int(found.group(1), 16) if found else 0
 
 
 def inspect_host(root: Path = Path("/")) -> Host:
-    """Look at the machine. ``root`` is where its /sys and /proc are."""
+    """Return the facts of the host. ``root`` is the parent of its /sys and /proc."""
     unified = (root / "sys/fs/cgroup/cgroup.controllers").exists()
     capabilities = read_capabilities((root / "proc/self/status").read_text())
-    # What the kernel does not know is not missing, and Docker would not know its name either.
+    # Capabilities that the kernel does not know are not missing. Docker would reject their names.
     known = CAPABILITIES[: int((root / "proc/sys/kernel/cap_last_cap").read_text()) + 1]
     missing = tuple(name for bit, name in enumerate(known) if not capabilities >> bit & 1)
     return Host(cgroup_version=2 if unified else 1, missing_capabilities=missing)
 
 
 def require_root() -> None:
-    """Raise WorldError, in one line, when not run by root."""
+    """Raise a one-line WorldError if not run by root."""
     if os.geteuid() != 0:
         raise WorldError(
             "the test world needs root, to install and start Docker Engine and to make its node image: run it with sudo."
@@ -75,7 +75,7 @@ def require_root() -> None:
 
 
 def missing_packages(present: Mapping[str, bool]) -> list[str]:
-    """Debian packages for the programs that are not present, without repeats, in the order of the pins."""
+    """Return the Debian packages of the missing programs, without duplicates, in the order of the pins."""
     packages: list[str] = []
     for program, names in HOST_PROGRAMS.items():
         if not present[program]:
@@ -84,7 +84,10 @@ def missing_packages(present: Mapping[str, bool]) -> list[str]:
 
 
 def install_packages() -> None:
-    """Install the programs that the host lacks. Raises WorldError where there is no apt-get to do it."""
+    """Install the missing programs of the host.
+
+    Raises WorldError without apt-get.
+    """
     present = {program: find_program(program) is not None for program in HOST_PROGRAMS}
     packages = missing_packages(present)
     if not packages:
@@ -101,12 +104,12 @@ def install_packages() -> None:
 
 
 def find_program(name: str) -> str | None:
-    """Path of a program, also in the folders that only root's PATH has."""
+    """Return the path of a program, including in directories that only root's PATH contains."""
     return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def raise_inotify_limit() -> None:
-    """Every systemd, kubelet and containerd of every node takes inotify instances from the one host."""
+    """Raise the host's limit: systemd, kubelet, and containerd of every node use inotify instances of the host."""
     try:
         present = int(INOTIFY_INSTANCES.read_text())
         if present < INOTIFY_INSTANCES_NEEDED:
@@ -119,12 +122,14 @@ def raise_inotify_limit() -> None:
 
 
 def certificate_bundle() -> Path | None:
-    """The certificates that this machine trusts, a site's own among them."""
+    """Return the certificates that this host trusts, including the site's own."""
     return next((path for path in CERTIFICATE_BUNDLES if path.is_file()), None)
 
 
 def debian_sources() -> str:
-    """This machine's package sources where it runs the nodes' release, nothing otherwise: what the bootstrap writes holds then."""
+    """Return this host's package sources if it runs the nodes' release; else empty, so that the bootstrap's sources
+    apply.
+    """
     release = Path("/etc/os-release")
     same = release.is_file() and f"VERSION_CODENAME={DEBIAN_SUITE}" in release.read_text()
     deb822 = Path("/etc/apt/sources.list.d/debian.sources")
@@ -137,7 +142,7 @@ def debian_sources() -> str:
 
 
 def deb822_to_lines(text: str) -> str:
-    """Turn the stanzas of a ``.sources`` file into one-line sources; disabled stanzas and other types are left out."""
+    """Return the stanzas of a ``.sources`` file as one-line sources, without disabled stanzas and other types."""
     lines: list[str] = []
     for stanza in re.split(r"\n\s*\n", text):
         fields: dict[str, list[str]] = {}
@@ -156,7 +161,7 @@ def deb822_to_lines(text: str) -> str:
 
 
 def mirror(sources: str) -> str | None:
-    """The first mirror of the bootstrap's suite in one-line sources, or None: debootstrap knows Debian's own."""
+    """Return the first mirror of the bootstrap's suite in one-line sources, or None for debootstrap's default."""
     for line in sources.splitlines():
         words = re.sub(r"\[[^]]*\]", " ", line).split()
         if len(words) >= 3 and words[0] == "deb" and words[2] == DEBIAN_SUITE:
@@ -166,7 +171,7 @@ def mirror(sources: str) -> str | None:
 
 @functools.cache
 def apt_settings() -> str:
-    """This machine's settings for reaching a mirror (proxies, certificates, clock checks) for the nodes' apt."""
+    """Return this host's settings for mirror access (proxies, certificates, clock checks) for the nodes' apt."""
     if shutil.which("apt-config") is None:
         return ""
     wanted = re.compile(r"^Acquire::(http|https|ftp|Retries|Check-Date|Check-Valid-Until)\b.*;$")
@@ -175,10 +180,10 @@ def apt_settings() -> str:
 
 
 def pip_settings(listed: str) -> str:
-    """The nodes' ``/etc/pip.conf`` from the output of ``pip config list`` on this machine.
+    """Return the nodes' ``/etc/pip.conf`` from the output of ``pip config list`` on this host.
 
-    Everything that names an index, a proxy or a time limit is taken over; paths of this machine are not, and the
-    certificates become the nodes' bundle. What the environment says comes after what files say, and wins.
+    Settings of an index, a proxy, or a timeout are copied. Paths of this host are not, and the certificates are
+    replaced by the nodes' bundle. Environment variables override files.
     """
     wanted = (
         "index-url",
@@ -210,7 +215,7 @@ def pip_settings(listed: str) -> str:
 
 @functools.cache
 def pip_listing() -> str:
-    """``pip config list`` of this machine, or nothing where there is no pip."""
+    """Return the output of ``pip config list`` on this host; empty without pip."""
     pip = shutil.which("pip3") or shutil.which("pip")
     if pip is None:
         return ""
@@ -218,14 +223,14 @@ def pip_listing() -> str:
 
 
 def resolver_settings(text: str) -> str:
-    """A ``resolv.conf`` for pods: this machine's servers without those that only answer on the machine itself."""
+    """Return a ``resolv.conf`` for pods: this host's servers without local addresses."""
     servers = [line.split()[1] for line in text.splitlines() if line.startswith("nameserver") and len(line.split()) > 1]
     reachable = [server for server in servers if not server.startswith("127.") and server != "::1"]
     return "".join(f"nameserver {server}\n" for server in reachable)
 
 
 def proxy_variables(environment: Mapping[str, str], cluster_networks: str) -> dict[str, str]:
-    """Proxy variables for programs that are run in nodes; the world's own networks are never reached through a proxy."""
+    """Return proxy variables for programs in nodes. The world's own networks are excluded from the proxy."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
     chosen = {name: environment[name] for name in names if environment.get(name)}
     if chosen:

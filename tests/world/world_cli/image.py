@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""From a distribution bootstrap to the node image and the pod images, each kept under a key of what it is made of."""
+"""Build the node image and the pod images from a distribution bootstrap, each cached under a key of its inputs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _NODE_CHANGES = ("ENV container=docker", 'CMD ["/usr/local/lib/world/init"]', f"
 
 
 def bootstrap_folder() -> Path:
-    """Folder of the bootstrapped root file system's archive."""
+    """Return the directory of the bootstrapped root file system's archive."""
     return cache.world_cache() / f"bootstrap-{DEBIAN_SUITE}-{cache.digest(DEBIAN_SUITE, *NODE_PACKAGES)}"
 
 
 def pods_folder() -> Path:
-    """Folder of the pod images' archive."""
+    """Return the directory of the pod images' archive."""
     key = cache.digest(
         bootstrap_folder().name,
         pods.PAUSE_SOURCE,
@@ -54,12 +54,12 @@ def pods_folder() -> Path:
 
 
 def pod_images() -> Path:
-    """The archive of all pod images."""
+    """Return the archive of all pod images."""
     return pods_folder() / pods.IMAGES_ARCHIVE
 
 
 def node_image(release: str = PINNED) -> str:
-    """Full name of the node image that the present pins ask for."""
+    """Return the full name of the node image for the current pins."""
     files = sorted(NODE_FILES.iterdir())
     key = cache.digest(
         bootstrap_folder().name,
@@ -74,7 +74,7 @@ def node_image(release: str = PINNED) -> str:
 
 
 def bootstrap(target: Path) -> None:
-    """Make the root file system of an ordinary Debian server and write it to ``target`` as one archive."""
+    """Create the root file system of an ordinary Debian server and write it to ``target`` as one archive."""
     program = host.find_program("debootstrap")
     if program is None:
         raise WorldError("debootstrap was not found: install it and try again.")
@@ -94,14 +94,14 @@ def bootstrap(target: Path) -> None:
 
 
 def make_pod_images(target: Path) -> None:
-    """Unpack the bootstrap for a moment and cut the pod images out of it."""
+    """Unpack the bootstrap temporarily and build the pod images from it."""
     with tempfile.TemporaryDirectory(prefix=".root-", dir=target.parent) as temporary:
         execute(["tar", "-C", temporary, "-xf", str(bootstrap_folder() / ROOT_ARCHIVE), "--exclude=./dev/*"])
         pods.make_images(Path(temporary), target)
 
 
 def node_links() -> dict[str, str]:
-    """Symbolic links of the node image: the services that start by themselves, and those that a container must not have."""
+    """Return the symbolic links of the node image: units to mask in a container, and the certificate bundle."""
     masked = (
         "console-getty.service",
         "getty.target",
@@ -110,7 +110,7 @@ def node_links() -> dict[str, str]:
         "apt-daily-upgrade.timer",
     )
     links = {f"{UNIT_FOLDER}/{unit}": "/dev/null" for unit in masked}
-    # An OpenSSL of Debian's reads a folder of hashed links; this makes it read the bundle that the world copies in.
+    # Debian's OpenSSL reads a directory of hashed links. This link makes it read the world's certificate bundle.
     links["usr/lib/ssl/cert.pem"] = host.NODE_CERTIFICATE_BUNDLE
     return links
 
@@ -144,14 +144,14 @@ def _write_node_layer(stream: IO[bytes], release: str) -> None:
 
 
 def left_by_builds() -> list[str]:
-    """Names of the containers that builds have left which were cut off. They were filled, and never started."""
+    """Return the names of containers that interrupted builds created. They were filled but never started."""
     filters = (f"label={BUILD_LABEL}=node", "status=created")
     options = [word for each in filters for word in ("--filter", each)]
     return engine.docker("ps", "--all", "--format", "{{.Names}}", *options).stdout.split()
 
 
 def make_node_image(name: str, release: str) -> None:
-    """Import the bootstrap, lay the cluster's programs and units over it, and tag the result."""
+    """Import the bootstrap, add the cluster's programs and units, and tag the result."""
     changes = [word for change in _NODE_CHANGES for word in ("--change", change)]
     left = left_by_builds()
     if left:
@@ -172,7 +172,7 @@ def make_node_image(name: str, release: str) -> None:
                 _write_node_layer(copy.stdin, release)
                 copy.stdin.close()
             except BrokenPipeError:
-                pass  # docker's own words follow
+                pass  # docker's error message follows
             said = copy.stderr.read().decode(errors="replace").strip()
         if copy.returncode != 0:
             raise WorldError(f"filling the node image failed: {said}")
@@ -182,7 +182,7 @@ def make_node_image(name: str, release: str) -> None:
 
 
 def make_root_and_pods(thorough: bool = False) -> None:
-    """Make the bootstrapped root file system, and the pod images that are cut out of it, where they are missing."""
+    """Create the bootstrapped root file system and the pod images if they are missing."""
     for kind, folder, make in (
         ("bootstrap", bootstrap_folder(), bootstrap),
         ("pod images", pods_folder(), make_pod_images),
@@ -193,9 +193,9 @@ def make_root_and_pods(thorough: bool = False) -> None:
 
 
 def build(thorough: bool = False, release: str = PINNED) -> None:
-    """Make everything that a world is started from: programs, bootstrap, pod images, node image."""
+    """Build all parts that a world needs: programs, bootstrap, pod images, node image."""
     jobs = binaries.builds(RELEASES[release], thorough)
-    # Next to the longest build comes what waits for its downloads.
+    # The second job is the one that waits for downloads, next to the longest build.
     jobs.insert(1, partial(make_root_and_pods, thorough))
     in_parallel(jobs, binaries.BUILD_JOBS)
     name = node_image(release)
@@ -206,9 +206,9 @@ def build(thorough: bool = False, release: str = PINNED) -> None:
 
 
 def prune() -> list[str]:
-    """Remove finished builds and images that the present pins do not use; return what was removed.
+    """Remove finished builds and images that the current pins do not use; return the removed ones.
 
-    An image that a container still runs on stays.
+    An image with containers stays.
     """
     components = [
         *ORACLES,
@@ -221,7 +221,7 @@ def prune() -> list[str]:
     folders = [*cache.world_cache().glob("*/" + cache.STAMP), *cache.world_cache().glob("binaries/*/" + cache.STAMP)]
     removed: list[str] = []
     for folder in sorted(path.parent for path in folders):
-        # What does not follow the pattern of a key belongs to something else, such as a Go toolchain.
+        # A directory without this pattern belongs to something else, such as a Go toolchain.
         if folder.name not in kept and not folder.name.startswith("go-"):
             with cache.locked(folder.parent / f".{folder.name}.lock"):
                 shutil.rmtree(folder)

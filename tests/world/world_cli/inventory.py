@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""An Ansible inventory of a world, and the playbook that gives its nodes their silicon."""
+"""The Ansible inventory of a world, and the playbook that simulates its nodes' accelerators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "accelerator_nodes"
 
 
 def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
-    """The inventory as data. Nodes are reached through Docker, with the Python of an ordinary Debian."""
+    """Return the inventory as data. Nodes are reached through Docker, with the Python of an ordinary Debian."""
     hosts: dict[str, dict[str, str]] = {}
     for node in world.nodes:
         variables = {"ansible_host": node.name, "kubernetes_node_name": node.name}
@@ -31,7 +31,7 @@ def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
     connection = {
         "ansible_connection": "community.docker.docker",
         "ansible_python_interpreter": "/usr/bin/python3",
-        # Everything in a node runs as root; there is no sudo.
+        # Everything in a node runs as root without sudo.
         "ansible_become": "false",
     }
     return {
@@ -43,7 +43,7 @@ def inventory(world: World, kubeconfig: str) -> dict[str, Any]:
 
 
 def as_yaml(value: Any, depth: int = 0) -> str:
-    """Nested mappings of strings as block YAML; every scalar is quoted, so that none is taken for something else."""
+    """Return nested mappings of strings as block YAML. Every scalar is quoted, so that it stays a string."""
     lines = []
     for key, item in value.items():
         if isinstance(item, dict):
@@ -55,19 +55,19 @@ def as_yaml(value: Any, depth: int = 0) -> str:
 
 
 def text_of(world: World) -> str:
-    """The inventory as YAML."""
+    """Return the inventory as YAML."""
     return as_yaml(inventory(world, cluster.kubeconfig_path(world)))
 
 
 def write(world: World) -> str:
-    """Write the inventory into the world's folder; return its path."""
+    """Write the inventory into the world's directory; return its path."""
     path = state.folder(world.name) / "inventory.yml"
     cache.write_atomically(path, text_of(world))
     return str(path)
 
 
 def apply_silicon(world: World) -> None:
-    """Run the playbook that turns the nodes into machines with accelerators; its output goes to stderr."""
+    """Run the playbook that installs the simulator on the nodes; its output goes to stderr."""
     tools = COLLECTION_FOLDER / "tests" / "tools"
     with step("tools", "(first use: usually 120 s)"):
         environment_folder = Path(execute([str(tools / "venv")]).stdout.split()[-1])

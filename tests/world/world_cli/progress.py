@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Progress lines: what is being done, for how long, and how long it usually takes."""
+"""Progress lines: the current step, its elapsed time, and its usual duration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _started = time.monotonic()
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, with the seconds since the program started."""
+    """Print one line on stderr with the seconds since the program started."""
     with _lock:
         print(f"[{time.monotonic() - _started:6.1f} s] {message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def step(kind: str, name: str = "") -> Iterator[None]:
-    """Frame a piece of work: a line when it starts (with its usual time), one every 30 s, one when it ends."""
+    """Report a step: a line when it starts (with its usual duration), one every 30 s, and one when it ends."""
     title = f"{kind} {name}".strip()
     usual = USUAL_SECONDS.get(kind)
     say(f"{title}: started" + (f" (usually {usual} s)" if usual else ""))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Configuration of every component, as text: pure functions of the world, the host's facts and the gates."""
+"""Generate the configuration of every component as text, from the world, the host's facts, and the feature gates. No
+side effects.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ RUNTIME_CONFIGURATION = (
 
 
 def unit(description: str, command: Sequence[str], after: str = "network.target", kind: str = "simple") -> str:
-    """A systemd unit for one program of the control plane that is started again whenever it ends."""
+    """Return a systemd unit for one control plane program, which restarts whenever it exits."""
     start = " \\\n    ".join(command)
     return (
         f"[Unit]\nDescription={description}\nAfter={after}\nStartLimitIntervalSec=0\n\n"
@@ -32,12 +34,14 @@ def unit(description: str, command: Sequence[str], after: str = "network.target"
 
 
 def gates_flag(gates: dict[str, bool]) -> list[str]:
-    """The flag that sets feature gates; none where a component keeps its own."""
+    """Return the flag that sets feature gates; empty if a component keeps its defaults."""
     return [f"--feature-gates={as_flag(gates)}"] if gates else []
 
 
 def etcd_command() -> list[str]:
-    """etcd for tests: what a machine would lose with its power is lost here, for a third of the time."""
+    """Return the command of etcd for tests: without fsync it takes a third of the time, and a power loss would lose
+    data.
+    """
     return [
         "/usr/local/bin/etcd",
         "--name=world",
@@ -56,7 +60,7 @@ def etcd_command() -> list[str]:
 
 
 def apiserver_command(world: World, gates: dict[str, bool]) -> list[str]:
-    """The API server: Node and RBAC authorization, NodeRestriction, real certificates."""
+    """Return the command of the API server: Node and RBAC authorization, NodeRestriction, real certificates."""
     return [
         "/usr/local/bin/kube-apiserver",
         f"--advertise-address={world.control_address}",
@@ -88,7 +92,7 @@ def apiserver_command(world: World, gates: dict[str, bool]) -> list[str]:
 
 
 def controller_manager_command(gates: dict[str, bool]) -> list[str]:
-    """The controller manager; alone in its world, so it elects no leader."""
+    """Return the command of the controller manager. It is the only one, so it elects no leader."""
     configuration = "/etc/kubernetes/controller-manager.conf"
     return [
         "/usr/local/bin/kube-controller-manager",
@@ -108,7 +112,7 @@ def controller_manager_command(gates: dict[str, bool]) -> list[str]:
 
 
 def scheduler_configuration() -> dict[str, object]:
-    """Configuration file of the scheduler."""
+    """Return the scheduler's config file."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -118,7 +122,7 @@ def scheduler_configuration() -> dict[str, object]:
 
 
 def scheduler_command(gates: dict[str, bool]) -> list[str]:
-    """The scheduler."""
+    """Return the command of the scheduler."""
     configuration = "/etc/kubernetes/scheduler.conf"
     return [
         "/usr/local/bin/kube-scheduler",
@@ -132,7 +136,7 @@ def scheduler_command(gates: dict[str, bool]) -> list[str]:
 
 
 def control_units(world: World, gates: dict[str, bool]) -> dict[str, str]:
-    """Units of the control plane by file name."""
+    """Return the units of the control plane by file name."""
     return {
         "etcd.service": unit("etcd", etcd_command(), kind="notify"),
         "kube-apiserver.service": unit("Kubernetes API server", apiserver_command(world, gates), "etcd.service"),
@@ -146,10 +150,10 @@ def control_units(world: World, gates: dict[str, bool]) -> dict[str, str]:
 def kubelet_configuration(
     world: World, host: Host, gates: dict[str, bool], resolvers: Sequence[str]
 ) -> dict[str, object]:
-    """Configuration file of a kubelet.
+    """Return the config file of a kubelet.
 
-    Disk and memory belong to the machine below, not to the node, so that nothing is evicted for them. Pods have no
-    cluster DNS: they ask what the machine asks.
+    Disk and memory belong to the host, not to the node, so no pod is evicted for them. Pods have no cluster DNS and
+    use the host's name servers.
     """
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -167,7 +171,7 @@ def kubelet_configuration(
         "cgroupDriver": cgroup_driver(host),
         "failCgroupV1": False,
         "failSwapOn": False,
-        # How soon the kubelet tries again what failed; a minute is the default, and tests of recovery wait for it.
+        # Retry interval of the kubelet. The default is a minute, for which tests of recovery would wait.
         "syncFrequency": "10s",
         "maxPods": 200,
         "evictionHard": {
@@ -182,12 +186,14 @@ def kubelet_configuration(
 
 
 def cgroup_driver(host: Host) -> str:
-    """systemd owns the one tree of version 2; version 1 in a container has no tree that it could own."""
+    """Return the cgroup driver: systemd owns the tree of version 2. With version 1, a container has no tree that
+    systemd could own.
+    """
     return "systemd" if host.cgroup_version == 2 else "cgroupfs"
 
 
 def containerd_configuration(host: Host) -> str:
-    """Configuration file of containerd: nothing but what the machine below and the missing registry ask for."""
+    """Return the config file of containerd: only the settings for the host and for the missing registry."""
     restricted = "" if host.can_lower_oom_score else "  restrict_oom_score_adj = true\n"
     return (
         "version = 3\n\n"
@@ -203,7 +209,7 @@ def containerd_configuration(host: Host) -> str:
 
 
 def pod_network(world: World, node: Node) -> str:
-    """The node's pod network, for the container network interface."""
+    """Return the CNI config of the node's pod network."""
     subnet = [{"subnet": world.pod_subnet(node)}]
     bridge = {
         "type": "bridge",
@@ -217,7 +223,7 @@ def pod_network(world: World, node: Node) -> str:
 
 
 def routes(world: World, own: Node | None) -> str:
-    """A script that leads to the pods of the other nodes, and lets a node's own pods out. It can be run again."""
+    """Return an idempotent script that routes to the other nodes' pods and lets the node's own pods out."""
     lines = ["set -e"]
     lines += [
         f"ip route replace {world.pod_subnet(node)} via {world.node_address(node)}"
@@ -231,7 +237,7 @@ def routes(world: World, own: Node | None) -> str:
 
 
 def kube_proxy_configuration(world: World) -> dict[str, object]:
-    """Configuration file of kube-proxy; the machine's connection tracking stays as it is."""
+    """Return the config file of kube-proxy, which does not change the host's connection tracking."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -250,7 +256,9 @@ def kube_proxy_configuration(world: World) -> dict[str, object]:
 
 
 def bootstrap_objects() -> dict[str, object]:
-    """What the cluster needs before its first pod: the API server may ask kubelets for logs and run commands."""
+    """Return the objects that the cluster needs before its first pod: the API server can read logs and run commands at
+    kubelets.
+    """
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",

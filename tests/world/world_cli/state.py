@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is written down about a world: its name, networks and nodes. Everything else is read from Docker."""
+"""The stored state of a world: its name, networks, and nodes. All other state is read from Docker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .pins import PINNED
 
 NAME_PATTERN = re.compile(r"[a-z]([a-z0-9-]{0,29}[a-z0-9])?")
 LARGEST_WORLD = 100
-#: Second bytes of the 10.x.0.0/16 networks that worlds are given.
+#: Second bytes of the 10.x.0.0/16 networks for worlds.
 BLOCKS = range(211, 251)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One worker node. ``index`` counts from 1 and gives its name and addresses."""
+    """One worker node. ``index`` counts from 1 and determines its name and addresses."""
 
     name: str
     index: int
@@ -32,9 +32,9 @@ class Node:
 
 @dataclass(frozen=True)
 class World:
-    """One world. ``block`` is the second byte of its networks; ``release`` names what it is made of.
+    """One world. ``block`` is the second byte of its networks. ``release`` names its components' release.
 
-    ``own_gates`` says that every component has the feature gates that it would have by itself, not those of gates.json.
+    ``own_gates`` means that every component has its default feature gates, not those of gates.json.
     """
 
     name: str
@@ -45,54 +45,57 @@ class World:
 
     @property
     def control(self) -> str:
-        """Name of the control plane's container and host."""
+        """Return the name of the control plane's container and host."""
         return f"{self.name}-control"
 
     @property
     def network(self) -> str:
-        """Name of the Docker network."""
+        """Return the name of the Docker network."""
         return f"{self.name}-network"
 
     @property
     def node_subnet(self) -> str:
-        """Addresses of the containers."""
+        """Return the addresses of the containers."""
         return f"10.{self.block}.0.0/24"
 
     @property
     def cluster_subnet(self) -> str:
-        """All addresses of the world: nodes, pods and services."""
+        """Return all addresses of the world: nodes, pods, and services."""
         return f"10.{self.block}.0.0/16"
 
     @property
     def service_subnet(self) -> str:
-        """Addresses of Kubernetes services."""
+        """Return the addresses of Kubernetes services."""
         return f"10.{self.block}.240.0/20"
 
     @property
     def service_address(self) -> str:
-        """Address of the ``kubernetes`` service."""
+        """Return the address of the ``kubernetes`` service."""
         return f"10.{self.block}.240.1"
 
     @property
     def control_address(self) -> str:
-        """Address of the API server."""
+        """Return the address of the API server."""
         return f"10.{self.block}.0.2"
 
     @property
     def server(self) -> str:
-        """URL of the API server, the same from nodes and from the host."""
+        """Return the URL of the API server, the same from nodes and from the host."""
         return f"https://{self.control_address}:6443"
 
     def node_address(self, node: Node) -> str:
-        """Address of a worker."""
+        """Return the address of a worker."""
         return f"10.{self.block}.0.{10 + node.index}"
 
     def pod_subnet(self, node: Node) -> str:
-        """Addresses of a worker's pods."""
+        """Return the addresses of a worker's pods."""
         return f"10.{self.block}.{node.index}.0/24"
 
     def node(self, name: str) -> Node:
-        """The worker with this name; ``node1`` and ``1`` stand for ``<world>-node1``. Raises WorldError for another one."""
+        """Return the worker with this name; ``node1`` and ``1`` mean ``<world>-node1``.
+
+        Raises WorldError for an unknown name.
+        """
         for node in self.nodes:
             if name in (node.name, f"node{node.index}", str(node.index)):
                 return node
@@ -101,12 +104,12 @@ class World:
         )
 
     def container(self, name: str) -> str:
-        """The container of a worker or, for ``control``, of the control plane."""
+        """Return the container of a worker or, for ``control``, of the control plane."""
         return self.control if name in ("control", self.control) else self.node(name).name
 
 
 def check_name(name: str) -> str:
-    """Return the name if a world can have it; raise WorldError otherwise."""
+    """Return the name if it is valid for a world; raise WorldError otherwise."""
     if not NAME_PATTERN.fullmatch(name):
         raise WorldError(
             f"{name!r} cannot name a world: use 1 to 31 small letters, digits and dashes, beginning with a letter and not ending with a dash."
@@ -115,7 +118,9 @@ def check_name(name: str) -> str:
 
 
 def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ...]:
-    """The workers of a world. One silicon profile serves all nodes, several are given in the order of the nodes."""
+    """Return the workers of a world. One silicon profile applies to all nodes; several apply in the order of the
+    nodes.
+    """
     if not 1 <= count <= LARGEST_WORLD:
         raise WorldError(f"a world has 1 to {LARGEST_WORLD} nodes, not {count}.")
     given = list(profiles)
@@ -128,7 +133,10 @@ def plan_nodes(name: str, count: int, profiles: Iterable[str]) -> tuple[Node, ..
 
 
 def free_block(used_subnets: Iterable[str], taken: Iterable[int]) -> int:
-    """A second byte whose whole 10.x.0.0/16 overlaps nothing in use. Raises WorldError when there is none left."""
+    """Return a second byte whose whole 10.x.0.0/16 overlaps no network in use.
+
+    Raises WorldError if there is no free one.
+    """
     networks = [ipaddress.ip_network(subnet, strict=False) for subnet in used_subnets]
     occupied = set(taken)
     for block in BLOCKS:
@@ -143,12 +151,12 @@ def free_block(used_subnets: Iterable[str], taken: Iterable[int]) -> int:
 
 
 def folder(name: str) -> Path:
-    """Folder of one world's state."""
+    """Return the directory of one world's state."""
     return cache.worlds_folder() / name
 
 
 def load(name: str) -> World | None:
-    """A world by its name; None when nothing, or nothing readable, is written about it."""
+    """Return a world by its name; None without readable state."""
     try:
         values = json.loads((folder(name) / "world.json").read_text())
         nodes = tuple(Node(**node) for node in values["nodes"])
@@ -159,7 +167,7 @@ def load(name: str) -> World | None:
 
 
 def require(name: str) -> World:
-    """A world that is up, or a WorldError that says which ones are."""
+    """Return a running world, or raise a WorldError that lists the running ones."""
     world = load(name)
     if world is None:
         others = ", ".join(sorted(names())) or "none"
@@ -170,10 +178,10 @@ def require(name: str) -> World:
 
 
 def names() -> list[str]:
-    """Names of all worlds that something is written about."""
+    """Return the names of all worlds with a stored state."""
     return sorted(path.parent.name for path in cache.worlds_folder().glob("*/world.json"))
 
 
 def save(world: World) -> None:
-    """Write a world down, whole or not at all."""
+    """Store a world atomically."""
     cache.write_atomically(folder(world.name) / "world.json", json.dumps(asdict(world), indent=2) + "\n")

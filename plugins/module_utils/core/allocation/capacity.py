@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a request takes of a device's capacities, and whether that is left. Pure.
+"""Compute the amounts of a device's capacities that a request consumes, and compare them with the remaining amounts.
 
-Facts: KEP-5075 and k8s.io/dynamic-resource-allocation/structured, 1.37. Amounts are exact here; the scheduler reckons in thousandths where a
-policy can be told in them, which is the same for whatever it takes.
+No side effects. Source: KEP-5075 and k8s.io/dynamic-resource-allocation/structured, 1.37. Amounts are exact here. The
+scheduler computes in thousandths if a policy can be expressed in them, which gives the same result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .objects import Device, Json
 
 
 def taken(requested: Mapping[str, Fraction], device: Device) -> dict[str, Fraction] | None:
-    """Return what a request takes of each capacity; None where the device lacks one, or its policy does not give what is asked for."""
+    """Return the consumed amounts by capacity; None if a capacity is missing or its policy does not allow the request."""
     capacity = device.capacity
     if any(name not in capacity for name in requested):
         return None
@@ -34,7 +34,7 @@ def taken(requested: Mapping[str, Fraction], device: Device) -> dict[str, Fracti
 def lacking(
     amounts: Mapping[str, Fraction], device: Device, consumed: Mapping[str, Fraction]
 ) -> tuple[str, Fraction, Fraction] | None:
-    """Return the first capacity of which more is asked for than others leave, with the amount and what is left; None where all is left."""
+    """Return the first insufficient capacity, with the requested and the remaining amount; None if all are sufficient."""
     for name, amount in amounts.items():
         left = quantity.parse(device.capacity[name]["value"]) - consumed.get(name, Fraction(0))
         if amount > left:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The nearest change after which claims would have devices: each one is tried with the scheduler's own search before it is told. Pure."""
+"""Find the nearest change after which claims would get devices, and verify each one with the same search.
+
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,11 @@ from .search import NodeSearch
 TOLERATE, FREE_CLAIMS, REPARTITION, ASK_FOR_LESS, GUARD, WAIT, NOTHING = (
     *("tolerate", "free-claims", "repartition", "ask-for-less", "guard-attribute", "wait", "nothing"),
 )
-#: Of how many nodes a change is worked out; a fleet's nodes are mostly alike, and any of them will do.
+#: The maximum number of nodes for which changes are computed. Nodes of a fleet are mostly alike, and any of them will
+#: do.
 MOST_NODES = 12
-#: The most claims of which every set is tried; more are found one by one, which may leave one too many.
+#: The maximum number of claims of which all sets are tried. Larger sets are reduced one by one, and may contain one
+#: claim too many.
 MOST_TOGETHER = 2
 MOST_HOLDERS = 24
 PLAYBOOKS = "dra.accelerators.plan makes such a layout, and dra.accelerators.repartition applies it"
@@ -41,9 +46,9 @@ PLAYBOOKS = "dra.accelerators.plan makes such a layout, and dra.accelerators.rep
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that somebody could do, in a sentence, on which node, and with what: taints, claims, a device.
+    """One possible change: a sentence, the node, and the affected taints, claims, and device.
 
-    ``moves`` are those of the claims that have room on another node, each with that node.
+    ``moves`` maps claims that fit on another node to this node.
     """
 
     kind: str
@@ -55,7 +60,7 @@ class Change:
     moves: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the change as data."""
         return {
             "kind": self.kind,
             "text": self.text,
@@ -76,10 +81,11 @@ def nearest(
     cutter: Cutter | None = None,
     holder_of: HolderOf = lambda _name: None,
 ) -> list[Change]:
-    """Return the changes after which the claims would have devices, the nearest first; one of kind ``nothing`` where none of these would do.
+    """Return the changes after which the claims would get devices, nearest first; kind ``nothing`` if no change helps.
 
-    ``asked`` are the nodes that the pod may go to, ``everywhere`` all those on which a device may be partitioned as it would have to be, or that
-    a claim which makes room may go to. ``cutter`` says into what devices can be cut; without it that is known of what is cut so somewhere.
+    ``asked`` are the nodes that the pod can run on. ``everywhere`` are all nodes: those with examples of a suitable
+    partitioning, and those that moved claims can use. ``cutter`` returns possible partitionings of devices. Without it,
+    only partitionings that exist elsewhere are known.
     """
     guards = list(_guards(asked, claims, judge))
     nodes = [(at, one) for at, one in asked if one.verdict != FITS]
@@ -114,7 +120,7 @@ def nearest(
 
 
 def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], cutter: Cutter | None) -> str:
-    """Say that nothing was found, and no more than was looked for."""
+    """Return a text that no change was found, limited to the checked changes."""
     tried = "none: whatever claims end and taints go, no node has what this asks for as its devices are cut"
     unknown = [
         name
@@ -131,7 +137,7 @@ def _none(nodes: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[Want
 
 
 def _best(found: Iterable[Change | None]) -> list[Change]:
-    """The smallest of the changes that a few nodes allow."""
+    """Return the smallest of the changes on a few nodes."""
     kept: list[Change] = []
     for each in found:
         if each is not None:
@@ -167,7 +173,7 @@ def _tolerated(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> C
 
 
 def _tolerable(at: NodeSearch, held: Held, claims: Sequence[WantedClaim], judge: Judge) -> tuple[str, ...] | None:
-    """The fewest taints whose toleration would do; None where none would, or none is in the way."""
+    """Return the fewest taints whose toleration would help; None if no toleration helps or no taint is an obstacle."""
     requests = [each for claim in claims for alternatives in claim.requests for each in alternatives]
     taints = {
         taint_text(taint): taint
@@ -213,7 +219,7 @@ def _end(names: Sequence[str]) -> str:
 
 
 def _with_places(change: Change, moves: Mapping[str, str]) -> Change:
-    """The same change, with those of its claims that need not end."""
+    """Return the change with those of its claims that can move instead of end."""
     if not moves:
         return change
     if len(change.claims) == 1:
@@ -227,7 +233,7 @@ def _with_places(change: Change, moves: Mapping[str, str]) -> Change:
 def _freeable(
     at: NodeSearch, finding: NodeFinding, claims: Sequence[WantedClaim], judge: Judge
 ) -> tuple[str, ...] | None:
-    """The fewest claims after whose end there would be devices; None where that would not do, or nobody holds any."""
+    """Return the fewest claims whose end would free enough devices; None if that does not help or no claim has devices."""
     holders = sorted(
         {
             name
@@ -245,12 +251,15 @@ def _freeable(
     if not fits(holders):
         return None
     named = {name for one in finding.requests for each in one.obstacles if each.kind in HELD for name in each.claims}
-    # Those that were named first: they are where the devices are that the claim wants.
+    # The claims in the obstacles first, because they use the suitable devices.
     return _smallest(sorted(holders, key=lambda name: (name not in named, name)), fits)
 
 
 def _smallest(things: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
-    """The smallest set for which ``fits`` holds, which it does for all; of many, one from which none can be left out."""
+    """Return the smallest set for which ``fits`` is true; it is true for the whole set.
+
+    For many elements, return a set that cannot be reduced by one element.
+    """
     if len(things) <= MOST_HOLDERS:
         for size in range(1, MOST_TOGETHER + 1):
             for some in combinations(things, size):
@@ -265,7 +274,7 @@ def _smallest(things: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> t
 
 
 def _both(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change | None:
-    """Tolerate something and free claims, where one of them does not do."""
+    """Return a change that tolerates taints and frees claims, if neither alone helps."""
     holders = {
         name for pool in at.pools for device in (*pool.devices, *pool.elsewhere) for name in at.held.holders(device.key)
     }
@@ -278,13 +287,13 @@ def _both(at: NodeSearch, claims: Sequence[WantedClaim], judge: Judge) -> Change
     return Change(TOLERATE, text, _name(at), taints=taints, claims=tuple(sorted(holders)))
 
 
-# ---------------------------------------------------------------------- partition a device anew
+# ---------------------------------------------------------------------- partition a device again
 
 
 def _cut_anew(
     at: NodeSearch, claims: Sequence[WantedClaim], cutter: Cutter | None, judge: Judge, *, freed: bool = False
 ) -> Change | None:
-    """What the cutter knows of for a node, tried; with ``freed`` what would do once claims of the node have ended."""
+    """Return the cutter's change for a node if the search confirms it; with ``freed`` after the node's claims end."""
     holders = {name for device in at.devices() for name in at.held.holders(device.key)} if freed else set()
     cuts = cutter.cuts(_name(at), claims, sorted(holders)) if cutter is not None and (holders or not freed) else ()
     published, pools = wholes(at), list(at.pools)
@@ -309,7 +318,7 @@ def _cut_anew(
         return _fits(NodeSearch(at.node, pools, at.held.without([*ended, *gone]), judge), claims)
 
     if not fits(()):
-        # What is wanted beside the parts is there already, and held.
+        # Other requested devices exist, but are in use.
         others = sorted(holders - ended)
         if not others or not fits(others):
             return None
@@ -322,7 +331,7 @@ def _cut_anew(
 def _repartitioned(
     at: NodeSearch, claims: Sequence[WantedClaim], known: Mapping[str, Sequence[Model]], judge: Judge
 ) -> Change | None:
-    """One device of this node, held by nobody, cut as one of the same product is somewhere in the cluster."""
+    """Return a change that partitions one unused device of this node like a device of the same product in the cluster."""
     for whole, mine in sorted(wholes(at).items()):
         if not whole or any(at.held.holders(each.key) for each in mine) or draws_beside(at, mine):
             continue
@@ -338,11 +347,11 @@ def _repartitioned(
     return None
 
 
-# ---------------------------------------------------------------------- ask for less, or otherwise
+# ---------------------------------------------------------------------- change the request
 
 
 def _less(at: NodeSearch, claims: Sequence[WantedClaim]) -> Change | None:
-    """Of the one request that wants several devices, fewer of them."""
+    """Return a change of the only request for several devices to fewer devices."""
     several = [
         each
         for claim in claims
@@ -362,7 +371,7 @@ def _less(at: NodeSearch, claims: Sequence[WantedClaim]) -> Change | None:
 
 
 class _Tolerant:
-    """Judges as a selector would that asks first whether an attribute is there: what had an error is not selected."""
+    """Evaluate expressions like selectors that first check whether an attribute exists: errors count as no match."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -380,7 +389,7 @@ class _Tolerant:
 def _guards(
     asked: Sequence[tuple[NodeSearch, NodeFinding]], claims: Sequence[WantedClaim], judge: Judge
 ) -> Iterator[Change]:
-    """Where a selector has an error: whether there would be devices if it were written so that it had none."""
+    """Yield a change of a failing selector if the claims would get devices with a selector that does not fail."""
     if not any(one.verdict == ERROR for _at, one in asked):
         return
     tolerant = _Tolerant(judge)

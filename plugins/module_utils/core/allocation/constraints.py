@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Attributes in which the devices of a claim have to agree, or to differ. Pure.
+"""Check the attributes that must be equal, or different, for the devices of a claim. No side effects.
 
-Facts: KEP-4381 (matchAttribute), KEP-5075 (distinctAttribute), KEP-5491 (lists of values: a single value is a list of one).
+Source: KEP-4381 (matchAttribute), KEP-5075 (distinctAttribute), KEP-5491 (lists of values: a single value is a list of
+one).
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any, Optional
 
 from .objects import Constraint, Device, Json, Request
 
-#: The type's word and the values.
+#: The name of the type, and the values.
 Values = tuple[str, frozenset[Any]]
-#: Says what an attribute of a device is for a request, which can derive it. Raises as a Judge does.
+#: A function that returns an attribute of a device for a request, which can derive it. Raises like a Judge.
 Lookup = Callable[[Request, Device, str], Optional[Json]]
 _TYPES = (("ints", "int"), ("bools", "bool"), ("strings", "string"), ("versions", "version"))
 
 
 def values_of(attribute: Json | None) -> Values | None:
-    """Return an attribute's values as a set with their type; None where it has none."""
+    """Return an attribute's values as a set with their type; None without values."""
     for many, one in _TYPES:
         if attribute and attribute.get(many):
             return one, frozenset(attribute[many])
@@ -31,14 +32,14 @@ def values_of(attribute: Json | None) -> Values | None:
 
 
 def text_of(values: Values | None) -> str:
-    """Return values for people."""
+    """Return values as text."""
     if values is None:
         return "nothing"
     return ", ".join(sorted(str(each).lower() if isinstance(each, bool) else str(each) for each in values[1]))
 
 
 class Bound:
-    """A constraint with the devices that have been taken under it, last in, first out."""
+    """A constraint with the devices that were added to it; the last added device is removed first."""
 
     def __init__(self, constraint: Constraint, lookup: Lookup) -> None:
         self.constraint = constraint
@@ -46,7 +47,7 @@ class Bound:
         self._taken: list[Values] = []
 
     def add(self, request: Request, device: Device) -> bool:
-        """Take a device if it keeps to the constraint; whether it does."""
+        """Add a device if it meets the constraint. Return whether it does."""
         if not request.is_named_by(self.constraint.requests):
             return True
         values = values_of(self._lookup(request, device, self.constraint.attribute))
@@ -64,7 +65,7 @@ class Bound:
         return True
 
     def remove(self, request: Request) -> None:
-        """Give back the device that was added last."""
+        """Remove the device that was added last."""
         if request.is_named_by(self.constraint.requests):
             self._taken.pop()
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Pools as they would be with a device of them cut anew: as one of the same product is cut somewhere, or as somebody knows that it can be. Pure."""
+"""Model pools after a device is partitioned again, like an existing device of the same product or as a cutter proposes.
+
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from .objects import Device, Pool, Request, SelectorFailed, WantedClaim
 from .reasons import holders_of_counters
 from .search import NodeSearch
 
-#: By what devices are told to be of the same kind, and parts to be of the same whole.
+#: Attributes that identify devices of the same product, and parts of the same device.
 PRODUCTS = ("productName", "model")
 OWN_UUID, PARENT_UUID = "uuid", "parentUUID"
 STANDARD = "resource.kubernetes.io/"
-#: Where the counters of parts have their names that a device is cut into.
+#: The scope of counter sets of newly created parts.
 ANEW = "partitioned-anew"
-#: What the names of such parts begin with.
+#: The name prefix of such parts.
 NEW = "new-"
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a device would be cut anew: the UUID of the whole, what it would have beside what of it ``stays`` (UUIDs), and that in words."""
+    """A possible partitioning: the UUID of the whole device, the new parts, the parts that stay (UUIDs), and a text."""
 
     whole: str
     parts: tuple[Device, ...]
@@ -39,15 +42,18 @@ class Cut:
 
 
 class Cutter(Protocol):
-    """Knows into what the devices of nodes can be cut."""
+    """Return possible partitionings of devices."""
 
     def cuts(self, node: str, claims: Sequence[WantedClaim], ended: Collection[str] = ()) -> Sequence[Cut] | None:
-        """Return what would be cut of a node for claims once others have ended; none where no cut does, None where that is not known."""
+        """Return the partitionings of a node's devices for claims after the end of others.
+
+        Empty if no partitioning helps, None if unknown.
+        """
 
 
 @dataclass(frozen=True)
 class Model:
-    """A device somewhere with its parts, that has what a request selects; ``forms`` is what its parts are."""
+    """An existing device with its parts, one of which a request selects. ``forms`` describes its parts."""
 
     node: str
     pool: Pool
@@ -56,7 +62,7 @@ class Model:
 
 
 def models(searches: Sequence[NodeSearch], claims: Sequence[WantedClaim]) -> dict[str, list[Model]]:
-    """By product the devices anywhere that have what a request selects; of those that are cut alike one is enough."""
+    """Return, by product, devices on any node with parts that a request selects; one device per form."""
     requests = [each for claim in claims for alternatives in claim.requests for each in alternatives]
     found: dict[str, list[Model]] = {}
     for other in searches:
@@ -79,7 +85,7 @@ def _selected(at: NodeSearch, request: Request, device: Device) -> bool:
 
 
 def wholes(at: NodeSearch) -> dict[str, list[Device]]:
-    """The devices of a node by the UUID of the whole that they are, or are parts of."""
+    """Return the devices of a node by the UUID of the whole device that they are or are parts of."""
     found: dict[str, list[Device]] = {}
     for device in at.devices():
         found.setdefault(text_attribute(device, PARENT_UUID) or text_attribute(device, OWN_UUID), []).append(device)
@@ -87,13 +93,13 @@ def wholes(at: NodeSearch) -> dict[str, list[Device]]:
 
 
 def draws_beside(at: NodeSearch, mine: Sequence[Device]) -> bool:
-    """Whether counters that these devices draw on are drawn on already."""
+    """Return whether claims already use counters that these devices consume."""
     places = {place for device in mine for place, _drawn, _groups in device.draws}
     return bool(places and holders_of_counters(at, places))
 
 
 def replaced(at: NodeSearch, mine: Sequence[Device], model: Model) -> list[Pool]:
-    """The node's pools with the parts in place of these devices; they are where these are."""
+    """Return the node's pools with the model's parts instead of these devices."""
     places = {place for each in model.parts for place, _drawn, _groups in each.draws}
     counters = {(ANEW, place[1]): amounts for place, amounts in model.pool.counters.items() if place in places}
     return with_parts(at.pools, mine[0].key[:2], mine, mine, model.parts, counters)
@@ -107,9 +113,10 @@ def with_parts(
     parts: Iterable[Device],
     counters: Mapping[tuple[str, str], Mapping[str, Fraction]] = MappingProxyType({}),
 ) -> list[Pool]:
-    """Pools with parts in place of what is gone of a device, in the pool ``into``; they are where it is, and what taints it taints them.
+    """Return pools with new parts instead of the removed devices, in the pool ``into``.
 
-    ``mine`` is what is published of the device. Where that is nothing, nothing is known of where it is either.
+    Parts get the device's location and taints. ``mine`` are the published devices of the physical device. If it is
+    empty, the location is unknown.
     """
     standard = {
         name: value for each in mine[:1] for name, value in each.attributes.items() if name.startswith(STANDARD)
@@ -149,18 +156,18 @@ def with_parts(
 
 
 def text_attribute(device: Device, name: str) -> str:
-    """Return an attribute of the driver's own that is a text; empty where there is none."""
+    """Return a string attribute of the driver; empty if it does not exist."""
     values = values_of(device.attribute(f"{device.driver}/{name}"))
     return text_of(values) if values is not None and values[0] == "string" else ""
 
 
 def product_of(device: Device) -> str:
-    """Return what a device is called."""
+    """Return a device's product name."""
     return next((text for name in PRODUCTS if (text := text_attribute(device, name))), "")
 
 
 def forms_of(parts: Iterable[Device]) -> tuple[str, ...]:
-    """Return what tells one way to cut a device from another."""
+    """Return a description of the parts that distinguishes partitionings."""
     return tuple(sorted(map(_form, parts)))
 
 

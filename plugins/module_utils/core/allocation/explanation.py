@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Why pods and claims have no devices: from a cluster's objects to a verdict, what stands in the way node by node, and the nearest change. Pure.
+"""Explain why pods and claims have no devices: a verdict, the obstacles on each node, and the nearest change.
 
-Facts: the scheduler's plugin DynamicResources (PreFilter, Filter), 1.37. Of its other plugins those are looked at that choose nodes by their names,
-labels and taints.
+No side effects. Source: the scheduler's plugin DynamicResources (PreFilter, Filter), 1.37. Of the other plugins, only
+those are considered that select nodes by name, label, and taint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..extended_claims import claim_for, claim_name, requests_of
+from ..dra.extended_claims import claim_for, claim_name, requests_of
 from .changes import Change, nearest
 from .cutting import Cutter
 from .moves import Holder
@@ -30,7 +30,7 @@ _EVERYWHERE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster's objects, each list as the API server gives it."""
+    """A cluster's objects, each list as returned by the API server."""
 
     slices: Sequence[Json] = ()
     claims: Sequence[Json] = ()
@@ -43,10 +43,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is to be said of a pod, or of a claim that no pod is known for.
+    """The explanation for a pod, or for a claim without a known pod.
 
-    ``verdict`` is fits, no, error, unknown, blocked (something is missing before any node is asked) or allocated; ``blockers`` are sentences.
-    ``left_out`` nodes could be asked for devices and were not looked at, since there are many.
+    ``verdict`` is fits, no, error, unknown, blocked (a prerequisite is missing before any node is checked), or
+    allocated. ``blockers`` are sentences. ``left_out`` is the number of suitable nodes that were not checked, because
+    there are many.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class Explanation:
     left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the explanation as data."""
         return {
             "kind": self.kind,
             "namespace": self.namespace,
@@ -77,7 +78,7 @@ class Explanation:
 
 @dataclass
 class _Subject:
-    """Someone who wants devices: a pod, or ``_EVERYWHERE`` for a claim alone, and the claims as far as they are there."""
+    """The subject of an explanation: a pod, or ``_EVERYWHERE`` for a claim alone, with the existing claims."""
 
     kind: str
     namespace: str
@@ -88,9 +89,9 @@ class _Subject:
 
 
 class Explainer:
-    """Explains for one cluster; what is the same for all who ask is worked out once.
+    """Explain the pods and claims of one cluster. Common results are computed once.
 
-    Of nodes that a pod may go to and that reach devices no more than ``most_nodes`` are looked at, spread over all of them.
+    Of the suitable nodes with devices, at most ``most_nodes`` are checked, spread over all of them.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Explainer:
         self._pools: dict[str, list[Pool]] = {}
 
     def waiting(self) -> list[Explanation]:
-        """Explain every pod that is not on a node yet and has claims, and every claim without devices that no pod is known for."""
+        """Explain every pending pod with claims, and every claim without devices and without a known pod."""
         pods = [
             each
             for each in self._cluster.pods
@@ -124,7 +125,7 @@ class Explainer:
         return self._explained(self._pod(pod))
 
     def claim(self, claim: Json) -> Explanation:
-        """Explain a claim: with its pod where one waits for it, else as if a pod without any wishes had it."""
+        """Explain a claim: with its pending pod if there is one, else as if a pod without node requirements used it."""
         for each in self._cluster.pods:
             waits = self._wants(each) and not each["spec"].get("nodeName")
             subject = self._pod(each) if waits and _namespace(each) == _namespace(claim) else None
@@ -136,7 +137,7 @@ class Explainer:
         spec = pod.get("spec") or {}
         return bool(spec.get("resourceClaims") or claim_name(pod) or requests_of(spec, self._cluster.classes))
 
-    # ------------------------------------------------------------------ who wants what
+    # ------------------------------------------------------------------ subjects
 
     def _alone(self, claim: Json) -> _Subject:
         return _Subject("ResourceClaim", _namespace(claim), _name(claim), _EVERYWHERE, [claim])
@@ -151,7 +152,7 @@ class Explainer:
             word, template = str(entry["name"]), entry.get("resourceClaimTemplateName")
             name = entry.get("resourceClaimName") or made.get(word)
             if name is None and word in made:
-                continue  # none is wanted
+                continue  # no claim is needed
             found = self._claims.get((subject.namespace, str(name))) if name else None
             if found is None and template:
                 found = self._from_template(subject, pod, word, str(template))
@@ -183,7 +184,7 @@ class Explainer:
         metadata = {"namespace": subject.namespace, "name": f"{_name(pod)}-{word}"}
         return {"metadata": metadata, "spec": found["spec"].get("spec") or {}}
 
-    # ------------------------------------------------------------------ what is said of them
+    # ------------------------------------------------------------------ explanations
 
     def _explained(self, subject: _Subject) -> Explanation:
         names = tuple("/".join(_key(each)) for each in subject.claims)
@@ -260,7 +261,7 @@ class Explainer:
         return findings, searches, len(left_out)
 
     def _too_many(self, nodes: Sequence[Json]) -> set[str]:
-        """The nodes that are not looked at, of those that could be asked."""
+        """Return the suitable nodes that are not checked."""
         rich = [_name(node) for node in nodes if self._inventory.reaches(node)]
         most = len(rich) if self._most_nodes is None else self._most_nodes
         if len(rich) <= most:
@@ -274,7 +275,7 @@ class Explainer:
         return self._pools[name]
 
     def _holder(self, name: str) -> Holder | None:
-        """A claim that has devices; None where one of those that use it is not known, or its class is gone."""
+        """Return a claim with devices; None if one of its consumers is unknown or its class does not exist."""
         namespace, _slash, own = name.partition("/")
         claim = self._claims.get((namespace, own))
         if claim is None:
@@ -321,7 +322,7 @@ class Explainer:
 def explain(
     cluster: Cluster, judge: Judge, *, pods: Iterable[Json] | None = None, claims: Iterable[Json] | None = None
 ) -> list[Explanation]:
-    """Explain these pods and claims; with neither, all that wait. Raises Malformed for a claim that cannot be read."""
+    """Explain these pods and claims, or without both all that wait. Raises Malformed for an invalid claim."""
     explainer = Explainer(cluster, judge)
     if pods is None and claims is None:
         return explainer.waiting()
@@ -334,7 +335,7 @@ def _verdict(findings: Sequence[NodeFinding]) -> str:
 
 
 def _where(claim: Json) -> str:
-    """Where a claim has its devices."""
+    """Return a text with a claim's devices."""
     allocation = _allocation(claim) or {}
     results = (allocation.get("devices") or {}).get("results") or ()
     devices = [f"{each['pool']}/{each['device']}" for each in results]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Where claims that would make room could have devices instead: each is searched for on the other nodes, beside all that is held by then. Pure."""
+"""Find other nodes for claims that would have to make room, in addition to all other allocations. No side effects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .search import Chosen, NodeSearch
 
 @dataclass(frozen=True)
 class Holder:
-    """A claim that has devices: what it wants, and whether it, with the pods that use it, may go to a node."""
+    """A claim with devices: its requests, and whether the claim and its pods can use a node."""
 
     wanted: WantedClaim
     may_go: Callable[[Json], bool]
 
 
-#: Returns a claim by its namespace and name; None where too little is known of it to say where it could go.
+#: A function that returns a claim by namespace and name; None if its possible nodes are unknown.
 HolderOf = Callable[[str], "Holder | None"]
 
 
@@ -33,9 +33,10 @@ def places(
     holder_of: HolderOf,
     judge: Judge,
 ) -> dict[str, str]:
-    """Return, of the claims ``names`` that make room for ``claims`` on a node, those that have room on another one, each with that node.
+    """Return, for those of the claims ``names`` that fit on another node, this node.
 
-    What the waiting claims then have, and what the ones before have on their new nodes, counts as taken.
+    Their end makes room for ``claims``. The new devices of the waiting claims, and of previously moved claims, count as
+    allocated.
     """
     held = at.held.without(names)
     verdict, _message, _hint, chosen = outcome(NodeSearch(at.node, at.pools, held, judge), claims)
@@ -59,7 +60,7 @@ def places(
 
 
 def _with(held: Held, chosen: Sequence[Chosen], claims: Sequence[WantedClaim]) -> Held:
-    """What is held once claims have what was chosen for them; who watches as an administrator has nothing."""
+    """Return the allocations after claims get the chosen devices. Requests with admin access allocate nothing."""
     watching = {
         (claim.label, request.full_name)
         for claim in claims

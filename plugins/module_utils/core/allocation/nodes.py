@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which nodes a pod may go to, and which nodes reach a slice. Pure.
+"""Determine the nodes that a pod can run on, and the nodes with access to a slice. No side effects.
 
-Facts: k8s.io/component-helpers/scheduling/corev1/nodeaffinity and the scheduler's plugins NodeName, NodeUnschedulable, TaintToleration and
-NodeAffinity, which all are asked before devices are.
+Source: k8s.io/component-helpers/scheduling/corev1/nodeaffinity and the scheduler's plugins NodeName, NodeUnschedulable,
+TaintToleration, and NodeAffinity, which all run before the device allocation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 Json = Mapping[str, Any]
 EXISTS, EQUAL = "Exists", "Equal"
-#: Taints with these effects keep away who does not tolerate them, of nodes as of devices.
+#: Effects of node and device taints that require a toleration.
 BLOCKING = ("NoSchedule", "NoExecute")
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
 def tolerates(toleration: Json, taint: Json) -> bool:
-    """Whether a toleration tolerates a taint, as the scheduler sees it: for how long does not matter to it."""
+    """Return whether a toleration matches a taint, as in the scheduler, which ignores tolerationSeconds."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):
@@ -31,7 +31,7 @@ def tolerates(toleration: Json, taint: Json) -> bool:
 
 
 def blocking_taints(taints: Sequence[Json], tolerations: Sequence[Json]) -> list[Json]:
-    """Return the taints that nobody may come past with these tolerations."""
+    """Return the taints that these tolerations do not tolerate and that prevent scheduling."""
     return [
         taint
         for taint in taints
@@ -40,21 +40,21 @@ def blocking_taints(taints: Sequence[Json], tolerations: Sequence[Json]) -> list
 
 
 def selects(selector: Json, node: Json) -> bool:
-    """Whether a NodeSelector selects a node: one of its terms does. A term that says nothing selects nothing."""
+    """Return whether a NodeSelector selects a node by one of its terms. An empty term selects nothing."""
     return any(_term_selects(term, node) for term in selector.get("nodeSelectorTerms") or ())
 
 
 def reaches(node: Json, *, node_name: str, all_nodes: bool, selector: Json | None) -> bool:
-    """Whether a node reaches what is published for a node's name, for all nodes, or for those that a selector selects."""
+    """Return whether a node has access to devices of a node name, of all nodes, or of the nodes that a selector selects."""
     if node_name:
         return bool(node["metadata"]["name"] == node_name)
     return all_nodes or (selector is not None and selects(selector, node))
 
 
 def why_not_asked(pod: Json, node: Json) -> str:
-    """Return why the scheduler does not even ask a node for devices, as far as that is known here; empty where it asks.
+    """Return why the scheduler excludes a node before the device allocation; empty if it does not.
 
-    Resources such as processors and memory, and what lies between pods, are not looked at.
+    Resources such as CPU and memory, and pod affinity, are not checked.
     """
     spec, name = pod.get("spec") or {}, node["metadata"]["name"]
     if spec.get("nodeName") and spec["nodeName"] != name:
@@ -80,7 +80,7 @@ def why_not_asked(pod: Json, node: Json) -> str:
 
 
 def taint_text(taint: Json) -> str:
-    """Return a taint as ``kubectl taint`` writes it."""
+    """Return a taint in the format of ``kubectl taint``."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint.get('key')}{value}:{taint.get('effect')}"
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Devices, pools, requests and what claims hold, read from the API's objects for the scheduler's work. Pure.
+"""Convert API objects to the devices, pools, requests, and allocations that the search uses.
 
-Facts: resource.k8s.io/v1 (k8s.io/api/resource/v1/types.go); v1beta1, whose devices have their content under ``basic`` and whose requests have the
-fields of ``exactly`` themselves, is read as well.
+No side effects. Source: resource.k8s.io/v1 (k8s.io/api/resource/v1/types.go). v1beta1 is also supported: its devices
+have their content under ``basic``, and its requests contain the fields of ``exactly`` themselves.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from .. import quantity
+from ..dra.device_lookup import attribute_of
 from ..errors import AcceleratorError
-from ..published import attribute_of
 
 Json = Mapping[str, Any]
-#: Driver, pool and name of a device.
+#: Driver, pool, and name of a device.
 Key = tuple[str, str, str]
 ALL = "All"
 
 
 class Malformed(AcceleratorError):
-    """An object is not what the API server would have stored."""
+    """Report an object that the API server would not have stored."""
 
     default_code = "malformed-object"
 
 
 class SelectorFailed(AcceleratorError):
-    """An expression had no answer for a device: the scheduler gives up the whole pod, not only the device."""
+    """Report that an expression failed for a device. The scheduler then aborts the whole pod, not only this device."""
 
     default_code = "selector-failed"
 
@@ -40,57 +40,64 @@ class SelectorFailed(AcceleratorError):
 
 
 class NotJudged(AcceleratorError):
-    """An expression uses what cannot be evaluated here, so nothing is known of it."""
+    """Report that an expression uses features that cannot be evaluated here, so its result is unknown."""
 
     default_code = "not-judged"
 
 
 class Judge(Protocol):
-    """Evaluates expressions about devices."""
+    """Evaluate expressions about devices."""
 
     def matches(self, expression: str, device: Device) -> bool:
-        """Whether a selector is true of a device. Raises SelectorFailed where the scheduler would have an error, NotJudged where nobody here knows."""
+        """Return whether a selector matches a device.
+
+        Raises SelectorFailed if the scheduler would report an error, NotJudged if the result is unknown.
+        """
 
     def value(self, expression: str, device: Device) -> Json:
-        """What an expression makes of a device, as an attribute's value in the API's form. Raises the same."""
+        """Return the result of an expression for a device, as an attribute value in the API's form.
+
+        Raises like ``matches``.
+        """
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device as it is published, with the taints that rules add."""
+    """A published device, with the taints of DeviceTaintRules."""
 
     driver: str
     pool: str
     content: Json
     taints: tuple[Json, ...] = ()
-    #: The slice's spec, for what is said there of all its devices.
+    #: The slice's spec, for fields that apply to all its devices.
     slice: Json = field(default_factory=dict)
-    #: Where counter sets have their names: empty for the pool's, the slice's name where they lie beside the devices (Kubernetes 1.34).
+    #: The namespace of counter set names: empty for the pool, the slice's name if they are in the devices' slice
+    #: (Kubernetes 1.34).
     scope: str = ""
 
     @property
     def name(self) -> str:
-        """Its name in the pool."""
+        """Return its name in the pool."""
         return str(self.content["name"])
 
     @property
     def key(self) -> Key:
-        """What it is known by in claims."""
+        """Return the key by which claims identify it."""
         return (self.driver, self.pool, self.name)
 
     @property
     def label(self) -> str:
-        """Pool and name."""
+        """Return pool and name."""
         return f"{self.pool}/{self.name}"
 
     @property
     def attributes(self) -> Json:
-        """By name, the values in the API's form."""
+        """Return the attributes by name, with values in the API's form."""
         return self.content.get("attributes") or {}
 
     @property
     def capacity(self) -> Json:
-        """By name, ``value`` and ``requestPolicy``."""
+        """Return the capacities by name, with ``value`` and ``requestPolicy``."""
         return {
             str(name): each if isinstance(each, Mapping) else {"value": each}
             for name, each in (self.content.get("capacity") or {}).items()
@@ -98,12 +105,12 @@ class Device:
 
     @property
     def shared(self) -> bool:
-        """Whether several claims can have it at a time."""
+        """Return whether several claims can use it at a time."""
         return bool(self.content.get("allowMultipleAllocations"))
 
     @property
     def draws(self) -> list[tuple[tuple[str, str], dict[str, Fraction], frozenset[str]]]:
-        """What it takes of counter sets: the set's scope and name, the amounts, and the compatibility groups."""
+        """Return its counter consumption: the set's scope and name, the amounts, and the compatibility groups."""
         return [
             (
                 (self.scope, str(each["counterSet"])),
@@ -114,38 +121,41 @@ class Device:
         ]
 
     def attribute(self, name: str) -> Json | None:
-        """Return an attribute by its fully qualified name; what has no domain is the driver's own."""
+        """Return an attribute by its qualified name. Published names without a domain belong to the driver."""
         return attribute_of(self.attributes, self.driver, name)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What a node sees of a pool. A pool that is incomplete or invalid offers nothing."""
+    """A pool from the view of a node. An incomplete or invalid pool offers no devices."""
 
     driver: str
     name: str
     devices: tuple[Device, ...] = ()
-    #: Devices of the same pool that other nodes reach; what they hold of counters counts all the same.
+    #: Devices of the same pool that only other nodes can use. Their counter consumption counts, too.
     elsewhere: tuple[Device, ...] = ()
-    #: By the set's scope and name, what there is of each counter.
+    #: The total of each counter, by the set's scope and name.
     counters: Mapping[tuple[str, str], Mapping[str, Fraction]] = field(default_factory=dict)
     incomplete: str = ""
     invalid: str = ""
 
     @property
     def usable(self) -> bool:
-        """Whether devices are taken from it."""
+        """Return whether devices can be allocated from it."""
         return not (self.incomplete or self.invalid)
 
     @property
     def label(self) -> str:
-        """Driver and pool."""
+        """Return driver and pool."""
         return f"{self.driver}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request, or one of its alternatives. ``selectors`` are those of the class and its own, each with where it is written."""
+    """A request, or one of its alternatives.
+
+    ``selectors`` are those of the class and of the request, each with its origin.
+    """
 
     name: str
     parent: str
@@ -160,17 +170,20 @@ class Request:
 
     @property
     def full_name(self) -> str:
-        """The name by which constraints, configurations and results call it."""
+        """Return the name that constraints, configurations, and results use."""
         return f"{self.parent}/{self.name}" if self.parent else self.name
 
     def is_named_by(self, names: Sequence[str]) -> bool:
-        """Whether a constraint for these requests is for this one; none is all."""
+        """Return whether a constraint for these requests applies to this one. An empty list means all."""
         return not names or self.full_name in names or bool(self.parent and self.parent in names)
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Devices have to agree (or differ, with ``distinct``) in an attribute; ``requests`` empty means all requests."""
+    """Devices must have equal (or different, with ``distinct``) values of an attribute.
+
+    Empty ``requests`` means all requests.
+    """
 
     attribute: str
     distinct: bool
@@ -179,7 +192,10 @@ class Constraint:
 
 @dataclass(frozen=True)
 class WantedClaim:
-    """A claim that has no devices yet. Each of ``requests`` is the alternatives in their order; one without alternatives is alone."""
+    """A claim without devices.
+
+    Each entry of ``requests`` contains the alternatives in order, or the only request.
+    """
 
     namespace: str
     name: str
@@ -188,23 +204,23 @@ class WantedClaim:
 
     @property
     def label(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return f"{self.namespace}/{self.name}"
 
 
 @dataclass
 class Held:
-    """What claims have: by device the claims that have it alone, and those that have a share with what they consume."""
+    """The allocations by device: the claims with exclusive use, and the claims with a share and its consumption."""
 
     alone: dict[Key, list[str]] = field(default_factory=dict)
     shares: dict[Key, list[tuple[str, Mapping[str, Fraction]]]] = field(default_factory=dict)
 
     def holders(self, key: Key) -> list[str]:
-        """Return the names of the claims that have a device, or a share of it."""
+        """Return the names of the claims that use a device or a share of it."""
         return [*self.alone.get(key, ()), *(name for name, _consumed in self.shares.get(key, ()))]
 
     def consumed(self, key: Key) -> dict[str, Fraction]:
-        """Return how much of a device's capacities its shares have."""
+        """Return the amounts of a device's capacities that its shares consume."""
         found: dict[str, Fraction] = {}
         for _name, consumed in self.shares.get(key, ()):
             for name, amount in consumed.items():
@@ -212,7 +228,7 @@ class Held:
         return found
 
     def without(self, claims: Iterable[str]) -> Held:
-        """Return what would be held if these claims had ended."""
+        """Return the allocations without these claims."""
         gone = set(claims)
         return Held(
             {key: left for key, names in self.alone.items() if (left := [one for one in names if one not in gone])},
@@ -221,7 +237,7 @@ class Held:
 
 
 def amounts(found: Json | None) -> dict[str, Fraction]:
-    """Return quantities by name, whether they are plain or under ``value``."""
+    """Return quantities by name, given directly or under ``value``."""
     return {
         str(name): quantity.parse(each["value"] if isinstance(each, Mapping) else each)
         for name, each in (found or {}).items()
@@ -229,7 +245,7 @@ def amounts(found: Json | None) -> dict[str, Fraction]:
 
 
 def held_by(claims: Iterable[Json]) -> Held:
-    """Return what claims have by their allocations. Who watches as an administrator has nothing."""
+    """Return the allocations of claims. Results with admin access are omitted."""
     found = Held()
     for claim in claims:
         metadata = claim["metadata"]
@@ -247,9 +263,9 @@ def held_by(claims: Iterable[Json]) -> Held:
 
 
 def wanted_claim(claim: Json, classes: Mapping[str, Json]) -> WantedClaim:
-    """Read a claim's requests and constraints; ``classes`` are the DeviceClasses by name. Raises Malformed.
+    """Parse a claim's requests and constraints; ``classes`` are the DeviceClasses by name. Raises Malformed.
 
-    The selectors of a class that is not there are none: who asks sees to that before (see ``missing_classes``).
+    A missing class has no selectors. The caller checks this with ``missing_classes``.
     """
     metadata = claim["metadata"]
     devices = (claim.get("spec") or {}).get("devices") or {}
@@ -268,7 +284,7 @@ def wanted_claim(claim: Json, classes: Mapping[str, Json]) -> WantedClaim:
 
 
 def missing_classes(claim: WantedClaim, classes: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return the requests whose DeviceClass does not exist, each with its name and the class's."""
+    """Return the requests whose DeviceClass does not exist, with the names of request and class."""
     return [
         (request.full_name, request.device_class)
         for alternatives in claim.requests

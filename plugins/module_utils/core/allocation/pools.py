@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What of all published pools a node sees, in the order in which the scheduler takes devices. Pure.
+"""Read the pools that a node can use, in the scheduler's order of devices. No side effects.
 
-Facts: k8s.io/dynamic-resource-allocation/structured (gathering of pools) and resourceslice/tracker (taint rules), 1.34 to 1.37.
+Source: k8s.io/dynamic-resource-allocation/structured (gathering of pools) and resourceslice/tracker (taint rules), 1.34
+to 1.37.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from ..published import selects
+from ..dra.device_lookup import selects
 from .nodes import reaches
 from .objects import Device, Json, Pool, amounts
 
@@ -18,7 +19,7 @@ _PoolId = tuple[str, str]
 
 
 class Inventory:
-    """All slices, with the taints of all rules; asked node by node."""
+    """All slices, with the taints of all rules, for queries by node."""
 
     def __init__(self, slices: Iterable[Json], rules: Iterable[Json] = ()) -> None:
         self._rules = sorted(rules, key=lambda each: str(each["metadata"]["name"]))
@@ -34,15 +35,15 @@ class Inventory:
                 self._of_many.append(each)
 
     def drivers(self) -> set[str]:
-        """The drivers that publish anything."""
+        """Return the drivers with slices."""
         return {driver for driver, _pool in self._of_pool}
 
     def reaches(self, node: Json) -> bool:
-        """Whether a node may reach any pool at all; it is not looked at which."""
+        """Return whether a node may have access to any pool, without a check of selectors."""
         return bool(self._of_many) or str(node["metadata"]["name"]) in self._of_node
 
     def pools(self, node: Json) -> list[Pool]:
-        """Return the pools that a node reaches: by driver and name, those with binding conditions last."""
+        """Return the pools of a node, sorted by driver and name, with pools with binding conditions last."""
         seen: dict[_PoolId, list[Json]] = {}
         for each in (*self._of_node.get(str(node["metadata"]["name"]), ()), *self._of_many):
             if _is_for(each, node):
@@ -56,7 +57,7 @@ class Inventory:
         if len(members) != count:
             published = self._of_pool[name]
             if any(_generation(each) > generation for each in published):
-                return None  # a newer generation is under way, and has nothing for this node yet
+                return None  # a newer generation is being published, and has no slices for this node yet
             everything = [each for each in published if _generation(each) == generation]
         if len(everything) != count:
             return Pool(*name, incomplete=f"{len(everything)} of {count} slices of generation {generation} are there")
@@ -111,7 +112,7 @@ def _is_for(each: Json, node: Json) -> bool:
 
 
 def device_is_for(where: Json, node: Json) -> bool:
-    """Whether a node reaches what a slice's spec, or a device that says so itself, is for."""
+    """Return whether a slice's spec, or a device with its own node selection, applies to a node."""
     return reaches(
         node,
         node_name=str(where.get("nodeName") or ""),
@@ -128,7 +129,8 @@ def _newest_only(members: list[Json], each: Json) -> None:
 
 
 def _scope(each: Json) -> str:
-    # Up to 1.34 counter sets lie beside the devices that draw on them, and their names are the slice's own.
+    # Up to 1.34 counter sets are in the same slice as the devices that use them, and their names are unique only in the
+    # slice.
     return _name(each) if each["spec"].get("sharedCounters") and each["spec"].get("devices") else ""
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Why a node has no devices for claims: request by request what rules devices out, and what the requests together cannot have. Pure."""
+"""Find the obstacles on a node: for each request why devices are unsuitable, and conflicts between requests.
+
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ from .search import Aborted, Chosen, NodeSearch, TooManyAttempts, compatible
 
 FITS, NO, ERROR, UNKNOWN, NOT_ASKED = "fits", "no", "error", "unknown", "not-asked"
 FREE = "free"
-#: What rules a device out, in the order in which it is told. Nothing that claims hold or anybody can lift is before what is the device's own.
+#: The kinds of obstacles, in the order of the checks. Properties of the device come before allocations and other
+#: temporary states.
 SELECTOR, FAILED, JUDGED, CAPACITY, OPERATIONS, TAINT, CLAIM, COUNTER, GROUPS, SHARE = (
     *("selector", "selector-error", "selector-unknown", "capacity", "operations"),
     *("taint", "claim", "counter", "compatibility", "share"),
 )
-#: What a claim that ends gives back.
+#: Obstacles that can disappear when a claim ends.
 HELD = (CLAIM, COUNTER, GROUPS, SHARE)
 MOST_NAMED = 5
 _NAMED = re.compile(r"""attributes\[\s*(?P<q>['"])(?P<domain>[^'"]+)(?P=q)\s*\]\s*\.\??(?P<name>[A-Za-z_]\w*)""")
@@ -34,7 +38,7 @@ _NAMED = re.compile(r"""attributes\[\s*(?P<q>['"])(?P<domain>[^'"]+)(?P=q)\s*\]\
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What rules devices out: its kind, a sentence for it, the devices, and the claims that hold them or what they need."""
+    """An obstacle: its kind, a sentence, the devices, and the claims that use them or their resources."""
 
     kind: str
     detail: str
@@ -43,7 +47,7 @@ class Obstacle:
     taints: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the obstacle as data."""
         return {
             "kind": self.kind,
             "detail": self.detail,
@@ -56,7 +60,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class RequestFinding:
-    """A request on a node: how many devices it wants, how many there are, what rules them out, and how many are left."""
+    """The result of a request on a node: requested, existing, and free devices, and the obstacles of the others."""
 
     claim: str
     request: str
@@ -69,12 +73,12 @@ class RequestFinding:
 
     @property
     def short(self) -> bool:
-        """Whether too few devices are left even if nothing else were asked for."""
+        """Return whether too few devices are free even without other requests."""
         blocked = self.every and any(each.kind not in (SELECTOR, CAPACITY) for each in self.obstacles)
         return blocked or self.free < max(self.wanted, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the result as data."""
         return {
             "claim": self.claim,
             "request": self.request,
@@ -89,7 +93,7 @@ class RequestFinding:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """What the scheduler comes to on a node, and why. ``together`` is what stands in the way of the requests together."""
+    """The scheduler's result on a node, and the reasons. ``together`` is the conflict between the requests."""
 
     node: str
     verdict: str
@@ -100,7 +104,7 @@ class NodeFinding:
     chosen: tuple[Chosen, ...] = field(default=(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the result as data."""
         return {
             "node": self.node,
             "verdict": self.verdict,
@@ -123,7 +127,7 @@ class NodeFinding:
 
 
 def look(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
-    """Return what the scheduler comes to on a node with these claims, and what rules devices out there."""
+    """Return the scheduler's result for these claims on a node, with the obstacles."""
     node = str(at.node["metadata"]["name"])
     pools = tuple(
         f"pool {pool.label} is {'being updated' if pool.incomplete else 'invalid'}: {pool.incomplete or pool.invalid}"
@@ -141,7 +145,7 @@ def look(at: NodeSearch, claims: Sequence[WantedClaim]) -> NodeFinding:
 
 
 def outcome(at: NodeSearch, claims: Sequence[WantedClaim]) -> tuple[str, str, str, list[Chosen]]:
-    """Return the scheduler's verdict on a node with a message, a hint, and the devices that it takes."""
+    """Return the scheduler's verdict on a node with a message, a hint, and the allocated devices."""
     try:
         chosen = at.find(claims)
     except Aborted as error:
@@ -152,7 +156,7 @@ def outcome(at: NodeSearch, claims: Sequence[WantedClaim]) -> tuple[str, str, st
 
 
 def obstacle_of(at: NodeSearch, request: Request, device: Device) -> Obstacle | None:
-    """Return what rules one device out for a request when nothing else is asked for; None where nothing does."""
+    """Return the obstacle of one device for a request without other requests; None without an obstacle."""
     names = (device.label,)
     for where, expression in request.selectors:
         of_class = where.startswith("class ")
@@ -163,7 +167,7 @@ def obstacle_of(at: NodeSearch, request: Request, device: Device) -> Obstacle | 
             return Obstacle(FAILED, f"on which the selector of {where} has an error ({error.reason})", names)
         except NotJudged:
             return Obstacle(JUDGED, f"on which the selector of {where} is not evaluated here, {expression}", names)
-    if not at.selectable(replace(request, selectors=()), device):  # which says of its node itself
+    if not at.selectable(replace(request, selectors=()), device):  # the device itself selects nodes
         return Obstacle(SELECTOR, "for other nodes", names)
     consumed = taken(request.capacity, device)
     if consumed is None or lacking(consumed, device, {}):
@@ -207,7 +211,7 @@ def _held(at: NodeSearch, request: Request, device: Device, consumed: dict[str, 
 
 
 def holders_of_counters(at: NodeSearch, places: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the claims that have a device that draws on one of these counter sets."""
+    """Return the claims with a device that consumes one of these counter sets."""
     wanted = set(places)
     found: set[str] = set()
     for pool in at.pools:
@@ -253,7 +257,7 @@ def _request(at: NodeSearch, claim: WantedClaim, request: Request) -> RequestFin
 
 
 def _values(obstacle: Obstacle, request: Request, devices: Sequence[Device], at: NodeSearch) -> str:
-    """What devices of the class have of the attributes that a selector names: mostly the word was another one."""
+    """Return the devices' values of the attributes in a selector. A typical cause is a wrong value in the selector."""
     if obstacle.kind != SELECTOR or obstacle.detail.startswith("not of class "):
         return ""
     names = dict.fromkeys(f"{found['domain']}/{found['name']}" for found in _NAMED.finditer(obstacle.detail))
@@ -278,16 +282,16 @@ def _same_class(at: NodeSearch, request: Request, device: Device) -> bool:
         return False
 
 
-# ---------------------------------------------------------------------- what the requests together cannot have
+# ---------------------------------------------------------------------- conflicts between requests
 
 
 def _together(at: NodeSearch, claims: Sequence[WantedClaim], findings: Sequence[RequestFinding]) -> str:
-    """What stands in the way where each request has enough devices for itself."""
+    """Return the conflict if each request alone has enough devices."""
     by_name = {(one.claim, one.request): one for one in findings}
     for claim in claims:
         for alternatives in claim.requests:
             if all(by_name[claim.label, each.full_name].short for each in alternatives):
-                return ""  # told already, request by request
+                return ""  # the obstacles of the request already show it
     constrained = [(claim, each) for claim in claims for each in claim.constraints]
     if constrained and _fits(at, [replace(claim, constraints=()) for claim in claims]):
         culprits = [
@@ -343,7 +347,7 @@ def _fits(at: NodeSearch, claims: Sequence[WantedClaim]) -> bool:
 
 
 def amount_text(amount: Fraction) -> str:
-    """Return an amount as people write it."""
+    """Return an amount as text."""
     if amount.denominator == 1:
         value = int(amount)
         return quantity.format_bytes(value) if value % 1024 == 0 else str(value)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The scheduler's search for devices on one node: the same devices in the same order, and the same errors. Pure.
+"""Search for devices on one node like the scheduler: the same devices in the same order, and the same errors.
 
-First fit with backtracking over claims, requests, alternatives and devices, as in k8s.io/dynamic-resource-allocation/structured, 1.37. What could never
-be taken is left out beforehand, so that less is tried than there; what is found is the same.
+No side effects. The search uses first fit with backtracking over claims, requests, alternatives, and devices, as in
+k8s.io/dynamic-resource-allocation/structured, 1.37. Impossible candidates are removed before the search, so it needs
+fewer attempts. The result is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .objects import Device, Held, Json, Judge, Key, Pool, Request, SelectorFail
 from .pools import device_is_for
 
 MOST_RESULTS = 32
-#: Attempts with one device after which it is given up here. The scheduler's own limit is time: ten seconds for a node.
+#: The maximum number of attempts with a device. The scheduler's own limit is time: 10 s for a node.
 MOST_ATTEMPTS = 50_000
 OPTIONAL_OPERATIONS = "DRAOptionalNodeOperations"
 
@@ -29,24 +30,24 @@ _Counters = dict[_Place, dict[str, Fraction]]
 
 
 class Aborted(AcceleratorError):
-    """The scheduler gives up the pod with an error, on whichever node it comes across the cause."""
+    """Report that the scheduler aborts the pod with an error, on any node where the cause occurs."""
 
     default_code = "aborted"
 
 
 class TooManyAttempts(AcceleratorError):
-    """There are too many combinations to try them all."""
+    """Report that there are too many combinations to try."""
 
     default_code = "too-many-attempts"
 
 
 class _TooManyResults(Exception):
-    """A claim would get more devices than an allocation can hold."""
+    """A claim would get more devices than an allocation can contain."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A device for a request of a claim, with what it takes of the capacities of a shared one."""
+    """The device for a request of a claim, with the consumed capacities of a shared device."""
 
     claim: str
     request: str
@@ -55,7 +56,7 @@ class Chosen:
 
 
 def draw_of_held(pool: Pool, held: Held) -> _Counters:
-    """Return what is left of the counters of a pool after what claims have; less than nothing where they have too much."""
+    """Return the remaining counters of a pool after existing allocations; negative if claims use too much."""
     left = {place: dict(counters) for place, counters in pool.counters.items()}
     for device in (*pool.devices, *pool.elsewhere):
         if device.key in held.alone or device.key in held.shares:
@@ -66,7 +67,7 @@ def draw_of_held(pool: Pool, held: Held) -> _Counters:
 
 
 class NodeSearch:
-    """One node as the scheduler looks at it: its pools, what is held, and who judges expressions."""
+    """One node from the scheduler's view: its pools, the existing allocations, and the evaluator of expressions."""
 
     def __init__(self, node: Json, pools: Sequence[Pool], held: Held, judge: Judge) -> None:
         self.node = node
@@ -82,33 +83,33 @@ class NodeSearch:
         return [device for pool in self.pools if pool.usable for device in pool.devices]
 
     def judged(self, expression: str, device: Device) -> bool:
-        """Whether one selector is true of a device. Raises SelectorFailed, NotJudged."""
+        """Return whether one selector matches a device. Raises SelectorFailed, NotJudged."""
         return self._judge.matches(expression, device)
 
     def selectable(self, request: Request, device: Device) -> bool:
-        """Whether a device is what a request's selectors, and those of its class, select. Raises SelectorFailed, NotJudged."""
+        """Return whether the selectors of a request and its class match a device. Raises SelectorFailed, NotJudged."""
         if any(not self._judge.matches(expression, device) for _where, expression in request.selectors):
             return False
         return not device.slice.get("perDeviceNodeSelection") or device_is_for(device.content, self.node)
 
     def lookup(self, request: Request, device: Device, name: str) -> Json | None:
-        """Return an attribute of a device as constraints of a request see it."""
+        """Return an attribute of a device for the constraints of a request."""
         if name in request.derived:
             return self._judge.value(request.derived[name], device)
         return device.attribute(name)
 
     def counters_left(self, device: Device) -> _Counters:
-        """Return what is left of the counters of a device's pool."""
+        """Return the remaining counters of a device's pool."""
         return self._left[self._pool_of[device.key].label]
 
     def lacks_counter(self, device: Device, used: _Counters | None = None) -> tuple[_Place, str] | None:
-        """Return a counter of which there is not enough for a device besides what is ``used``; None where there is of all."""
+        """Return a counter with too little left for a device in addition to ``used``; None if all are sufficient."""
         mine: _Counters = {}
         for place, drawn, _groups in device.draws:
             into = mine.setdefault(place, {})
             for name, amount in drawn.items():
                 into[name] = into.get(name, Fraction(0)) + amount
-        # Whoever draws on a pool fails where anything of that pool is overdrawn.
+        # An allocation that consumes counters of a pool fails if any counter of the pool is overdrawn.
         for place, counters in self.counters_left(device).items():
             for name, left in counters.items():
                 if mine.get(place, {}).get(name, Fraction(0)) + (used or {}).get(place, {}).get(name, 0) > left:
@@ -116,18 +117,18 @@ class NodeSearch:
         return None
 
     def lacks_operations(self, device: Device) -> bool:
-        """Whether a device's driver has no part in preparing it and the node does not know of that."""
+        """Return whether a device's driver does not take part in its preparation and the node does not support this."""
         declared = (self.node.get("status") or {}).get("declaredFeatures") or ()
         return bool(device.slice.get("skipNodeOperations")) and OPTIONAL_OPERATIONS not in declared
 
     def groups_of_held(self, device: Device) -> Mapping[_Place, list[frozenset[str]]]:
-        """Return by counter set the compatibility groups of the devices of the same pool that claims have."""
+        """Return the compatibility groups of the allocated devices of the same pool, by counter set."""
         return self._groups[self._pool_of[device.key].label]
 
     def find(self, claims: Sequence[WantedClaim], attempts: int = MOST_ATTEMPTS) -> list[Chosen] | None:
-        """Return the devices that the scheduler takes for claims on this node; None where there are none.
+        """Return the devices that the scheduler allocates to claims on this node; None if it finds none.
 
-        Raises Aborted where the scheduler has an error, NotJudged, and TooManyAttempts.
+        Raises Aborted if the scheduler reports an error, NotJudged, and TooManyAttempts.
         """
         return _Search(self, claims, attempts).run()
 
@@ -141,7 +142,7 @@ class NodeSearch:
 
 
 def compatible(groups: frozenset[str], others: Iterable[frozenset[str]]) -> bool:
-    """Whether a device of these groups may draw on a counter set beside the others."""
+    """Return whether a device with these groups can use a counter set together with the others."""
     common: frozenset[str] | None = None
     for each in others:
         common = each if common is None else common & each
@@ -151,7 +152,7 @@ def compatible(groups: frozenset[str], others: Iterable[frozenset[str]]) -> bool
 
 
 class _Candidate:
-    """A device of a request's list; ``error`` is what the scheduler comes across when it gets to it."""
+    """A candidate device for a request; ``error`` is the error that the scheduler reports when it reaches the device."""
 
     def __init__(self, order: int, device: Device, consumed: dict[str, Fraction] | None, error: Exception | None):
         self.order, self.device, self.consumed, self.error = order, device, consumed, error
@@ -196,7 +197,7 @@ class _Search:
         return len(self._lists[number, place, which]) if request.every else request.count
 
     def _candidates(self, claim: WantedClaim, request: Request) -> list[_Candidate]:
-        """The devices that a request could get if nothing else were asked for; for all of them, all that are selected."""
+        """Return the devices that a request could get alone; all selected devices if it requests all."""
         if request.every:
             for pool in self._at.pools:
                 state = "currently being updated" if pool.incomplete else "currently invalid" if not pool.usable else ""
@@ -225,7 +226,7 @@ class _Search:
         return found
 
     def _possible(self, request: Request, device: Device, consumed: Mapping[str, Fraction]) -> bool:
-        """Whether one device could be taken if nothing else were."""
+        """Return whether one device could be allocated without other allocations in this search."""
         held = self._at.held
         if self._at.lacks_operations(device) or blocking_taints(device.taints, request.tolerations):
             return False
@@ -238,7 +239,7 @@ class _Search:
             compatible(mine, groups.get(place, ())) for place, _drawn, mine in device.draws
         )
 
-    # ------------------------------------------------------------------ the order in which all is tried
+    # ------------------------------------------------------------------ order of the search
 
     def _next_claim(self, number: int) -> bool:
         try:
@@ -277,7 +278,7 @@ class _Search:
             raise _TooManyResults
         end = len(candidates)
         if not any(each.error for each in candidates):
-            end -= count - already - 1  # from there on too few are left; of an error none may be passed over
+            end -= count - already - 1  # after that too few are left; a candidate with an error must not be skipped
         for index in range(already if request.every else start, end):
             self._attempts -= 1
             if self._attempts < 0:
@@ -293,7 +294,7 @@ class _Search:
                 if done:
                     return True
             if request.every:
-                return False  # all of them are wanted, so there is no other to try
+                return False  # all of them are required, so there is no alternative
         return False
 
     # ------------------------------------------------------------------ one device

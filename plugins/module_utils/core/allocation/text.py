@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Explanations as text for people. Pure."""
+"""Convert explanations to text. No side effects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SAID = {
 
 
 def lines(found: Explanation, most_nodes: int = MOST_NODES) -> list[str]:
-    """Return an explanation as lines; of many nodes those that are nearest, and of all a sum."""
+    """Return an explanation as lines: the nearest nodes, and a summary of all nodes."""
     said = [f"{found.kind} {found.namespace}/{found.name}: {_SAID[found.verdict]}."]
     said += [f"  {each}." for each in (*found.blockers, *found.remarks)]
     asked = [each for each in found.nodes if each.verdict != NOT_ASKED]
@@ -74,12 +74,12 @@ def lines(found: Explanation, most_nodes: int = MOST_NODES) -> list[str]:
 
 
 def text(found: Sequence[Explanation], most_nodes: int = MOST_NODES) -> str:
-    """Return explanations as one text, with a line between them."""
+    """Return explanations as one text, separated by empty lines."""
     return "\n\n".join("\n".join(lines(each, most_nodes)) for each in found)
 
 
 def sentences(found: Explanation) -> str:
-    """Return in short what stands in the way: who is told knows which claims are meant."""
+    """Return the obstacles as short sentences, without the names of the claims if there is only one."""
     said = [_SAID[found.verdict], *found.blockers, *found.remarks]
     asked = [each for each in found.nodes if each.verdict != NOT_ASKED]
     if found.left_out:
@@ -123,7 +123,7 @@ def _request(one: RequestFinding) -> list[str]:
 
 
 def _has_nothing(each: NodeFinding) -> bool:
-    """Whether a node has no device of the classes that are asked for, and nothing else is to be said of it."""
+    """Return whether a node has no device of the requested classes and no other findings."""
     obstacles = [one for request in each.requests for one in request.obstacles]
     return (
         each.verdict == NO
@@ -133,7 +133,10 @@ def _has_nothing(each: NodeFinding) -> bool:
 
 
 def _ordered(one: RequestFinding) -> list[Obstacle]:
-    """The obstacles, those of most devices first; devices that claims hold are one of them, whoever the claims are."""
+    """Return the obstacles, those with the most devices first.
+
+    All devices that claims use are combined into one obstacle.
+    """
     held = [each for each in one.obstacles if each.kind == CLAIM]
     rest = [each for each in one.obstacles if each.kind != CLAIM]
     if held:
@@ -144,7 +147,7 @@ def _ordered(one: RequestFinding) -> list[Obstacle]:
 
 
 def _sum(asked: Sequence[NodeFinding]) -> list[str]:
-    """What rules devices out over all nodes, request by request."""
+    """Return the obstacles over all nodes, by request."""
     said = [f"  over {len(asked)} nodes:"]
     for claim, request, free, devices, obstacles in _counted(asked):
         said.append(f"    request {request} of {claim}: {free} of {_number(devices, 'device')} left")
@@ -153,7 +156,7 @@ def _sum(asked: Sequence[NodeFinding]) -> list[str]:
 
 
 def _counted(asked: Sequence[NodeFinding]) -> Iterator[tuple[str, str, int, int, list[tuple[str, int]]]]:
-    """Each claim's requests, how many devices are left for them, of how many, and what rules out the most of the others."""
+    """Yield each request with its free devices, all devices, and the most frequent obstacles."""
     for name in dict.fromkeys((one.claim, one.request) for each in asked for one in each.requests):
         those = [one for each in asked for one in each.requests if (one.claim, one.request) == name]
         counts: Counter[str] = Counter()

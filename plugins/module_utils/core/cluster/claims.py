@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a cluster knows of claims: their devices, pods, nodes and shares, and how well the devices are. Pure readers of API objects."""
+"""Read claims from API objects: their devices, pods, nodes, shares, and the health of the devices. No side effects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[str, str], Json]) -> dict[str, Any]:
-    """Return what is told of a claim. ``published`` are devices as ``inventory`` has them, ``pods`` those that were asked for.
+    """Return the facts of a claim. ``published`` are devices from ``inventory``, ``pods`` the queried pods.
 
-    Raises KeyError, TypeError, AttributeError for what is no claim.
+    Raises KeyError, TypeError, AttributeError for an object that is not a claim.
     """
     metadata, status = claim["metadata"], claim.get("status") or {}
     allocation = status.get("allocation") or {}
@@ -56,13 +56,13 @@ def claim_facts(claim: Json, published: Mapping[Key, Json], pods: Mapping[tuple[
 def facts_by(
     found: Iterable[Json], devices: Iterable[Json], pods: Mapping[tuple[str, str], Json]
 ) -> list[dict[str, Any]]:
-    """Return what is told of each of the claims. ``devices`` are those that are published, ``pods`` those that were asked for."""
+    """Return the facts of each claim. ``devices`` are the published devices, ``pods`` the queried pods."""
     by_key = {(one["driver"], one["pool"], one["name"]): one for one in devices}
     return [claim_facts(claim, by_key, pods) for claim in found]
 
 
 def device_facts(result: Json, published: Mapping[Key, Json], statuses: Mapping[Any, Json]) -> dict[str, Any]:
-    """Return what is told of one device of a claim; what nobody publishes any more has no node, type and product."""
+    """Return the facts of one device of a claim. An unpublished device has no node, type, and product."""
     driver, pool, name = key = inventory.key_of(result)
     device = published.get(key, {})
     status = statuses.get((*key, str(result.get("shareID") or "")), {})
@@ -105,8 +105,8 @@ def pods_of(claim: Json) -> list[str]:
 def holders(claims: Iterable[Json], selector: Mapping[str, str], taint: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the claims with a device that a rule selects, and whether they tolerate its taint on every such device.
 
-    An empty selector selects everything. ``pods`` are those that a claim is reserved for; without any it holds nobody up.
-    ``extended_resource`` is whether the scheduler created the claim for a pod with devices in its limits.
+    An empty selector selects everything. ``pods`` are the pods that a claim is reserved for; without pods no wait is
+    necessary. ``extended_resource`` says whether the scheduler created the claim for a pod with devices in its limits.
     """
     found = []
     for claim in claims:
@@ -130,7 +130,7 @@ def holders(claims: Iterable[Json], selector: Mapping[str, str], taint: Mapping[
 
 
 def tolerates(toleration: Json, taint: Mapping[str, str]) -> bool:
-    """Whether a toleration of a claim lets its pods stay for good: one with seconds does not."""
+    """Return whether a claim's toleration lets its pods stay permanently; False if it has tolerationSeconds."""
     if toleration.get("tolerationSeconds") is not None:
         return False
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
@@ -152,7 +152,7 @@ def select(
     allocated: bool | None = None,
     healthy: bool | None = None,
 ) -> list[dict[str, Any]]:
-    """Return those of the claims' facts that meet every filter that is given; names of claims, pods and devices are patterns."""
+    """Return the facts of the claims that meet every given filter. Names of claims, pods, and devices are patterns."""
 
     def meets(one: dict[str, Any]) -> bool:
         return (
@@ -170,7 +170,7 @@ def select(
 
 
 def _words(device: Mapping[str, Any]) -> tuple[str, ...]:
-    """By what a device can be named: its name, its pool and name, and its UUID."""
+    """Return the names by which a device can be selected: its name, its pool and name, and its UUID."""
     return (device["name"], f"{device['pool']}/{device['name']}", device["uuid"])
 
 
@@ -179,19 +179,19 @@ def _any_fits(texts: Iterable[str], patterns: Sequence[str]) -> bool:
 
 
 def _classes(claim: Json) -> list[str]:
-    """The DeviceClasses that the requests of a claim name, each once, in order."""
+    """Return the DeviceClasses in the requests of a claim, without duplicates, in order."""
     requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
     named = [
         part.get("deviceClassName")
         for request in requests
-        # v1beta1 has the content of ``exactly`` beside the name.
+        # In v1beta1 the fields of ``exactly`` are at the same level as the name.
         for part in (request, request.get("exactly") or {}, *(request.get("firstAvailable") or ()))
     ]
     return list(dict.fromkeys(str(each) for each in named if each))
 
 
 def _selected_nodes(selector: Json | None) -> list[str]:
-    """The node that an allocation is bound to, where it is to one."""
+    """Return the node to which an allocation is bound; empty if it is not bound to a single node name."""
     terms = (selector or {}).get("nodeSelectorTerms") or []
     if len(terms) != 1:
         return []
@@ -206,7 +206,7 @@ def _status_key(status: Json) -> tuple[str, str, str, str]:
 
 
 def _signs(pod: Json | None, claim: str, name: str) -> list[dict[str, str]]:
-    """What the kubelet tells in a pod's status of the health of a claim's devices, container by container."""
+    """Return the health of a claim's devices from a pod's status, by container."""
     if pod is None:
         return []
     words = _names_in_pod(pod, claim)
@@ -232,7 +232,7 @@ def _signs(pod: Json | None, claim: str, name: str) -> list[dict[str, str]]:
 
 
 def _names_in_pod(pod: Json, claim: str) -> set[str]:
-    """How a pod calls a claim: by its own words for claims that it names and for those that were made for it."""
+    """Return a pod's names for a claim: those of claims that its spec names, and those of claims generated for it."""
     words = {
         str(one["name"])
         for one in (pod.get("spec") or {}).get("resourceClaims") or ()

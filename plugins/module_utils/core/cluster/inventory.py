@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which devices there are by ResourceSlices, and what of them is free by ResourceClaims; and those that meet criteria. Pure.
+"""Read the devices from ResourceSlices and their free capacity from ResourceClaims, and select devices by criteria.
 
-Facts: k8s.io/api/resource/v1/types.go; what the scheduler's allocator takes of counters (KEP-4815) and of capacities (KEP-5075).
+No side effects. Source: k8s.io/api/resource/v1/types.go, and the consumption of counters (KEP-4815) and capacities
+(KEP-5075) in the scheduler's allocator.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from fractions import Fraction
 from typing import Any, Union
 
 from .. import quantity
-from ..published import attribute_of
+from ..dra.device_lookup import attribute_of
 
 Json = Mapping[str, Any]
-#: Driver, pool and name of a device.
+#: Driver, pool, and name of a device.
 Key = tuple[str, str, str]
 Number = Union[int, float]
-#: A device with one of these is given to nobody who does not tolerate it.
+#: Taints with these effects prevent allocations to claims that do not tolerate them.
 BLOCKING = ("NoSchedule", "NoExecute")
-#: Criteria that are patterns of text.
+#: Criteria that are text patterns.
 TEXTS = ("name", "driver", "node", "pool", "type", "product", "profile", "uuid")
-#: Criteria that are yes or no.
+#: Boolean criteria.
 FLAGS = ("available", "whole", "shared", "tainted", "held")
 AMOUNTS = ("free", "capacity")
 CRITERIA = (*TEXTS, *FLAGS, *AMOUNTS, "attributes")
@@ -49,7 +50,7 @@ class _Published:
 
     @property
     def draws(self) -> dict[str, dict[str, Fraction]]:
-        """By counter set, what the device takes of it."""
+        """Return the device's consumed amounts, by counter set."""
         return {
             str(each["counterSet"]): _amounts(each.get("counters"))
             for each in self.device.get("consumesCounters") or ()
@@ -57,9 +58,9 @@ class _Published:
 
 
 def devices(slices: Iterable[Json], claims: Iterable[Json] = ()) -> list[dict[str, Any]]:
-    """Return all devices that ResourceSlices publish, in the order of pools and slices, with what claims leave of them.
+    """Return all devices in ResourceSlices, ordered by pool and slice, with their free capacity.
 
-    Of a pool the slices of the newest generation count. Raises ValueError for what are no such objects.
+    Only the newest generation of a pool counts. Raises ValueError for objects of another kind.
     """
     try:
         found = _published(slices)
@@ -79,24 +80,24 @@ def devices(slices: Iterable[Json], claims: Iterable[Json] = ()) -> list[dict[st
 
 
 def results(claim: Json) -> list[Json]:
-    """Return what is allocated to a claim, device by device."""
+    """Return the allocation results of a claim, one per device."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return list((allocation.get("devices") or {}).get("results") or ())
 
 
 def key_of(result: Json) -> Key:
-    """Return which device an allocation's result names."""
+    """Return the key of the device in an allocation result."""
     return (str(result["driver"]), str(result["pool"]), str(result["device"]))
 
 
 def name_of(item: Json) -> str:
-    """Return an object's namespace and name, joined by a slash."""
+    """Return an object's namespace and name, separated by a slash."""
     metadata = item["metadata"]
     return f"{metadata.get('namespace', 'default')}/{metadata['name']}"
 
 
 def _holders(claims: Iterable[Json]) -> dict[Key, list[Json]]:
-    """By device, what claims have of it. Who watches as an administrator takes nothing."""
+    """Return the allocation results by device. Results with admin access are omitted, because they consume nothing."""
     found: dict[Key, list[Json]] = {}
     for claim in claims:
         for result in results(claim):
@@ -118,11 +119,12 @@ def _published(slices: Iterable[Json]) -> list[_Published]:
         pool_room, pool_totals = _room(current), _room(current)
         for each in current:
             spec = each["spec"]
-            # Up to 1.34 counter sets lie beside their devices, and their names are the slice's own.
+            # Up to 1.34 counter sets are in the same slice as their devices, and their names are unique only in the
+            # slice.
             beside = bool(spec.get("sharedCounters")) and bool(spec.get("devices"))
             room, totals = (_room([each]), _room([each])) if beside else (pool_room, pool_totals)
             for device in spec.get("devices") or ():
-                # v1beta1 has everything but the name one level below.
+                # In v1beta1 all fields except the name are one level below.
                 content = {"name": device["name"], **device["basic"]} if "basic" in device else device
                 found.append(_Published(spec, content, room, totals, complete))
     return found
@@ -193,20 +195,20 @@ def _facts(each: _Published) -> dict[str, Any]:
 
 
 def _left(each: _Published, capacity: Mapping[str, Fraction], shared: bool) -> dict[str, Fraction]:
-    """What claims leave of each capacity; of a device that one claim has wholly, nothing."""
+    """Return the unallocated amount of each capacity; 0 for a device that one claim uses exclusively."""
     if not shared:
         return {name: Fraction(0) if each.held else total for name, total in capacity.items()}
     left = dict(capacity)
     for result in each.held:
         consumed = _amounts(result.get("consumedCapacity"))
         for name, total in capacity.items():
-            # Where a claim does not say what it consumes of a capacity, it consumes all of it.
+            # A claim without an amount for a capacity consumes all of it.
             left[name] -= consumed.get(name, total)
     return {name: max(amount, Fraction(0)) for name, amount in left.items()}
 
 
 def _least(value: Any) -> Fraction:
-    """The smallest part of a capacity that a claim can have."""
+    """Return the smallest amount of a capacity that a claim can get."""
     policy = (value.get("requestPolicy") if isinstance(value, Mapping) else None) or {}
     if policy.get("validRange"):
         return quantity.parse(policy["validRange"]["min"])
@@ -224,7 +226,7 @@ def _fits(each: _Published) -> bool:
 
 
 def _is_whole(each: _Published) -> bool:
-    """Whether it draws on no counters, or takes everything of a set: what other devices of the set are parts of."""
+    """Return whether it consumes no counters, or a complete counter set, of which other devices are parts."""
     draws = each.draws
     return not draws or any(
         name in each.totals
@@ -234,7 +236,7 @@ def _is_whole(each: _Published) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute's value without the name of its type."""
+    """Return an attribute's value without its type name."""
     if isinstance(value, Mapping):
         return next(iter(value.values()), None)
     return value
@@ -245,15 +247,15 @@ def _number(value: Fraction) -> Number:
 
 
 def select(found: Iterable[Json], **criteria: Any) -> list[Json]:
-    """Return the devices that meet all criteria, in their order. Raises ValueError for criteria that there are not."""
+    """Return the devices that meet all criteria, in the given order. Raises ValueError for unknown criteria."""
     checked = _checked(criteria)
     return [each for each in found if _meets(each, checked)]
 
 
 def most_at_once(found: Sequence[Json]) -> int:
-    """Return how many of these devices can be had at the same time, taken one after the other as the first fit finds them.
+    """Return how many of these devices can be allocated at the same time, in order, by first fit.
 
-    Devices that draw on the same counters are in each other's way.
+    Devices that consume the same counters can exclude each other.
     """
     room: dict[tuple[str, str, str, str], Fraction] = {}
     count = 0
@@ -266,7 +268,7 @@ def most_at_once(found: Sequence[Json]) -> int:
                 place = (str(each["driver"]), str(each["pool"]), str(name), str(counter))
                 room.setdefault(place, _exact(amount["left"]))
                 takes[place] = _exact(amount["takes"])
-        # What claims have already of a device with several parts has been taken from the counters.
+        # Claims on a shared device have already consumed its counters.
         if each.get("claims") or all(room[place] >= amount for place, amount in takes.items()):
             count += 1
             if not each.get("claims"):
@@ -276,9 +278,9 @@ def most_at_once(found: Sequence[Json]) -> int:
 
 
 def are_there(found: Iterable[Json], count: int = 1, **criteria: Any) -> bool:
-    """Whether there are at least so many devices that meet the criteria.
+    """Return whether at least ``count`` devices meet the criteria.
 
-    Where ``free`` or ``available`` is among the criteria, so many that can be had at the same time.
+    With the criteria ``free`` or ``available``, the devices must also be allocatable at the same time.
     """
     those = select(found, **criteria)
     at_once = criteria.get("free") is not None or criteria.get("available") is True
@@ -286,7 +288,7 @@ def are_there(found: Iterable[Json], count: int = 1, **criteria: Any) -> bool:
 
 
 def nodes_with(found: Iterable[Json], count: int = 1, **criteria: Any) -> list[str]:
-    """Return the names of the nodes that have at least so many devices that meet the criteria, sorted."""
+    """Return the names of the nodes with at least ``count`` devices that meet the criteria, sorted."""
     by_node: dict[str, list[Json]] = {}
     for each in select(found, **criteria):
         if each.get("node"):

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a fleet of nodes and its cluster answer together. Pure."""
+"""Combine the reports of a fleet's nodes with the state of the cluster. No side effects."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..extended_claims import describe_duplicate, duplicates
+from ..dra.extended_claims import describe_duplicate, duplicates
 
 Json = dict[str, Any]
-#: Who owns a partition that was made by hand in a form that no profile has.
+#: The owner of a manually created partition in a form that no profile has.
 FOREIGN = "foreign"
 
 
 def attention(code: str, message: str, remedy: str = "", device: str = "") -> dict[str, str]:
-    """Return one thing that somebody has to look at."""
+    """Return one entry that requires attention."""
     return {"code": code, "device": device, "message": message, "remedy": remedy}
 
 
 def duplicate_class_notes(classes: Iterable[Json]) -> list[dict[str, str]]:
-    """Return a note of the cluster for each extended resource that several DeviceClasses serve."""
+    """Return a note for each extended resource that several DeviceClasses serve."""
     return [
         {"node": "", **attention("duplicate-extended-resource", describe_duplicate(resource, names))}
         for resource, names in duplicates(classes).items()
@@ -30,9 +30,10 @@ def duplicate_class_notes(classes: Iterable[Json]) -> list[dict[str, str]]:
 def fleet_report(
     nodes: Mapping[str, Json], published: Sequence[Json] | None, claims: Sequence[Json], not_asked: Collection[str] = ()
 ) -> Json:
-    """Join the answers of nodes, by the nodes' names, with what the cluster has: ``published`` devices and facts of claims.
+    """Combine the reports of nodes, by node name, with the cluster's state: ``published`` devices and facts of claims.
 
-    ``published`` is None if no cluster was queried. A node with an empty answer is silent, except for nodes of ``not_asked``.
+    ``published`` is None if no cluster was queried. A node with an empty answer is silent, except for nodes of
+    ``not_asked``.
     """
     unasked = sorted(name for name in not_asked if not nodes.get(name))
     silent = [name for name in nodes if not nodes[name] and name not in unasked]
@@ -104,7 +105,10 @@ def _parent(one: Json) -> str:
 
 
 def _is_known(one: Json, known: Collection[str]) -> bool:
-    """Whether what is published is there: a partition may be one that could be made, or have been made since the node was asked."""
+    """Return whether a published device exists.
+
+    A partition can also be one that can be created, or that was created after the node's report.
+    """
     names = {one["uuid"], _parent(one)} - {""}
     return not names or bool(names & set(known))
 
@@ -148,7 +152,7 @@ def _of_claims(claims: Sequence[Json]) -> list[dict[str, str]]:
 
 
 def _versions(nodes: Mapping[str, Json]) -> dict[str, dict[str, list[str]]]:
-    """By what has a version, the nodes that have each of its versions."""
+    """Return, by component, the nodes with each of its versions."""
     found: dict[str, dict[str, list[str]]] = {}
     for name, report in nodes.items():
         versions = report["versions"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""One device of the picture: its partitions where they lie, who has them, what is wrong, and what still fits. Pure.
+"""Build the report data of one device: its partitions with positions and claims, its faults, and the remaining capacity.
 
-Two tell of a device: its node, which has looked at the silicon, and the cluster, which knows what is given to whom. Where a node has
-not answered, what is published of it is drawn: its devices, and of partitions those that exist or that a claim has.
+The module has no side effects. The data has two sources: the node, which scanned the hardware, and the cluster, which
+knows the allocations. If a node has not answered, the data shows its published devices, and the partitions that exist
+or are allocated.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..backend import BACKENDS, create
-from ..published import attribute_of, selects
+from ..dra.device_lookup import attribute_of, selects
+from ..vendors.registry import BACKENDS, create
 
 Json = dict[str, Any]
 Counters = dict[tuple[str, str, str, str], Any]
-#: How the counters are called that stand for one place of a device each.
+#: The names of counters that each represent one place on a device.
 _PLACE = re.compile(r"(?:.*-)?(?:slice|place)-(\d+)")
 _STANDARD = "resource.kubernetes.io/"
 MEMORY = "memory"
-#: What a whole device is called among profiles.
+#: The profile name of a whole device.
 WHOLE = ""
 
 
 def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
-    """Return the devices that a node has answered for, and by UUID what is published of each."""
+    """Return the devices that a node reported, and by UUID the published devices of each."""
     facts = [
         {
             **{key: each[key] for key in ("vendor", "index", "uuid", "product", "pci_address", "pcie_root")},
@@ -61,7 +62,7 @@ def known_by_silicon(answer: Json, published: Sequence[Json]) -> tuple[list[Json
 
 
 def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Json]]]:
-    """Return the devices of which anything is published, and by UUID what that is. What joins several devices is left out."""
+    """Return the physical devices with published devices, and by UUID these published devices. Groups are omitted."""
     mine = _by_device(published)
     facts_of_driver = {each.driver_name: each for each in (create(vendor).facts for vendor in BACKENDS)}
     facts = []
@@ -97,7 +98,7 @@ def of_cluster(published: Sequence[Json]) -> tuple[list[Json], dict[str, list[Js
 
 
 def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> Json:
-    """Return one device of the picture. ``rules`` are DeviceTaintRules with their taints."""
+    """Return the report data of one device. ``rules`` are DeviceTaintRules with their taints."""
     partitions = [dict(each) for each in facts["partitions"]]
     claims = list(facts["claims"])
     shared = None
@@ -144,15 +145,15 @@ def device_of(facts: Json, published: Sequence[Json], rules: Sequence[Json]) -> 
 
 
 def free_bytes(device: Json, memory: int) -> int:
-    """Return how much memory of a device nobody has."""
+    """Return the unused memory of a device in bytes."""
     return max(memory - int(device["used_bytes"]), 0)
 
 
-# ---- what is published, by device
+# ---- published devices by physical device
 
 
 class _Attributes:
-    """Attributes of a published device, with or without the driver's name in front."""
+    """The attributes of a published device, with or without the driver's domain."""
 
     def __init__(self, one: Json) -> None:
         self._found: Mapping[str, Any] = one["attributes"]
@@ -160,7 +161,7 @@ class _Attributes:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """All of them, without the driver's name."""
+        """Return all attributes, without the driver's domain."""
         return {name.removeprefix(f"{self._driver}/"): value for name, value in self._found.items()}
 
     def get(self, name: str) -> Any:
@@ -172,7 +173,10 @@ def _parent(one: Json) -> str:
 
 
 def _by_device(published: Sequence[Json]) -> dict[str, list[Json]]:
-    """By UUID of the physical device, what is published of it. Passthrough siblings and groups have a UUID of their own, or none."""
+    """Return the published devices by the UUID of their physical device.
+
+    Passthrough devices and groups are omitted: they have a separate UUID or none.
+    """
     found: dict[str, list[Json]] = {}
     parents = {_parent(one) for one in published}
     for one in published:
@@ -194,7 +198,7 @@ def _number(name: str, otherwise: int) -> int:
 
 
 def _place(one: Json) -> tuple[int, int] | None:
-    """Where a partition lies: its first place and how many it covers; None for one that has no place."""
+    """Return the position of a partition: its first place and its number of places; None without places."""
     numbers = sorted(
         int(found.group(1))
         for counters in one["draws"].values()
@@ -206,7 +210,7 @@ def _place(one: Json) -> tuple[int, int] | None:
 
 
 def _memory(whole: Json | None, those: Sequence[Json]) -> int:
-    """The memory of a device: the whole one's where that is published, else what its partitions share out and have already."""
+    """Return a device's memory: that of the whole device if published, else the sum of its partitions' memory."""
     if whole is not None:
         return int(whole["capacity"].get(MEMORY, 0))
     shared_out = [amount for key, amount in _counters(those)[1].items() if key[3] == MEMORY]
@@ -214,7 +218,7 @@ def _memory(whole: Json | None, those: Sequence[Json]) -> int:
 
 
 def _counters(those: Sequence[Json]) -> tuple[Counters, Counters]:
-    """What is left of each counter, and how much there was before any claim."""
+    """Return the remaining amount of each counter, and its amount without any claims."""
     left: Counters = {}
     totals: Counters = {}
     for one in those:
@@ -246,7 +250,7 @@ def _kinds(uuid: str, published: Sequence[Json]) -> dict[str, list[Json]]:
 
 
 def _at_once(those: Sequence[Json], room: Counters) -> int:
-    """How many of these can be had at the same time, one after the other as they come. What is shared counts once."""
+    """Return how many of these fit at the same time, allocated in order. Shared devices count once."""
     count = 0
     for one in those:
         takes = _takes(one)
@@ -258,14 +262,14 @@ def _at_once(those: Sequence[Json], room: Counters) -> int:
 
 
 def _join(partitions: list[Json], one: Json, place: tuple[int, int] | None) -> None:
-    """Add what the cluster knows of a partition to the one that the node has told of, or as one that only the cluster knows of."""
+    """Add the cluster's data of a partition to the node's data of the same partition, or as a new partition."""
     same = next((each for each in partitions if one["uuid"] and each["uuid"] == one["uuid"]), None)
     if same is None and place:
         same = next(
             (each for each in partitions if each["profile"] == one["profile"] and each["start"] == place[0]), None
         )
     if same is None and one["claims"]:
-        # Partitions that have no place are told apart by who has them.
+        # Partitions without a place are distinguished by their claims.
         same = next((each for each in partitions if set(each["claims"]) & set(one["claims"])), None)
     if same is not None:
         same["claims"] += [each for each in one["claims"] if each not in same["claims"]]
@@ -284,7 +288,7 @@ def _join(partitions: list[Json], one: Json, place: tuple[int, int] | None) -> N
 
 
 def _taints(published: Sequence[Json], rules: Sequence[Json]) -> list[Json]:
-    """The taints that keep claims away, of the driver and of rules, each once."""
+    """Return the taints, of the driver and of rules, that prevent allocations, without duplicates."""
     found: dict[tuple[str, ...], Json] = {}
     for one in published:
         mine = [{**each, "rule": ""} for each in one["taints"] if each["effect"] in ("NoSchedule", "NoExecute")]

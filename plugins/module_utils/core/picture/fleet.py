@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The picture of a fleet as data: nodes, devices to scale with who has what of them, what is sick, what waits, what differs. Pure.
+"""Build the report data of a fleet: nodes, devices and their claims, faults, waiting claims, and layout differences.
 
-What comes out is described by ``docs/report.schema.json``; the page of the playbook ``report`` draws it.
+The module has no side effects. ``docs/report.schema.json`` describes the output. The page of the playbook ``report``
+displays it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..layout_differences import shortly
+from ..partitioning.layout_differences import shortly
 from .devices import Json, device_of, free_bytes, known_by_silicon, of_cluster
-from .former import Remembered, remember
+from .former import FormerDevice, remember
 from .waiting import waiting
 
 VERSION = 1
 _NONE: Mapping[str, Any] = MappingProxyType({})
-#: How a device is, worst first: ``sick``; ``withheld`` is well and nobody can have it, for a taint or because nobody publishes it.
+#: Device states, worst first. ``sick``: faulty. ``withheld``: healthy, but not available, because it is tainted or
+#: unpublished.
 STATES = ("sick", "withheld", "full", "partly", "free")
-#: What the page has a place of its own for; the rest of ``attention`` is shown as it is.
+#: Codes that the page displays in their own sections. ``attention`` contains only the others.
 _TOLD_ELSEWHERE = frozenset({"device-unhealthy", "device-unread", "layout-differs", "claim-waits", "tainted"})
 
 
@@ -37,14 +39,19 @@ def picture(
     former: Json | None = None,
     differing: Mapping[str, Mapping[str, Json]] | None = None,
 ) -> Json:
-    """Return the picture of a fleet.
+    """Return the report data of a fleet.
 
-    ``report`` is what ``fleet_report`` returns, ``published`` are devices as ``cluster.inventory.devices`` has them (None: no cluster was
-    asked), ``pending`` the pods that are Pending (None: nobody asked), ``rules`` the DeviceTaintRules. ``reasons`` explain, by
-    namespace/name of a claim, why it waits, and go before what is ``explained`` by namespace/name of a pod, and that before what the scheduler
-    says. ``generated`` is when all was asked, RFC 3339. ``former`` is
-    a former picture: what it knew of devices whose node or driver does not answer now is shown, with its age. ``differing`` is what slices say of
-    devices that are not as their layout wants (``layout_differences.told_by_slices``), for those of which their node does not tell.
+    - ``report``: the result of ``fleet_report``.
+    - ``published``: devices from ``cluster.inventory.devices``; None if the cluster was not queried.
+    - ``pending``: the pending pods; None if they were not queried.
+    - ``rules``: the DeviceTaintRules.
+    - ``reasons``: explanations, by claim namespace/name, why the claim waits. They take precedence over ``explained``,
+      by pod namespace/name, which takes precedence over the scheduler's message.
+    - ``generated``: the time of the queries, RFC 3339.
+    - ``former``: earlier report data. Its devices are shown, with their age, if their node or driver does not answer
+      now.
+    - ``differing``: published differences between devices and their layout (``layout_differences.told_by_slices``),
+      used for devices whose node does not report them.
     """
     by_node: dict[str, list[Json]] = {}
     for one in published or ():
@@ -77,12 +84,12 @@ def pictures_of_nodes(
     *,
     answers: Mapping[str, Json] = _NONE,
     rules: Sequence[Json] = (),
-    known: Mapping[str, Mapping[str, Remembered]] = _NONE,
+    known: Mapping[str, Mapping[str, FormerDevice]] = _NONE,
     differing: Mapping[str, Mapping[str, Json]] | None = None,
 ) -> tuple[list[Json], list[Json]]:
-    """Return the nodes of the picture, by name, and the models of their devices.
+    """Return the nodes, sorted by name, and the models of their devices.
 
-    ``published`` returns the published devices of a node; it is called once for each node, in the order of the names.
+    ``published`` returns the published devices of a node. It is called once for each node, in the order of the names.
     """
     tainting = [each for each in map(_tainting, rules) if each is not None]
     models: list[Json] = []
@@ -118,7 +125,7 @@ def picture_of_fleet(
     differing: Mapping[str, Mapping[str, Json]] | None = None,
     cluster: bool = True,
 ) -> Json:
-    """Return the picture of the nodes and models of ``pictures_of_nodes``. The other arguments are those of ``picture``."""
+    """Return the report data from the result of ``pictures_of_nodes``. The other arguments are those of ``picture``."""
     for node in nodes:
         node["asked"] = node["name"] not in report["not_asked"]
     room = _room(nodes, models) if cluster else []
@@ -162,12 +169,12 @@ def _node(
     rules: Sequence[Json],
     models: list[Json],
     numbers: dict[tuple[Any, ...], int],
-    known: Mapping[str, Remembered],
+    known: Mapping[str, FormerDevice],
     differing: Mapping[str, Json],
     *,
     cluster: bool,
 ) -> Json:
-    """One node: what it has answered itself, or where it has not, what is published of it and what is ``known`` from before."""
+    """Return the data of one node: its answer, or without one its published devices and the earlier data in ``known``."""
     facts, mine = known_by_silicon(answer, published) if answer else ([], {})
     told = {each["uuid"] for each in facts}
     away = _away(answer)
@@ -195,7 +202,7 @@ def _node(
         device["model"] = numbers[key]
         device["drift"] = shortly(differences[each["uuid"]]) if each["uuid"] in differences else None
         if each["uuid"] not in told:
-            # What its driver says now is newer than what is remembered.
+            # The driver's current report is newer than the earlier data.
             said = differing.get(each["uuid"])
             device["drift"] = (
                 {key: said[key] for key in ("wanted", "steps", "held_by", "error")}
@@ -222,7 +229,7 @@ def _node(
 
 
 def _differing_unseen(nodes: Sequence[Json], differing: Mapping[str, Mapping[str, Json]]) -> list[Json]:
-    """What somebody has to look at of devices that differ from their layout so far that nothing of them is published, or drawn."""
+    """Return attention entries for devices that differ from their layout and are neither published nor in the report."""
     drawn = {(node["name"], device["uuid"]) for node in nodes for device in node["devices"]}
     return [
         {
@@ -239,7 +246,7 @@ def _differing_unseen(nodes: Sequence[Json], differing: Mapping[str, Mapping[str
 
 
 def _away(answer: Json | None) -> set[str] | None:
-    """The vendors, and their drivers' names, that have not answered on a node that has; None where the whole node has not."""
+    """Return the vendors and driver names that are unavailable on a node; None if the node did not answer at all."""
     if not answer:
         return None
     return {
@@ -251,7 +258,7 @@ def _away(answer: Json | None) -> set[str] | None:
 
 
 def _tainting(rule: Json) -> Json | None:
-    """A DeviceTaintRule and its taint as the picture has it; None for one that only tells."""
+    """Return a DeviceTaintRule and its taint for the report; None if its taint has no effect on scheduling."""
     spec = rule.get("spec") or {}
     taint = spec.get("taint") or {}
     if taint.get("effect") not in ("NoSchedule", "NoExecute"):
@@ -291,9 +298,9 @@ def _totals(devices: Sequence[Json], models: Sequence[Json]) -> Json:
 
 
 def _room(nodes: Sequence[Json], models: Sequence[Json]) -> list[Json]:
-    """By product and kind of partition, how many claims of it can still be served, and how many if what is free lay together.
+    """Return, by product and partition profile, how many further claims fit now, and how many without fragmentation.
 
-    ``at_most`` is what the free part of each device would hold if it were in one piece of an empty device, all devices together.
+    ``at_most`` is the sum over all devices of the number that would fit if the free part of the device were contiguous.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for node in nodes:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What was last told of devices whose node, or whose driver, does not answer: read from a former picture. Pure.
+"""Read the last known data of devices whose node or driver does not answer from earlier report data. No side effects.
 
-A picture that was drawn by such memories hands them on: each device bears since when it is known, however often nobody has answered since.
+Report data with such devices contains them again. Each device keeps the time of its last report, over any number of
+runs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """A device of a former picture, its model, and since when (RFC 3339; seconds) nothing more is known of it."""
+class FormerDevice:
+    """A device of earlier report data, its model, and the time of its last report (RFC 3339, and the age in seconds)."""
 
     device: Json
     model: Json
@@ -26,15 +27,18 @@ class Remembered:
     seconds: int
 
     def as_of(self) -> Json:
-        """Return when it was told, and how long ago that is, as the picture has it."""
+        """Return the time of the last report and its age, as in the report data."""
         return {"at": self.at, "seconds": self.seconds}
 
     def health(self) -> list[Json]:
-        """Return what was wrong with it."""
+        """Return its last known faults."""
         return [dict(each) for each in self.device["health"]]
 
     def facts(self, *, claims: bool) -> Json:
-        """Return its facts as its node would tell them. Without ``claims`` nobody has it: who has, the cluster knows better."""
+        """Return its facts in the form of a node's report.
+
+        Without ``claims`` they are omitted, because the cluster has newer data.
+        """
         device, model = self.device, self.model
         kept = [{**each, "claims": list(each["claims"]) if claims else []} for each in device["partitions"]]
         return {
@@ -50,7 +54,7 @@ class Remembered:
             "groups": device["groups"],
             "partitioned": device["partitioned"],
             "pending": device["partitioned"] != device["reset_awaited"],
-            # What was about to be made for a claim has never been seen.
+            # Partitions that were about to be created for a claim never existed.
             "partitions": [each for each in kept if each["uuid"] or each["owner"] == "foreign" or claims],
             "claims": list(device["claims"]) if claims else [],
             "processes": 0,
@@ -58,10 +62,13 @@ class Remembered:
         }
 
 
-def remember(former: Mapping[str, Any] | None, generated: str) -> dict[str, dict[str, Remembered]]:
-    """Return by node and UUID what a former picture knew of devices from their nodes themselves. ``generated`` is when it is now."""
+def remember(former: Mapping[str, Any] | None, generated: str) -> dict[str, dict[str, FormerDevice]]:
+    """Return the devices that nodes reported themselves in earlier report data, by node and UUID.
+
+    ``generated`` is the current time.
+    """
     now = seconds_of(generated)
-    found: dict[str, dict[str, Remembered]] = {}
+    found: dict[str, dict[str, FormerDevice]] = {}
     for node in (former or {}).get("nodes", ()):
         for device in node["devices"]:
             at = (device.get("as_of") or {}).get("at", "") or (former or {})["generated"]
@@ -69,6 +76,6 @@ def remember(former: Mapping[str, Any] | None, generated: str) -> dict[str, dict
             if (node["source"] != "node" and "as_of" not in device) or then is None or now is None:
                 continue
             model = (former or {})["models"][device["model"]]
-            one = Remembered(device, model, at, max(int(now - then), 0))
+            one = FormerDevice(device, model, at, max(int(now - then), 0))
             found.setdefault(node["name"], {})[device["uuid"]] = one
     return found

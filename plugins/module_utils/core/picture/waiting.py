@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who waits for devices, since when, and why: claims without an allocation, by the pods that want them. Pure.
+"""Find the waiting claims: unallocated claims with pods, since when they wait, and why. No side effects.
 
-Facts: k8s.io/api/core/v1/types.go (PodScheduled, schedulingGates, resourceClaims, resourceClaimStatuses).
+Source: k8s.io/api/core/v1/types.go (PodScheduled, schedulingGates, resourceClaims, resourceClaimStatuses).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 Json = dict[str, Any]
-#: Who says why a claim waits: whoever asked for the report, an explanation made of all that the cluster has, the scheduler, or nobody.
+#: The source of a reason: the caller of the report, an explanation from the cluster's state, the scheduler, or none.
 GIVEN, EXPLAINED, SCHEDULER, NOBODY = "given", "explained", "scheduler", "nobody"
 _NONE: Mapping[str, Json] = MappingProxyType({})
 
@@ -23,11 +23,12 @@ def waiting(
     reasons: Mapping[str, Json],
     explained: Mapping[str, Json] = _NONE,
 ) -> list[Json]:
-    """Return what waits, the longest first.
+    """Return the waiting claims, the longest wait first.
 
-    ``claims`` are facts of claims, ``pending`` pods that are Pending, None where nobody asked for them. A claim that no pod wants
-    waits for nobody. A pod whose claim has not been made of its template yet waits too, for no claim: its ``claim`` is "". ``reasons`` by
-    namespace/name of claims go before those that are ``explained`` by namespace/name of pods, and both before what the scheduler says.
+    ``claims`` are facts of claims. ``pending`` are the pending pods, None if they were not queried. A claim without
+    pods does not wait. A pod whose claim was not yet created from its template waits, too, with "" as ``claim``.
+    ``reasons`` (by claim namespace/name) take precedence over ``explained`` (by pod namespace/name), and both over the
+    scheduler's message.
     """
     wanted: dict[str, list[Json]] = {}
     without: list[Json] = []
@@ -67,7 +68,7 @@ def waiting(
 
 
 def unexplained(pending: Iterable[Json], reasons: Mapping[str, Json]) -> list[Json]:
-    """Return the pods that wait for devices and of which nobody has said why, the longest first."""
+    """Return the pods that wait for devices and have no reason yet, the longest wait first."""
     found = []
     for pod in pending:
         place, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -78,7 +79,7 @@ def unexplained(pending: Iterable[Json], reasons: Mapping[str, Json]) -> list[Js
 
 
 def _claims_of(pod: Json) -> list[str]:
-    """The names of the claims that a pod wants; "" for one that is still to be made of a template."""
+    """Return the names of a pod's claims; "" for a claim that was not yet created from its template."""
     made = {
         each["name"]: each.get("resourceClaimName")
         for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
@@ -89,7 +90,7 @@ def _claims_of(pod: Json) -> list[str]:
             found.append(str(each["resourceClaimName"]))
         elif each["name"] not in made:
             found.append("")
-        elif made[each["name"]]:  # a template may say that no claim is needed
+        elif made[each["name"]]:  # a template can result in no claim
             found.append(str(made[each["name"]]))
     return list(dict.fromkeys(found))
 

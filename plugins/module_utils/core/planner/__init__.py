@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""From claims that are wanted to a layout for each device of a fleet, with the fewest moves from today. Pure.
+"""Plan a layout for each device of a fleet that serves the most demanded claims with the fewest moves. No side effects.
 
-``fleet`` says what there is, ``demands`` what is wanted, ``problem`` what each device could be and what that costs, ``search`` finds a plan,
-``bounds`` says what no plan can exceed, ``plan`` turns what was found into layout rules and words.
+``fleet`` reads the devices, ``demands`` the demands. ``problem`` finds the possible configurations and their costs, and
+``plan`` converts a solution to layout rules and messages. HiGHS finds the solution for a fleet, outside the core.
+``one_claim`` finds the solution for one claim on one node, for ``cuts``.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""All sets of partitions that can be on a device of one kind together, of the profiles that matter.
+"""Enumerate the sets of partitions that fit on a device of one kind, for the relevant profiles.
 
-A set is a number whose bits are places (a profile at a placement), beside how many there are of each profile without places.
+A set is an integer whose bits are places (a profile at a placement), and a count for each profile without places.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from .. import room
 from ..errors import Unsupported
 from ..model import Device, OwnedPartition, Placement, Profile
+from ..partitioning import capacity as partitioning_capacity
 
-#: More sets than this are not looked at one by one.
+#: The maximum number of sets to enumerate.
 MOST = 200_000
 
 Counts = tuple[int, ...]
@@ -29,7 +29,7 @@ class Arrangement:
 
 
 class Arrangements:
-    """The sets of one kind of device, of some of its profiles."""
+    """The sets of one kind of device, for some of its profiles."""
 
     def __init__(self, device: Device, profile_ids: Collection[int]) -> None:
         self.profiles: tuple[Profile, ...] = tuple(
@@ -57,13 +57,16 @@ class Arrangements:
         by_counts: dict[Counts, list[int]] = {}
         for each in self.all:
             by_counts.setdefault(each.counts, []).append(each.bits)
-        #: The same, by what there is of each profile.
+        #: The sets grouped by their counts.
         self.by_counts: tuple[tuple[Counts, tuple[int, ...]], ...] = tuple(
             (counts, tuple(sets)) for counts, sets in by_counts.items()
         )
 
     def bit(self, key: OwnedPartition) -> int:
-        """Return the bit of the place of a partition; 0 for one whose profile has no places. Raises KeyError for a place that there is not."""
+        """Return the bit of a partition's place; 0 if its profile has no places.
+
+        Raises KeyError for an unknown place.
+        """
         if self.profiles[self.number(key[0])].is_numbered:
             return 0
         return self._bit[key]
@@ -76,20 +79,20 @@ class Arrangements:
         raise KeyError(profile_id)
 
     def mask(self, number: int) -> int:
-        """Return the bits of all places of a profile; 0 for one without places."""
+        """Return the bits of all places of a profile; 0 without places."""
         return self._masks[number]
 
     def starts(self, bits: int) -> Iterator[tuple[Profile, Placement]]:
-        """Return the places of some bits, by their starts."""
+        """Yield the places of some bits, sorted by start."""
         found = [self.places[at] for at in range(len(self.places)) if bits >> at & 1]
         for number, place in sorted(found, key=lambda each: (each[1].start, each[0])):
             yield self.profiles[number], place
 
     def _enumerate(self) -> Iterator[Arrangement]:
-        limits = dict(room.totals(self._device))
+        limits = dict(partitioning_capacity.totals(self._device))
         numbers = max((len(each.placements) for each in self.profiles if each.is_numbered), default=0)
         found = 0
-        # Each way to go on: the profile to be looked at, its next placement, and what the ones before have taken.
+        # Each branch: the next profile, its next placement, and the resources that previous partitions use.
         stack: list[tuple[int, int, int, int, Counts, dict[str, int], int]] = [
             (0, 0, 0, 0, (0,) * len(self.profiles), limits, numbers)
         ]
@@ -117,7 +120,7 @@ class Arrangements:
                     stack.append((number, 0, taken, bits, more, after, unnumbered - 1))
                 continue
             for place in range(at, len(profile.placements)):
-                covered = room.mask(profile.placements[place])
+                covered = partitioning_capacity.mask(profile.placements[place])
                 if not taken & covered:
                     own = self._bit[
                         (profile.profile_id, profile.placements[place].start, profile.placements[place].size)
@@ -126,5 +129,5 @@ class Arrangements:
 
 
 def fewer(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether no count on the left is larger than on the right."""
+    """Return whether each count on the left is at most the count on the right."""
     return all(one <= other for one, other in zip(left, right))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What claims of a cluster, or of manifests, want of a fleet: which kinds of devices their selectors take, and what claims have today. Pure.
+"""Convert the claims of a cluster or of manifests to demands, and read the existing allocations. No side effects.
 
-A selector is asked of one device of each kind as it would be published. What tells devices of one kind from each other (UUID, PCI address) and the
-constraints of claims are no matter of a layout, and are left to the scheduler. Which nodes a pod may go to is seen by its node selector, its node
-affinity and the nodes' taints, as far as the cluster's nodes are known.
+Each selector is evaluated for one device of each kind, as it would be published. Attributes that distinguish devices of
+one kind (UUID, PCI address), and the constraints of claims, do not depend on a layout and are left to the scheduler.
+The possible nodes of a pod follow from its node selector, its node affinity, and the nodes' taints, as far as the nodes
+are known.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from ..allocation.objects import (
     missing_classes,
     wanted_claim,
 )
-from ..extended_claims import claim_for, claim_name, requests_of
+from ..dra.extended_claims import claim_for, claim_name, requests_of
 from .demands import ANY, Demand, Kind, Part
 
 Json = Mapping[str, Any]
-#: The workloads that make pods, and where each says how many; one pod where it says nothing.
+#: The workloads that create pods, and the field with their number of pods, 1 if it is missing.
 REPLICAS = {
     "Deployment": "replicas",
     "ReplicaSet": "replicas",
@@ -42,7 +43,7 @@ REPLICAS = {
 
 @dataclass(frozen=True)
 class Wish:
-    """So many pods, or claims alone, that want the same: the claims of one of them, as the API has them, and of a pod its spec."""
+    """A number of pods, or claims without pods, with the same requests: one pod's claims as API objects, and its spec."""
 
     name: str
     claims: tuple[Json, ...]
@@ -53,7 +54,11 @@ class Wish:
 
 @dataclass
 class Read:
-    """What wishes come to. ``refused`` are those that no layout can be planned for, with the reason; ``remarks`` what was not looked at."""
+    """The demands of all wishes.
+
+    ``refused`` are wishes for which no layout can be planned, with the reason. ``remarks`` are requirements that were
+    ignored.
+    """
 
     demands: list[Demand] = field(default_factory=list)
     refused: list[tuple[Wish, str]] = field(default_factory=list)
@@ -61,9 +66,10 @@ class Read:
 
 
 def published_kinds(nodes: Mapping[str, Any]) -> dict[Kind, Device]:
-    """Return, of what nodes have answered, how a device of each kind, and a partition of each profile, would be published.
+    """Return how a device of each kind, and a partition of each profile, would be published, from the nodes' answers.
 
-    A partition that a layout has made is not published as one that is made when a claim wants it: claims tell them apart by their UUID.
+    Existing partitions of a layout are published differently from partitions on demand: claims distinguish them by
+    their UUID.
     """
     found: dict[Kind, Device] = {}
     for answer in nodes.values():
@@ -87,9 +93,9 @@ def demands_of(
     judge: Judge,
     nodes: Sequence[Json] = (),
 ) -> Read:
-    """Return what is wanted of the fleet; wishes for the same at one priority, on the same nodes, are one demand.
+    """Return the demands on the fleet. Wishes with the same requests, priority, and nodes become one demand.
 
-    ``nodes`` are those of the fleet, as the cluster has them. Raises Malformed for a claim that cannot be read.
+    ``nodes`` are the fleet's Node objects. Raises Malformed for an invalid claim.
     """
     by_name = {str(each["metadata"]["name"]): each for each in classes}
     read = Read()
@@ -131,7 +137,7 @@ def demands_of(
 
 
 def _where(wish: Wish, barred: Mapping[str, str], nodes: Sequence[Json]) -> str:
-    """What is to be said of the nodes that a pod may go to; nothing where that is all of them."""
+    """Return a text about the excluded nodes of a pod; empty if it can run on all nodes."""
     if barred and len(barred) == len(nodes):
         return f"Its pod may go to no node of the fleet: {_reasons(barred)}"
     if barred:
@@ -151,7 +157,7 @@ def _where(wish: Wish, barred: Mapping[str, str], nodes: Sequence[Json]) -> str:
 
 
 def _reasons(barred: Mapping[str, str]) -> str:
-    """Why nodes are left out, each reason once with its nodes."""
+    """Return why nodes are excluded, each reason once with its nodes."""
     by_reason: dict[str, list[str]] = {}
     for node, reason in sorted(barred.items()):
         by_reason.setdefault(reason, []).append(node)
@@ -164,7 +170,7 @@ def _reasons(barred: Mapping[str, str]) -> str:
 def _parts(
     wish: Wish, classes: Mapping[str, Json], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> tuple[tuple[Part, ...], str]:
-    """What the claims of a wish take, or why no layout can be planned for them."""
+    """Return the parts of a wish's claims, or the reason why no layout can be planned for them."""
     claims = [wanted_claim(document, classes) for document in wish.claims]
     for claim in claims:
         for missing, name in missing_classes(claim, classes):
@@ -175,7 +181,10 @@ def _parts(
 def parts_of(
     who: str, claims: Iterable[WantedClaim], kinds: Mapping[Kind, Device], judge: Judge, remarks: list[str]
 ) -> tuple[tuple[Part, ...], str]:
-    """Return what claims take together, or why no layout can be planned for them; what is not looked at is added to ``remarks``."""
+    """Return the parts of all claims, or the reason why no layout can be planned for them.
+
+    Ignored requirements are added to ``remarks``.
+    """
     parts: list[Part] = []
     for claim in claims:
         if claim.constraints:
@@ -183,11 +192,11 @@ def parts_of(
             remarks.append(f"{who}: the constraints on {which} are left to the scheduler")
         for alternatives in claim.requests:
             if alternatives[0].admin:
-                continue  # who watches takes nothing away
+                continue  # admin access allocates nothing exclusively
             if any(each.every for each in alternatives):
                 return (), f"Request {alternatives[0].name} wants all devices of a node, however many these are"
             found = [(each, _taken(who, each, kinds, judge, remarks)) for each in alternatives]
-            # As the scheduler: the first alternative that can be had.
+            # As in the scheduler: the first alternative that is possible.
             request, items = next((one for one in found if one[1]), found[0])
             parts.append(Part(request.count, ANY, items=items, text=_words(request)))
     return tuple(parts), ""
@@ -216,7 +225,7 @@ def _words(request: Request) -> str:
     return f"device of class {request.device_class}" + (f" with {' and '.join(own)}" if own else "")
 
 
-# ---- who wants what
+# ---- wishes
 
 
 def wishes_of(
@@ -227,7 +236,7 @@ def wishes_of(
     classes: Iterable[Json] = (),
     alone: bool = True,
 ) -> tuple[list[Wish], list[str]]:
-    """Return the requests of pods, of workloads, and with ``alone`` of claims that none of these names; and the problems, in sentences.
+    """Return the requests of pods, workloads, and with ``alone`` of other claims, and the problems as sentences.
 
     ``claims`` and ``templates`` are those of the cluster, in addition to those of the documents. For a claim that several pods share, only the first
     pod counts. Claims with devices do not count. A template that no pod names counts for one claim. By ``classes``, the cluster's
@@ -263,7 +272,7 @@ def wishes_of(
             place = (_key(each)[0], str(entry.get("resourceClaimName") or generated.get(word) or ""))
             found = known.get(place) if place[1] else None
             if found is not None:
-                # A claim that was made for one pod alone is that pod's; one that is named may be several pods'.
+                # A generated claim belongs to one pod; a named claim can be shared by several pods.
                 if place not in used and not _has_devices(found):
                     (own if template else shared).append(found)
                 used.add(place)
@@ -314,11 +323,11 @@ def waiting_since(pod: Json, classes: Iterable[Json] = ()) -> str:
     return str(pod["metadata"].get("creationTimestamp") or "")
 
 
-# ---- who has what
+# ---- existing allocations
 
 
 def holdings(claims: Iterable[Json], slices: Iterable[Json], drivers: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the claims that have devices of some drivers, as ``read_fleet`` wants them: where each device is, and its and its whole's UUIDs."""
+    """Return the claims with devices of some drivers for ``read_fleet``, with each device's node, UUID, and parent UUID."""
     mine = set(drivers)
     published = {
         (each["spec"]["driver"], each["spec"]["pool"]["name"], content["name"]): (each["spec"], content)
@@ -351,7 +360,7 @@ def holdings(claims: Iterable[Json], slices: Iterable[Json], drivers: Iterable[s
 
 
 def users_of(claims: Iterable[Json]) -> dict[str, list[str]]:
-    """Return, by claims, the pods that they are reserved for, each with its namespace."""
+    """Return the pods for which claims are reserved, by claim, as namespace and name."""
     return {
         "/".join(_key(claim)): [
             f"{_key(claim)[0]}/{each['name']}"

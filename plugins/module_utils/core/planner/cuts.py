@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""How devices of one node would have to be cut so that claims which find nothing there do, by what the node has answered. Pure.
+"""Find partition changes on one node that would allow its unallocated claims, from the nodes' answers. No side effects.
 
-A device that claims hold in part is cut beside what they hold. Who asks tries what comes of it with the scheduler's own search.
+Partitions in use are kept. The caller verifies the result with the search of `allocation`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from typing import Any
 from ..allocation.cutting import Cut
 from ..allocation.objects import Device, Judge, WantedClaim
 from ..errors import AcceleratorError
-from ..layout_rules import WHOLE
+from ..partitioning.rules import WHOLE
 from .claims import holdings, parts_of, published_kinds
 from .demands import Demand, Kind
 from .fleet import Fleet, FleetDevice, InvalidFleet, read_fleet
+from .one_claim import place_claim
 from .plan import DevicePlan, make_plan
 from .problem import build
-from .search import search
 
 Json = Mapping[str, Any]
 
 
 class Cuts:
-    """Plans one node at a time. ``claims`` and ``slices`` are the cluster's, for what is allocated and not prepared yet."""
+    """Plan one node at a time.
+
+    ``claims`` and ``slices`` are the cluster's, for devices that are allocated but not prepared yet.
+    """
 
     def __init__(
         self, nodes: Mapping[str, Any], judge: Judge, *, claims: Iterable[Json] = (), slices: Iterable[Json] = ()
@@ -37,13 +40,14 @@ class Cuts:
         self._kinds = published_kinds(nodes)
         self._held = holdings(claims, slices, {each.driver for each in self._kinds.values()})
         self._fleets: dict[str, Fleet | None] = {}
-        #: What is wanted, with what is on a node, of which no cut is known; the nodes of a fleet are mostly alike.
+        #: Requests, with the state of a node, for which no change is known. Most nodes of a fleet are alike.
         self._without: dict[Any, Sequence[Cut] | None] = {}
 
     def cuts(self, node: str, claims: Sequence[WantedClaim], ended: Collection[str] = ()) -> Sequence[Cut] | None:
-        """Return the devices of a node that would have to be cut anew, and into what, as if the claims ``ended`` had; none where no cut does.
+        """Return the devices of a node to partition again, with their new partitions, as if the claims ``ended`` had ended.
 
-        None where that cannot be told: the node has not answered, or no layout can be planned for what is wanted.
+        Empty if no change helps. None if unknown: the node has not answered, or no layout can be planned for the
+        requests.
         """
         fleet = self._fleet(node)
         if fleet is None:
@@ -59,10 +63,10 @@ class Cuts:
             return self._without[key]
         try:
             problem = build(replace(fleet, devices=devices), [Demand("wanted", 1, parts)])
-            solution = search(problem)
+            solution = place_claim(problem)
         except AcceleratorError:
             return self._without.setdefault(key, None)
-        if not all(solution.served):
+        if solution is None:
             return self._without.setdefault(key, ())
         changed = [each for each in make_plan(problem, solution).devices if each.changed and not each.device.is_dynamic]
         return [found for each in changed if (found := _cut(each, self._kinds)).parts]
@@ -82,7 +86,7 @@ class Cuts:
 
 
 def _likeness(each: FleetDevice) -> Any:
-    """What devices of different nodes have in common where the same can be made of them."""
+    """Return the properties of a device that determine its possible partitions."""
     one = each.device
     held = tuple((part.profile_id, part.placement.start, at in each.holders) for at, part in enumerate(one.partitions))
     profiles = tuple((profile.profile_id, profile.name) for profile in one.profiles)
@@ -92,7 +96,7 @@ def _likeness(each: FleetDevice) -> Any:
 
 
 def _after(each: FleetDevice, ended: set[str]) -> FleetDevice:
-    """A device once some claims have ended."""
+    """Return a device's state after some claims have ended."""
     holders = {
         at: left for at, names in each.holders.items() if (left := tuple(one for one in names if one not in ended))
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is wanted of a fleet: so many claims, each for devices of one node."""
+"""Define the demands on a fleet: numbers of claims, each for devices of one node."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ TYPES = (ANY, DEVICE, PARTITION)
 _KEYS = ("name", "count", "priority", "devices", "type", "profile", "memory", "vendor", "product")
 _PART_KEYS = ("devices", "type", "profile", "memory", "vendor", "product")
 _MOST = 1_000_000
-#: Vendor, product and memory of a device, the number of a profile, None for the device itself, and whether a partition is made on demand.
+#: Vendor, product, and memory of a device; the profile id, or None for the whole device; whether the partition is
+#: created on demand.
 Kind = tuple[str, str, int, Optional[int], bool]
 
 
 class InvalidDemand(AcceleratorError):
-    """What is wanted is wrong in itself."""
+    """Report that a demand is invalid."""
 
     default_code = "invalid-wish"
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many devices that are alike, of a claim.
+    """A number of similar devices of a claim.
 
-    ``type`` is whether whole devices or partitions are meant, or either; ``profiles`` names of profiles, any of which will do; ``memory_bytes``
-    what a device has at least; ``vendor`` is empty for any; of ``products``, shell patterns, any may fit. Where somebody has found out already
-    what will do, ``items`` says that alone, and ``text`` in words.
+    ``type`` is whole device, partition, or any. ``profiles`` are alternative profile names. ``memory_bytes`` is the
+    minimum memory of a device. ``vendor`` is empty for any vendor. ``products`` are alternative shell patterns. If the
+    caller has already found the matching kinds, ``items`` lists them and the other criteria are ignored; ``text``
+    describes them.
     """
 
     devices: int = 1
@@ -47,7 +49,10 @@ class Part:
     text: str = ""
 
     def takes(self, device: Device, profile: Profile | None, on_demand: bool = False) -> bool:
-        """Whether a whole device (profile None) or a partition of it, there or made ``on_demand``, will do."""
+        """Return whether a whole device (profile None) or a partition of it matches.
+
+        ``on_demand`` says that the partition is created on demand.
+        """
         if self.items is not None:
             number = None if profile is None else profile.profile_id
             made_then = on_demand and profile is not None
@@ -63,7 +68,7 @@ class Part:
         return self.type != DEVICE and profile.memory_bytes >= self.memory_bytes
 
     def describe(self) -> str:
-        """Say for a person what is wanted."""
+        """Return the demand as text."""
         words = [self.text] if self.text else [" or ".join(self.profiles)] if self.profiles else []
         if not words:
             words = [{ANY: "device or partition", DEVICE: "whole device", PARTITION: "partition"}[self.type]]
@@ -76,9 +81,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Demand:
-    """So many claims that are alike. The higher the priority, the earlier it is served. A claim has its devices from one node.
+    """A number of similar claims.
 
-    ``elsewhere`` are the nodes that they may not have devices of.
+    Each claim gets its devices from one node. Demands with a higher priority are served first. ``elsewhere`` are the
+    nodes whose devices the claims cannot use.
     """
 
     name: str
@@ -89,16 +95,16 @@ class Demand:
 
     @property
     def devices(self) -> int:
-        """How many devices one of the claims has."""
+        """Return the number of devices of one claim."""
         return sum(part.devices for part in self.parts)
 
     def describe(self) -> str:
-        """Say for a person what is wanted."""
+        """Return the demand as text."""
         return " + ".join(part.describe() for part in self.parts)
 
 
 def read_demands(document: Any) -> tuple[Demand, ...]:
-    """Read what is wanted: a list of mappings. Raises InvalidDemand that names the entry, counted from 1, and the key."""
+    """Read demands from a list of mappings. Raises InvalidDemand, which names the entry, counted from 1, and the key."""
     if not isinstance(document, list):
         raise InvalidDemand(f"What is wanted must be a list, not {type(document).__name__}")
     found = [_demand(f"Wanted entry {number}", entry) for number, entry in enumerate(document, start=1)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The devices of a fleet with who holds what of them, read from what the nodes have answered."""
+"""Read the devices of a fleet and their holders from the nodes' answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import AcceleratorError
-from ..layout_rules import DYNAMIC, MODES, STATIC, WHOLE
+from ..health.conditions import Severity, Sign
 from ..model import Device, Health, Partition, Partitioning, Placement, Profile, frozen
-from ..signs import Severity, Sign
+from ..partitioning.rules import DYNAMIC, MODES, STATIC, WHOLE
 
-#: What may be on a rule beside mode and partitions, and says that its devices are meant for something particular.
+#: Keys of a rule, besides mode and partitions, that reserve its devices for a special purpose.
 _PARTICULAR = ("shares", "passthrough")
 
 Json = Mapping[str, Any]
 
 
 class InvalidFleet(AcceleratorError):
-    """What is said of a fleet is not what nodes answer."""
+    """Report that the fleet data does not have the form of node answers."""
 
     default_code = "invalid-inventory"
 
@@ -30,9 +30,9 @@ class InvalidFleet(AcceleratorError):
 class FleetDevice:
     """One device of one node.
 
-    ``rule`` is what its node's layout says of it now, without ``match``; None where that is not known. ``holders`` are, by the position
-    of a partition among the device's, who holds it; ``occupants`` who has the device itself. ``fixed`` says why it is left as it is; empty
-    where it is not.
+    ``rule`` is the device's current rule in the node's layout, without ``match``; None if unknown. ``holders`` maps a
+    partition's position on the device to its holders. ``occupants`` are the holders of the device itself. ``fixed`` is
+    the reason why the plan must not change the device, or empty.
     """
 
     node: str
@@ -44,45 +44,46 @@ class FleetDevice:
 
     @property
     def mode(self) -> str:
-        """The mode of its present rule, or, where none is known, what it looks like."""
+        """Return the mode of its current rule, or without a rule the mode that its state corresponds to."""
         if self.rule is not None:
             return str(self.rule["mode"])
         return STATIC if self.device.partitioning.enabled else WHOLE
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether its partitions are made when claims want them."""
+        """Return whether its partitions are created on demand for claims."""
         return self.mode == DYNAMIC
 
     @property
     def has_particular_rule(self) -> bool:
-        """Whether it is whole for a purpose of its own: for several claims at a time, or for virtual machines."""
+        """Return whether it is a whole device for a special purpose: shared by several claims, or for virtual machines."""
         return self.rule is not None and self.mode == WHOLE and any(self.rule.get(key) for key in _PARTICULAR)
 
     def describe(self) -> str:
-        """Name it for a person."""
+        """Return the device's name for messages."""
         return f"{self.node}: {self.device.product} {self.device.index}"
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """All devices, by node and index. ``claims`` are the names of claims that hold something, with how many devices each."""
+    """All devices, by node and index. ``claims`` maps the names of claims with devices to their number of devices."""
 
     devices: tuple[FleetDevice, ...]
     claims: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of the nodes, each once, in order."""
+        """Return the names of the nodes without duplicates, in order."""
         return tuple(dict.fromkeys(each.node for each in self.devices))
 
 
 def read_fleet(nodes: Mapping[str, Any], claims: Iterable[Json] = ()) -> Fleet:
-    """Read what nodes have answered, by their names; a node whose answer is empty is left out.
+    """Read the answers of nodes, by node name. Empty answers are skipped.
 
-    An answer has ``devices`` with their ``profiles`` and ``partitions``; profiles may stand once for all devices of a kind, in ``kinds`` by the
-    device's ``kind``. ``claims`` are those of the cluster, with ``namespace``, ``name`` and ``devices`` (``node``, ``uuid``): what is allocated and
-    not prepared yet, or not told by the nodes. Raises InvalidFleet.
+    An answer has ``devices`` with their ``profiles`` and ``partitions``. Profiles can be stored once for all devices of
+    a kind, in ``kinds`` by the device's ``kind``. ``claims`` are the cluster's claims with ``namespace``, ``name``, and
+    ``devices`` (``node``, ``uuid``). They add allocated devices that are not prepared yet or that the nodes do not
+    report. Raises InvalidFleet.
     """
     kinds: dict[str, tuple[Profile, ...]] = {}
     found: list[FleetDevice] = []
@@ -177,7 +178,10 @@ def _why_fixed(found: FleetDevice, partitions: Sequence[Json]) -> str:
 
 
 def _held_by(partition: Json) -> tuple[str, ...]:
-    """Claims, or, where there is none, processes: those of a claim's pods end with them."""
+    """Return the claims of a partition, or without a claim its processes.
+
+    The processes of a claim's pods end with the claim.
+    """
     return tuple(partition.get("claims") or ()) or tuple(_processes(partition))
 
 
@@ -210,7 +214,7 @@ def _partition(facts: Json) -> Partition:
 
 
 def _with_claims(devices: list[FleetDevice], claims: Iterable[Json]) -> Fleet:
-    """Add what the cluster has given away and the nodes do not tell of; count the devices of each claim."""
+    """Add allocations that the nodes do not report, and count the devices of each claim."""
     by_uuid: dict[str, tuple[int, int | None]] = {}
     by_node: dict[str, list[int]] = {}
     for number, each in enumerate(devices):
@@ -227,7 +231,7 @@ def _with_claims(devices: list[FleetDevice], claims: Iterable[Json]) -> Fleet:
                 continue
             at = by_uuid.get(one.get("uuid") or "")
             if at is None:
-                # A partition that is yet to be made: where, only the driver of that device can say.
+                # The partition does not exist yet. Only the device's driver knows its future placement.
                 parent = by_uuid.get(one.get("parent_uuid") or "")
                 for number in [parent[0]] if parent else by_node.get(one.get("node") or "", []):
                     devices[number] = _fixed(

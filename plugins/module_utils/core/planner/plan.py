@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Turns a solution into what people and playbooks take: a layout rule for each device, what changes, who moves, and what finds no place and why."""
+"""Convert a solution to a plan: layout rules, changes, moves, and the unserved claims with reasons."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import room
-from ..layout_rules import DYNAMIC, STATIC, WHOLE
 from ..model import Device, Partition, Placement, Profile
+from ..partitioning import capacity as partitioning_capacity
+from ..partitioning.rules import DYNAMIC, STATIC, WHOLE
 from .arrangements import Arrangement, Arrangements, fewer
 from .demands import Demand
 from .fleet import FleetDevice
 from .problem import Problem, State, against
-from .search import MOVED, Solution, Use
+from .solution import MOVED, Solution, Use
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What becomes of one device.
+    """The plan of one device.
 
-    ``rule`` is what a layout says of it, without ``match``; None where it is left alone and no rule of it is known. ``created`` are profiles
-    with their places, ``given`` by demand how many devices its claims get here.
+    ``rule`` is the device's layout rule, without ``match``; None if the device does not change and has no known rule.
+    ``created`` are profiles with their placements. ``given`` is the number of devices here for each demand.
     """
 
     device: FleetDevice
@@ -39,13 +39,19 @@ class DevicePlan:
 
     @property
     def changed(self) -> bool:
-        """Whether anything is done to the device."""
+        """Return whether the device changes."""
         return bool(self.destroyed or self.created or self.switched)
+
+    @property
+    def unused_destroyed(self) -> int:
+        """Return the number of deleted partitions without a holder."""
+        held = {self.device.device.partitions[number].uuid for number in self.device.holders}
+        return sum(each.uuid not in held for each in self.destroyed)
 
 
 @dataclass(frozen=True)
 class Move:
-    """A claim of today that gets another place."""
+    """An existing claim that moves to another device."""
 
     claim: str
     source: FleetDevice
@@ -55,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Unplaceable:
-    """So many claims of a demand that find no place, a stable word for the reason, and the reason for people."""
+    """A number of unserved claims of a demand, with a stable code and a message for the reason."""
 
     demand: Demand
     count: int
@@ -65,7 +71,11 @@ class Unplaceable:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a fleet. ``bounds`` as in Solution; ``gaps`` are how far the plan may be from them, by priority from the highest on."""
+    """The plan of a fleet.
+
+    ``bounds`` are those of Solution. ``gaps`` are the differences between them and the served claims, by priority from
+    the highest.
+    """
 
     devices: tuple[DevicePlan, ...]
     moves: tuple[Move, ...]
@@ -74,9 +84,19 @@ class Plan:
     bounds: tuple[int, ...]
     gaps: tuple[int, ...]
 
+    @property
+    def destroyed(self) -> int:
+        """Return the number of deleted partitions without a holder."""
+        return sum(each.unused_destroyed for each in self.devices)
+
+    @property
+    def touched(self) -> int:
+        """Return the number of changed devices."""
+        return sum(each.changed for each in self.devices)
+
 
 def make_plan(problem: Problem, solution: Solution) -> Plan:
-    """Return what becomes of each device, in the order of the fleet."""
+    """Return the plan of each device, in the order of the fleet."""
     devices: list[DevicePlan] = []
     leaving: dict[int, list[tuple[str, FleetDevice]]] = {}
     arriving: dict[int, list[FleetDevice]] = {}
@@ -109,7 +129,7 @@ def make_plan(problem: Problem, solution: Solution) -> Plan:
 
 
 class _DevicePlanner:
-    """Chooses the places on one device, so that the least of today goes and the most room for large partitions is left."""
+    """Choose the placements on one device: fewest deleted partitions, then the most space left for large partitions."""
 
     def __init__(self, problem: Problem, number: int, uses: Sequence[Use], gone: Mapping[int, int]) -> None:
         self.problem = problem
@@ -178,7 +198,7 @@ class _DevicePlanner:
         return needed
 
     def _state(self) -> tuple[State, list[int]]:
-        """What stays for certain, what may go, and what nobody holds; and how many of each profile may go."""
+        """Return the pinned, movable, and unused partitions, and the number of movable partitions of each profile."""
         may_go = [0] * len(self.arrangements.profiles)
         for item, count in self.gone.items():
             profile = self.problem.items[item].profile
@@ -225,18 +245,18 @@ class _DevicePlanner:
         taken = 0
         for at, (_number, place) in enumerate(self.arrangements.places):
             if one.bits >> at & 1:
-                taken |= room.mask(place)
+                taken |= partitioning_capacity.mask(place)
         return sum(
             place.size**2
             for profile in self.device.profiles
             for place in profile.placements
-            if not room.mask(place) & taken
+            if not partitioning_capacity.mask(place) & taken
         )
 
     def _as_cut(self, chosen: Arrangement, given: Mapping[str, int], leaving: list[tuple[int, str]]) -> DevicePlan:
         left = list(chosen.counts)
         kept: list[Partition] = []
-        # Held ones before free ones, where only so many of a profile stay.
+        # Partitions in use before unused ones, if only some of a profile stay.
         for number, partition in sorted(
             enumerate(self.device.partitions), key=lambda each: (each[0] not in self.one.holders, each[0])
         ):
@@ -292,9 +312,9 @@ class _DevicePlanner:
 
 
 def layouts_of(plan: Plan, hosts: Mapping[str, str]) -> list[Json]:
-    """Return one entry for each node with ``hosts`` and ``layout``, as the playbooks take them; devices that are alike share a rule.
+    """Return one entry per node with ``hosts`` and ``layout``, in the form for the playbooks.
 
-    ``hosts`` are the names that nodes have in the inventory, where those are others.
+    Similar devices share a rule. ``hosts`` maps nodes to their names in the inventory, if they differ.
     """
     found: dict[str, list[tuple[str, Json, list[str]]]] = {}
     for each in plan.devices:
@@ -368,7 +388,10 @@ def _fixed(problem: Problem) -> int:
 
 
 def _room_alone(problem: Problem, number: int, *, held: bool) -> int:
-    """Return how many claims of a demand there would be room for if nothing else were wanted; without what is held, on devices that are not fixed."""
+    """Return how many claims of a demand would fit without other demands.
+
+    Without ``held`` the result ignores existing allocations on devices that are not fixed.
+    """
     demand = problem.demands[number]
     by_node: dict[str, list[list[int]]] = {}
     for group in problem.groups:

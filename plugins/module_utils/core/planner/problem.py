@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What each device of a fleet could be, what that would offer to claims, and what it would cost. Devices that are alike are one group.
+"""Build the optimization problem: the possible configurations of each device of a fleet, their offers, and their costs.
 
-What a claim can be given is an *item*: a whole device of one kind, or a partition of one profile of it. A *configuration* of a device says
-which items it offers beside those that claims have and keep, which claims would have to move, and what of today would go.
+An *item* is the unit that a claim can get: a whole device of one kind, or a partition of one profile of it. A
+*configuration* of a device says which items it offers in addition to those that claims keep, which claims would move,
+and which partitions would be deleted. Similar devices form one group.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from .arrangements import Arrangement, Arrangements, fewer
 from .demands import Demand, Part
 from .fleet import Fleet, FleetDevice
 
-Amounts = tuple[tuple[int, int], ...]  # items by their numbers, with how many of each
+Amounts = tuple[tuple[int, int], ...]  # item numbers with the number of each
 
 
 @dataclass(frozen=True)
 class Item:
-    """What a claim can be given: a partition of a profile, or without one the whole device, of one kind of device.
+    """A unit that a claim can get: a partition of a profile, or without a profile the whole device, of one kind of device.
 
-    ``on_demand`` are those of devices whose partitions are made when claims want them. ``barred`` are the numbers of demands that may not have it,
-    for the nodes that it is of.
+    ``on_demand`` says that the partition is created on demand for a claim. ``barred`` are the numbers of the demands
+    that cannot use it, because its nodes are excluded for them.
     """
 
     number: int
@@ -36,31 +37,38 @@ class Item:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that it has."""
+        """Return the item's memory in bytes."""
         return self.profile.memory_bytes if self.profile is not None else self.device.memory_bytes
 
     @property
     def rank(self) -> tuple[int, int, int, tuple[int, ...], str]:
-        """What orders items from the smallest: partitions before whole devices, plain ones before those with more to them."""
+        """Return the sort key that orders items from the smallest.
+
+        Partitions come before whole devices, and partitions with fewer capacities before others.
+        """
         if self.profile is None:
             return (self.memory_bytes, 1, 0, (), self.device.product)
         capacities = tuple(self.profile.capacities.values())
         return (self.memory_bytes, 0, sum(1 for each in capacities if each), capacities, self.profile.name)
 
     def is_of(self, dynamic: bool) -> bool:
-        """Whether devices have it whose partitions are made on demand, or those whose layout makes them. Whole ones both have."""
+        """Return whether devices with partitions on demand (``dynamic``), or with partitions from their layout, offer it.
+
+        Both kinds of devices offer whole devices.
+        """
         return self.profile is None or self.on_demand == dynamic
 
     def describe(self) -> str:
-        """Name it for a person."""
+        """Return the item's name for messages."""
         return f"{self.profile.name if self.profile else 'whole'} of {self.device.product}"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a device could be. ``moved`` are claims that would lose their place, by the item that each has to get elsewhere.
+    """A possible configuration of a device.
 
-    ``destroyed`` counts partitions that nobody holds and that would go, ``touched`` is 1 where anything is changed on the device.
+    ``moved`` are the claims that would lose their place, counted by the item that each needs elsewhere. ``destroyed``
+    is the number of unused partitions to delete. ``touched`` is 1 if anything changes on the device.
     """
 
     offers: Amounts
@@ -70,13 +78,16 @@ class Configuration:
 
     @property
     def moves(self) -> int:
-        """How many claims would move."""
+        """Return the number of claims that would move."""
         return sum(count for _item, count in self.moved)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that are alike, by their numbers in the fleet; ``node`` is empty where it does not matter which node they are of."""
+    """Similar devices, by their numbers in the fleet.
+
+    ``node`` is empty if it does not matter which node they belong to.
+    """
 
     members: tuple[int, ...]
     node: str
@@ -85,7 +96,10 @@ class Group:
 
 @dataclass(frozen=True)
 class State:
-    """What is on a device today: bits of places and counts of partitions; those ``pinned`` stay, those ``movable`` may go elsewhere."""
+    """The current partitions of a device, as bits of placements and as counts.
+
+    ``pinned`` ones must stay, ``movable`` ones belong to claims that can move, and ``free`` ones are unused.
+    """
 
     pinned: int
     movable: int
@@ -97,7 +111,10 @@ class State:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a plan is made from. ``wants`` are, for each demand and each of its parts, the numbers of items that will do, the best first."""
+    """All input of a plan.
+
+    ``wants`` contains, for each demand and each of its parts, the numbers of the matching items, best first.
+    """
 
     fleet: Fleet
     demands: tuple[Demand, ...]
@@ -108,7 +125,7 @@ class Problem:
     most_moves: int
 
     def is_of(self, item: Item, one: FleetDevice) -> bool:
-        """Whether a device has an item, or could."""
+        """Return whether a device has an item or can offer it."""
         return (
             item.device.profiles is one.device.profiles
             and item.device.product == one.device.product
@@ -118,30 +135,25 @@ class Problem:
 
     @property
     def priorities(self) -> tuple[int, ...]:
-        """All priorities, the highest first."""
+        """Return all priorities, highest first."""
         return tuple(sorted({each.priority for each in self.demands}, reverse=True))
-
-    @property
-    def by_node(self) -> bool:
-        """Whether it matters which devices are of one node."""
-        return any(each.devices > 1 for each in self.demands)
 
 
 def barred_from(node: str, demands: Sequence[Demand]) -> frozenset[int]:
-    """Return the numbers of the demands that may not have devices of a node."""
+    """Return the numbers of the demands that cannot use devices of a node."""
     return frozenset(number for number, each in enumerate(demands) if node in each.elsewhere)
 
 
 def build(fleet: Fleet, demands: Sequence[Demand], *, most_moves: int = 0) -> Problem:
-    """Work out what each device could be. ``most_moves`` is how many claims may lose their place and get another one.
+    """Find the possible configurations of each device. ``most_moves`` is the maximum number of claims that can move.
 
-    Raises Unsupported where a kind of device can be cut in too many ways into what is wanted.
+    Raises Unsupported if a kind of device has too many possible arrangements of the demanded partitions.
     """
     return _Builder(fleet, tuple(demands), most_moves).build()
 
 
 def _alike(device: Device) -> Any:
-    """What is the same of all devices of a kind."""
+    """Return the properties that all devices of a kind share."""
     return (
         device.vendor,
         device.product,
@@ -211,7 +223,7 @@ class _Builder:
         }
         relevant = (there | wanted) if exemplar.partitioning.supported else set()
         self.kinds[kind] = Arrangements(exemplar, relevant)
-        # Whole they are the same, however their partitions are made.
+        # As whole devices they are equal, whether their partitions are dynamic or static.
         whole = self.wholes.setdefault((barred, _alike(exemplar)), len(self.items))
         self.item_numbers[(kind, None)] = whole
         if whole == len(self.items):
@@ -229,18 +241,18 @@ class _Builder:
         return tuple(item.number for item in sorted(fitting, key=lambda item: item.rank))
 
     def _is_movable(self, names: Sequence[str]) -> bool:
-        """Whether what these hold may go: one claim, which has nothing else."""
+        """Return whether the holders of a partition or device can move: one claim without other devices."""
         return self.most_moves > 0 and len(names) == 1 and self.fleet.claims.get(names[0]) == 1 and "/" in names[0]
 
     def _likeness(self, each: FleetDevice, kind: int) -> Any:
-        """What makes devices of one kind alike."""
+        """Return the key by which devices of one kind are grouped as similar."""
         if each.fixed or each.has_particular_rule:
             return ("fixed", each.mode, self._state(each, kind, fixed=True), self._serves_whole(each))
         whole = "" if not each.occupants else "movable" if self._is_movable(each.occupants) else "pinned"
         return (each.is_dynamic, each.device.partitioning.enabled, whole, self._state(each, kind))
 
     def _serves_whole(self, each: FleetDevice) -> bool:
-        """Whether a device that is left as it is can be given to a claim as a whole."""
+        """Return whether a device that does not change can be allocated as a whole."""
         if each.fixed or each.occupants or each.device.partitions or each.device.partitioning.enabled:
             return False
         return not (each.rule or {}).get("shares")
@@ -251,7 +263,7 @@ class _Builder:
         counts = [[0] * len(arrangements.profiles) for _which in bits]
         for number, partition in enumerate(each.device.partitions):
             names = each.holders.get(number, ())
-            # With a whole device somebody may have its partitions as well.
+            # The holder of a whole device can also use its partitions.
             which = 2 if not names and not each.occupants else 1 if not fixed and self._is_movable(names) else 0
             try:
                 position = arrangements.number(partition.profile_id)
@@ -270,7 +282,7 @@ class _Builder:
     def _find(self, each: FleetDevice, kind: int, likeness: Any) -> list[Configuration]:
         whole = self.item_numbers[(kind, None)]
         if likeness[0] == "fixed":
-            # It offers what it has and nobody holds; of what is ill nothing.
+            # It offers its unused partitions, unless it is faulty.
             state: State = likeness[2]
             usable = each.has_particular_rule or each.device.health.healthy
             free = self._amounts(kind, state.free_counts) if usable and not each.has_particular_rule else ()
@@ -292,7 +304,10 @@ class _Builder:
         return _without_worse(found)
 
     def _cut(self, kind: int, state: State, dynamic: bool, moved: Amounts) -> list[Configuration]:
-        """Return the ways to cut a device; of those that offer the same and move the same the one that costs least."""
+        """Return the possible partitionings of a device.
+
+        Of those with equal offers and equal moves, keep the cheapest.
+        """
         found = []
         for (offered, lacking), (destroyed, new) in _ways(self.kinds[kind], state, dynamic, self.most_moves).items():
             gone = moved or self._amounts(kind, lacking)
@@ -310,9 +325,10 @@ class _Builder:
 def against(
     arrangements: Arrangements, one: Arrangement, state: State, dynamic: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Return what a set that holds all pinned partitions offers, which movable ones it lacks, how many free ones go, and how many are new.
+    """Compare a set of partitions, which contains all pinned partitions, with the current state.
 
-    The first two are counts by profile. On a dynamic device a partition that no claim holds goes in any case.
+    Returns the offered partitions and the missing movable partitions, as counts by profile, then the number of deleted
+    free partitions and the number of new partitions. On a dynamic device all unused partitions are deleted.
     """
     offered, lacking, destroyed, new = [], [], 0, 0
     for number, profile in enumerate(arrangements.profiles):
@@ -337,7 +353,10 @@ def against(
 def _ways(
     arrangements: Arrangements, state: State, dynamic: bool, most_moves: int
 ) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]:
-    """Return, by what is offered and which movable partitions are lacking (counts by profile), what goes and what is new at least."""
+    """Return the smallest numbers of deleted and new partitions.
+
+    The key is the offered partitions and the missing movable partitions, as counts by profile.
+    """
     best: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
     pinned, movable, free = state.pinned, state.movable, state.free
     plain = not any(profile.is_numbered for profile in arrangements.profiles)
@@ -348,7 +367,7 @@ def _ways(
         if not fewer(state.pinned_counts, counts):
             continue
         if plain and not movable:
-            # The way of most devices, and thousands of them: bits alone.
+            # A fast path with bit operations only: it applies to most devices, and there can be thousands.
             kept = max((bin(free & bits).count("1") for bits in sets if bits & pinned == pinned), default=-1)
             if kept >= 0:
                 kept = 0 if dynamic else kept
@@ -366,9 +385,9 @@ def _ways(
 
 
 def _without_worse(found: list[Configuration]) -> list[Configuration]:
-    """Leave out what offers no more than another one and costs no less."""
+    """Drop each configuration that offers no more than another and costs no less."""
     items = sorted({item for one in found for item, _count in (*one.offers, *one.moved)})
-    # What is the better the smaller it is, in one row.
+    # One row of values per configuration, where smaller is better.
     rows = []
     for one in found:
         offers, moved = dict(one.offers), dict(one.moved)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The command line: the node daemon, the node's layout, and a look at what is prepared."""
+"""The command line of the driver: the node daemon, layout and settings commands, and diagnostics."""
 
 from __future__ import annotations
 
@@ -131,9 +131,10 @@ def _node(options: argparse.Namespace) -> int:
     from .node import run_node
 
     configuration = config.load(options.config)
-    faulthandler.enable()  # where systemd ends a driver that hangs, the journal says where it hung
+    faulthandler.enable()  # on a crash or a systemd watchdog timeout, the journal gets the stack traces
     logs.configure(configuration.log.level, configuration.log.format)
-    # What is imported by now stays until the end: without this the collector walks through all of it now and then, in the way of a claim.
+    # Imported modules stay in memory until the process ends. Freezing them keeps the garbage collector from scanning
+    # them during a claim.
     gc.collect()
     gc.freeze()
     return asyncio.run(run_node(configuration, options.config))

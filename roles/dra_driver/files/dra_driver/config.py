@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver's configuration file (YAML): what may be in it, what it means, and clear refusal of everything else."""
+"""Parse and validate the driver's configuration file (YAML)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .core.backend import BACKENDS, BY_RUNTIME, vendors_there
 from .core.errors import AcceleratorError
-from .core.health import DEFAULT_EFFECTS, EFFECTS
-from .core.layout_rules import Rule, parse_rules
-from .core.signs import Severity
+from .core.health.conditions import Severity
+from .core.health.tracker import DEFAULT_EFFECTS, EFFECTS
+from .core.host.system import path_exists
+from .core.partitioning.rules import Rule, parse_rules
+from .core.vendors.registry import BACKENDS, BY_RUNTIME, WITH_NETWORK_TOOLS, vendors_there
 from .logs import FORMATS, LEVELS
 
 DEFAULT_PATH = "/etc/dra-accelerators/driver.yaml"
-# What a driver in a pod is told; on a node whose driver is one, commands read it.
+# The configuration of a driver in a pod. Commands on the node read it too, if the driver runs in a pod.
 POD_PATH = "/etc/dra-accelerators/driver-pod.yaml"
-# The environment variable that tells an instance of the driver from another one beside it: in a pod, the pod's UID.
+# The environment variable that identifies one of several instances of the driver on a node. In a pod it is the pod's
+# UID.
 INSTANCE_VARIABLE = "DRA_DRIVER_INSTANCE"
-# How the kubelet has the node's devices given to pods: for claims, or as resources that a device plugin offers.
+# How pods get the node's devices through the kubelet: by claims, or as resources of a device plugin.
 DRA, DEVICE_PLUGIN = "dra", "device-plugin"
 INTERFACES = (DRA, DEVICE_PLUGIN)
 
@@ -46,23 +48,26 @@ class LogConfiguration:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Everything the node driver is told.
+    """The settings of the node driver.
 
     Paths are absolute. ``kubeconfig`` "" means the service account of the pod that the driver runs in.
-    ``metrics_address`` is "host:port" or "" for no listener. ``metrics_certificate`` and ``metrics_key`` are PEM files for TLS, "" for
-    none. With ``metrics_authorization`` callers need a token that the API server authorizes. With ``read_pods`` the driver reads pods to
-    find the containers of devices. In seconds are ``inventory_interval`` between scans of what
-    changes of the devices, ``full_inventory_interval`` between looks at everything, and ``token_lifetime``, which the
-    driver asks for when it renews its token. ``health_effects`` is what a published device's taint does, by the severity of
-    what is wrong with it; "" for no taint. ``health_reset`` says that devices which ask for a reset get one while they are idle.
-    ``kubelet_interface`` is how devices are given to pods, one of INTERFACES.
-    ``vendor_runtimes`` are the backends whose devices the vendor's own container runtime brings into containers.
-    ``instance`` tells this process from another driver of the same name beside it; "" where none is to be expected.
-    ``device_rules`` is the digest of the device rules of the pod's container, which keeps those that it was created with.
-    ``digest`` is that of the file's text.
+    ``metrics_address`` is "host:port" or "" for no listener. ``metrics_certificate`` and ``metrics_key`` are PEM files
+    for TLS, "" for none. With ``metrics_authorization`` callers need a token that the API server authorizes. With
+    ``read_pods`` the driver reads pods to find the containers of devices. ``inventory_interval`` is the time between
+    scans of the devices' changing facts, and ``full_inventory_interval`` between scans of all facts. ``token_lifetime``
+    is the lifetime that the driver requests when it renews its token. All three are in seconds. ``health_effects`` maps
+    the severity of a fault to the effect of the device's taint; "" means no taint. With ``health_reset`` the driver
+    resets idle devices that need a reset. ``kubelet_interface`` is one of INTERFACES. ``vendor_runtimes`` are the
+    backends whose devices the vendor's own container runtime adds to containers. ``network_tools`` are the backends
+    whose containers get the tool and the addresses of the devices' network ports. ``instance`` identifies this process
+    among drivers of the same name on the node; "" if there is only one. ``device_rules`` is the digest of the device
+    rules of the pod's container. A container keeps the rules that it was created with. ``digest`` is the digest of the
+    file's text. ``namespace`` is where the controller writes the list of claims that the node prepares before pods are
+    bound.
     """
 
     node_name: str
+    namespace: str = "dra-accelerators"
     kubeconfig: str = ""
     driver_name: str = ""
     kubelet_root: str = "/var/lib/kubelet"
@@ -71,6 +76,7 @@ class Configuration:
     pool_name: str = ""
     backends: tuple[str, ...] = tuple(BACKENDS)
     vendor_runtimes: tuple[str, ...] = ()
+    network_tools: tuple[str, ...] = ()
     kubelet_interface: str = DRA
     layout: tuple[Rule, ...] = ()
     layout_rules: tuple[Mapping[str, Any], ...] = ()
@@ -90,7 +96,7 @@ class Configuration:
     digest: str = ""
 
     def needing_restart(self, other: Configuration) -> tuple[str, ...]:
-        """Return the settings in which another configuration differs and which a running process cannot take over."""
+        """Return the settings that differ in another configuration and that need a restart of the process."""
         return tuple(
             each.name
             for each in fields(self)
@@ -98,26 +104,26 @@ class Configuration:
         )
 
     def state_directory_of(self, driver_name: str) -> str:
-        """Return the folder of one driver's state and DRA socket."""
+        """Return the directory of one driver's state and DRA socket."""
         return self.state_directory or f"{self.kubelet_root}/plugins/{driver_name}"
 
     @property
     def serves_claims(self) -> bool:
-        """Whether devices are given to claims; else a device plugin offers them."""
+        """Return whether the driver serves claims. Otherwise a device plugin offers the devices."""
         return self.kubelet_interface == DRA
 
     @property
     def plugins_directory(self) -> str:
-        """The folder of the kubelet's socket for device plugins, and of theirs."""
+        """Return the directory of the device-plugin sockets of the kubelet and of the plugins."""
         return f"{self.kubelet_root}/device-plugins"
 
     @property
     def registry_directory(self) -> str:
-        """The folder that the kubelet watches for plugins."""
+        """Return the directory in which the kubelet watches for plugins."""
         return f"{self.kubelet_root}/plugins_registry"
 
 
-#: What a process takes over while it runs. All else is who it is, or where its files and sockets are.
+#: The settings that a running process can change. The others are its identity, or paths of its files and sockets.
 RELOADABLE = (
     "layout",
     "layout_rules",
@@ -130,7 +136,7 @@ RELOADABLE = (
     "digest",
 )
 _PATHS = ("kubeconfig", "kubelet_root", "cdi_directory", "state_directory", "metrics_certificate", "metrics_key")
-_TEXTS = ("node_name", "driver_name", "pool_name", "metrics_address", "device_rules")
+_TEXTS = ("node_name", "namespace", "driver_name", "pool_name", "metrics_address", "device_rules")
 _INTERVALS = ("inventory_interval", "full_inventory_interval")
 
 
@@ -156,8 +162,8 @@ def load(path: str) -> Configuration:
 
 
 def default_path() -> str:
-    """Return the file that a command reads where none is named."""
-    return POD_PATH if not Path(DEFAULT_PATH).exists() and Path(POD_PATH).exists() else DEFAULT_PATH
+    """Return the path of the configuration file that a command reads by default."""
+    return POD_PATH if not path_exists(DEFAULT_PATH) and path_exists(POD_PATH) else DEFAULT_PATH
 
 
 def _digest(text: str) -> str:
@@ -165,7 +171,7 @@ def _digest(text: str) -> str:
 
 
 def parse(document: Any, *, source: str = "the configuration") -> Configuration:
-    """Make a Configuration out of a parsed document. Raises InvalidConfiguration, naming the key."""
+    """Validate a parsed document and return its Configuration. Raises InvalidConfiguration, naming the key."""
     if document is None:
         document = {}
     if not isinstance(document, dict):
@@ -176,6 +182,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         | {
             "backends",
             "vendor_runtimes",
+            "network_tools",
             "kubelet_interface",
             "layout",
             *_INTERVALS,
@@ -199,11 +206,18 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         if key in values:
             values[key] = values[key].rstrip("/") if key != "kubeconfig" else values[key]
     values["node_name"] = (values.get("node_name") or socket.gethostname()).lower()
-    # Who says nothing has the vendors of whose devices there are any: one text serves nodes that differ.
+    # The default is the vendors with devices on this node, so that one file fits different nodes.
     values["backends"] = (
         _backends(document["backends"], source) if "backends" in document else vendors_there() or tuple(BACKENDS)
     )
-    values["vendor_runtimes"] = _vendor_runtimes(document.get("vendor_runtimes"), source)
+    values["vendor_runtimes"] = _vendors(document, "vendor_runtimes", BY_RUNTIME, source)
+    values["network_tools"] = _vendors(document, "network_tools", WITH_NETWORK_TOOLS, source)
+    both = sorted({*values["vendor_runtimes"]} & {*values["network_tools"]})
+    if both:
+        raise InvalidConfiguration(
+            f"{source} names {', '.join(both)} in vendor_runtimes and in network_tools",
+            hint="The vendor's runtime has mount lists of its own. Remove the vendor from one of them.",
+        )
     values["kubelet_interface"] = _interface(document.get("kubelet_interface"), source)
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
@@ -276,12 +290,13 @@ def _backends(value: Any, source: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _vendor_runtimes(value: Any, source: str) -> tuple[str, ...]:
+def _vendors(document: Mapping[str, Any], key: str, known: Collection[str], source: str) -> tuple[str, ...]:
+    value = document.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(name, str) and name in BY_RUNTIME for name in value):
+    if not isinstance(value, list) or not all(isinstance(name, str) and name in known for name in value):
         raise InvalidConfiguration(
-            f"vendor_runtimes in {source} is {value!r}; expected a list of any of {', '.join(sorted(BY_RUNTIME))}"
+            f"{key} in {source} is {value!r}; expected a list of any of {', '.join(sorted(known))}"
         )
     return tuple(dict.fromkeys(value))
 
@@ -349,5 +364,5 @@ def _check_address(value: str, source: str) -> None:
     if not value:
         return
     host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidConfiguration(f"metrics_address in {source} is {value!r}; expected host:port, or nothing")

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 async def within(work: Awaitable[T], seconds: float) -> T:
-    """Return the result of ``work``.
+    """Wait up to ``seconds`` for ``work`` and return its result.
 
-    Raises asyncio.TimeoutError if the work has not ended after ``seconds`` and ends when it is cancelled, and if other code has cancelled
-    the work: aiohttp does so with lookups of host names when a session is closed, and the caller would end as if it was cancelled. If
-    the caller is cancelled, the work is cancelled too, and a result that it already has is dropped.
+    Raises asyncio.TimeoutError if the work did not end in time, and if other code cancelled the work. aiohttp cancels
+    host name lookups when a session is closed. Without the conversion, the caller would end as if it was cancelled. If
+    the caller is cancelled, the work is cancelled too, and a result of the work is discarded.
     """
     task = asyncio.ensure_future(work)
     try:

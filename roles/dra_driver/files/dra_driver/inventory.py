@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What one vendor's hardware offers right now, as the slices and the claims need it."""
+"""The offers of one vendor's devices, for ResourceSlices and for the checks of claims."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from .claims.plan import Inventory
-from .core.backend_protocol import Backend
-from .core.composed import compose
-from .core.errors import unexpected
-from .core.layout_rules import DYNAMIC, Rule, wanted_for
+from .core.dra.composite_devices import compose
+from .core.dra.consumable_capacity import shared
+from .core.errors import AcceleratorError, unexpected
+from .core.health.conditions import Severity, Sign
 from .core.model import (
     DEVICE,
     PARTITION,
@@ -25,18 +25,18 @@ from .core.model import (
     OwnedPartition,
     devices_of,
 )
-from .core.shares import shared
-from .core.signs import Severity, Sign
+from .core.partitioning.rules import DYNAMIC, Rule, wanted_for
+from .core.vendors.protocol import Backend
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a look found, the devices whose facts are known, what is offered, and which are partitioned on demand.
+    """The result of a scan: findings, devices with known facts, offers, and the UUIDs of the dynamically partitioned devices.
 
-    ``left_out`` says of groups of devices that could be offered as one, by their names, why they are not.
-    A device with a fault is offered as it was when it was well, with a taint; one whose facts were never read is not.
-    The offers of the devices in ``failed`` (UUIDs) could not be worked out: those of the survey before apply.
-    ``active_fabric_partitions`` are None if the machine's fabric has none, or their state is unknown.
+    ``left_out`` maps the names of device groups that are not offered to the reason. A device with a fault keeps the
+    offers of its healthy state, with a taint. A device whose facts were never read has no offers. The offers of the
+    devices in ``failed`` (UUIDs) could not be computed, and those of the previous survey apply.
+    ``active_fabric_partitions`` is None if the host has no fabric partitions, or if their state is unknown.
     """
 
     findings: tuple[Finding, ...]
@@ -49,7 +49,7 @@ class Survey:
     active_fabric_partitions: frozenset[int] | None = None
 
     def inventory(self, pool: str) -> Inventory:
-        """Return what claims are held against."""
+        """Return the inventory that claims are checked against."""
         return Inventory(
             pool=pool,
             offers={offer.name: offer for offer in self.offers},
@@ -68,10 +68,10 @@ def survey(
     rules: tuple[Rule, ...],
     owned: Mapping[str, Collection[OwnedPartition]],
 ) -> Survey:
-    """Work out what is offered. Pure but for the backend's pure functions.
+    """Compute the offers of the devices. Without side effects, except those of the backend.
 
-    ``owned`` must hold every partition of ours that existed when the devices were looked at: one that is missing would
-    be taken for an administrator's.
+    ``owned`` must hold every partition that the driver owned when the devices were read. A partition that is missing
+    there would count as one of an administrator.
     """
     offers: list[Offer] = []
     counter_sets: list[CounterSet] = []
@@ -79,6 +79,7 @@ def survey(
     alone: set[str] = set()
     judged = [_with_obstacle(finding, rules) for finding in findings]
     failed: set[str] = set()
+    named: dict[str, Device] = {}
     for number, finding in enumerate(judged):
         device = finding.device
         if device is None:
@@ -91,12 +92,18 @@ def survey(
         try:
             found = _offers(backend, device, rule, mine)
             counters = backend.counter_set(device, mine) if any(offer.counter_set for offer in found) else None
+            names = [*(offer.name for offer in found), *([counters.name] if counters is not None else [])]
         except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
             judged[number] = _with_defect(finding, device, error)
             failed.add(device.uuid)
             continue
+        other = next((named[name] for name in names if name in named), None)
+        if other is not None:
+            judged[number] = _with_fault(finding, device, _name_conflict(device, other))
+            continue
         if rule is not None and not rule.composed:
             alone.add(device.uuid)
+        named.update(dict.fromkeys(names, device))
         offers.extend(found)
         if counters is not None:
             counter_sets.append(counters)
@@ -139,18 +146,33 @@ def _offers(
 
 
 def _with_defect(finding: Finding, device: Device, error: Exception) -> Finding:
-    """Return the finding of a device, with an unexpected exception as its fault."""
-    failed = unexpected(error, f"Working out what to publish of {device.describe()}")
+    """Return the finding of a device with an unexpected exception as its fault."""
+    return _with_fault(finding, device, unexpected(error, f"Working out what to publish of {device.describe()}"))
+
+
+def _name_conflict(device: Device, other: Device) -> AcceleratorError:
+    """Return the error for a device with the name of another device.
+
+    Claims could get the wrong device, so it is not published.
+    """
+    return AcceleratorError(
+        f"{device.describe()} is not published: it has the names of {other.describe()}, expected names of its own",
+        hint="Restart the driver. If this remains, report it with the output of `dra-driver collect`.",
+    )
+
+
+def _with_fault(finding: Finding, device: Device, failed: AcceleratorError) -> Finding:
     sign = Sign(UNKNOWN_ERROR, Severity.DEGRADED, f"{failed.message}.", failed.hint)
     ill = replace(device, health=replace(device.health, signs=(*device.health.signs, sign)))
     return replace(finding, device=ill, fault=finding.fault or Fault(UNKNOWN_ERROR, str(failed)))
 
 
 def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> Survey:
-    """Return what is offered with the devices in ``held`` (UUIDs) as they were offered before, however they are now. Pure.
+    """Return the survey with the previous offers of the devices in ``held`` (UUIDs). Without side effects.
 
-    While a layout changes a device step by step nobody is to see the steps. What it is in a group with stays as well, because of what both
-    take together. Without an earlier survey there is nothing to go by, and all is offered as it is.
+    A layout changes a device in steps, and these must not be published. The groups of such a device and the other
+    members of these groups keep their previous offers too, because they share counters. Without a previous survey the
+    current one is returned.
     """
     if former is None or not held:
         return found
@@ -188,7 +210,10 @@ def with_former(found: Survey, former: Survey | None, held: Collection[str]) -> 
 
 
 def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
-    """Count it to a device's health where claims are to share it and cannot: nobody new is given it, and people are told."""
+    """Return the finding with the obstacle to sharing as a health sign, if the rule shares the device and it cannot be shared.
+
+    The sign taints the device and is reported.
+    """
     device = finding.device
     rule = wanted_for(device, rules) if device is not None else None
     if device is None or device.unshareable is None or rule is None or not rule.shares:
@@ -198,7 +223,7 @@ def _with_obstacle(finding: Finding, rules: tuple[Rule, ...]) -> Finding:
 
 
 def _takes_time(offer: Offer, on_demand: bool) -> bool:
-    """Whether preparing it changes the device's mode, makes a partition or changes its driver."""
+    """Return whether preparation changes the device's mode, creates a partition, or changes the device's kernel driver."""
     if offer.kind == PARTITION:
         return offer.dynamic
     return offer.kind == PASSTHROUGH or on_demand

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``layout plan`` and ``layout apply``: brings this node's devices to the wanted partitions, at boot or by hand.
+"""``layout plan`` and ``layout apply``: create the partitions that the layout requests on this node's devices.
 
-It never disturbs a partition or a device that a claim holds: a device where that would be needed is reported and left
-as it is, the others are brought to what is wanted.
+The commands run at boot or on request. They do not change a partition or a device that a claim uses. A device that
+would need such a change is reported and not changed. The other devices are changed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from . import config
-from .core.backend import BACKENDS, create, vendors_there
-from .core.backend_protocol import Backend
-from .core.device_locks import DeviceLocks, library_alone
+from .core.discovery.device_locks import DeviceLocks, library_alone
 from .core.errors import AcceleratorError, BackendUnavailable, DoesNotFit, InUse, InvalidLayout
-from .core.layout import LayoutPlan, ResetDevice, plan_layout, plan_layouts
-from .core.layout_rules import Rule, WantedPartition, parse_rules, wanted_for
-from .core.layout_run import execute
+from .core.host.system import System, path_exists
 from .core.model import Device, well
-from .core.prepared import (
+from .core.partitioning.layout_execute import execute, wait_for_restored
+from .core.partitioning.layout_plan import LayoutPlan, ResetDevice, plan_layout, plan_layouts
+from .core.partitioning.rules import Rule, WantedPartition, parse_rules, wanted_for
+from .core.store.prepared_claims import (
     ClaimFiles,
     PreparedClaim,
     PreparedPartition,
@@ -35,16 +34,17 @@ from .core.prepared import (
     prepared_partitions,
     wake_driver,
 )
-from .core.system import System
+from .core.vendors.protocol import Backend
+from .core.vendors.registry import BACKENDS, create, vendors_there
 
 RETRY_SECONDS = 2.0
-# How long the command waits for claims of a device to end, and for the driver to let go of the library.
+# How long the command waits, in seconds, for claims of a device to end and for the driver to release the library.
 LOCK_SECONDS = 60.0
 
 
 @dataclass
 class DeviceResult:
-    """What a layout means for one device: the plan, or why there is none, and whether its steps were taken."""
+    """The result of a layout for one device: the plan or the error, and whether the steps were executed."""
 
     device: Device
     wanted: str
@@ -54,7 +54,7 @@ class DeviceResult:
     steps: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as data."""
+        """Return the result as a mapping for JSON."""
         return {
             "vendor": self.device.vendor,
             "index": self.device.index,
@@ -70,12 +70,13 @@ class DeviceResult:
 def run_layout(
     file: str, config_path: str, *, apply: bool, wait: float, as_json: bool, vendors: Sequence[str] = ()
 ) -> int:
-    """Run the command and return its exit status: 0 when every matched device is, or would be, as wanted.
+    """Run the command and return its exit status: 0 if every matched device has, or would have, the layout, else 1.
 
-    ``vendors`` are those whose devices are meant; none given: those that the driver serves, or whose devices there are.
+    ``vendors`` limits the command to the devices of these vendors. The default is the backends of the driver's
+    configuration. Without a configuration file, the vendors are those of the rules and of the node's devices.
     """
     rules = _read_rules(file)
-    configured = config.load(config_path) if Path(config_path).exists() else None
+    configured = config.load(config_path) if path_exists(config_path) else None
     configuration = configured or config.parse({"node_name": "none"})
     results: list[DeviceResult] = []
     for vendor in vendors or (configured.backends if configured is not None else _vendors(rules)):
@@ -93,6 +94,8 @@ def run_layout(
             directory = configuration.state_directory_of(configuration.driver_name or backend.driver_name)
             backend.number_by(directory)
             files = ClaimFiles(configuration.cdi_directory, backend.cdi_kind)
+            if apply:
+                await_restored(backend, wait)
             results += bring_about(
                 backend, rules, f"{directory}/state.db", System().boot_id(), apply=apply, files=files
             )
@@ -103,6 +106,17 @@ def run_layout(
     else:
         sys.stdout.write(_table(results, apply=apply))
     return 1 if any(result.error for result in results) else 0
+
+
+def await_restored(backend: Backend, seconds: float) -> None:
+    """Wait up to ``seconds`` for partitions that the vendor's driver restores, then continue with a message."""
+    missing = wait_for_restored(backend, seconds, lambda text: _say(f"waiting: {text}"))
+    if missing:
+        _say(f"the layout is applied without them: {missing}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"dra-driver: {text}\n")
 
 
 def bring_about(
@@ -167,7 +181,7 @@ def open_when_there(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Open a backend, waiting for its driver for so long. Raises BackendUnavailable then."""
+    """Open a backend, waiting up to ``seconds`` for the vendor's driver. Raises BackendUnavailable after that time."""
     deadline = clock() + seconds
     told = ""
     while True:
@@ -193,12 +207,12 @@ def arrange(
     *,
     locked: Collection[str] | None,
 ) -> list[DeviceResult]:
-    """Plan the layout of every matched device, and make it where all that it changes is ``locked`` by the caller.
+    """Plan the layout of every matched device, and apply a plan if the caller has locked all devices that it changes.
 
-    With None nothing is made. One device's failure stops no other.
+    With ``locked`` None no plan is applied. A failure of one device does not stop the others.
 
-    Claims prepared in this boot hold what they have. Those of a former boot hold nothing that still exists, but their
-    pods come back: their partitions are made at the places that they had.
+    Claims prepared in this boot hold their partitions. The partitions of claims from a previous boot no longer exist,
+    but their pods can restart. New partitions for these claims get the previous placements.
     """
     holding = prepared_partitions(claim for claim in claims if claim.boot_id == boot_id)
     former = prepared_partitions(claim for claim in claims if claim.boot_id != boot_id)
@@ -235,7 +249,7 @@ def _aim(
     holding: Sequence[PreparedPartition],
     former: Sequence[PreparedPartition],
 ) -> Rule | None:
-    """Return the rule with the former places, or as it is where the layout has changed so that they no longer fit."""
+    """Return the rule with the placements of the previous boot, or the rule itself if these do not fit the layout."""
     if rule is None:
         return None
     restoring = at_former_places(device, rule, former)
@@ -248,7 +262,10 @@ def _aim(
 
 
 def at_former_places(device: Device, rule: Rule, former: Sequence[PreparedPartition]) -> Rule:
-    """Return a static rule with the places of partitions that claims had before a reboot; other rules as they are."""
+    """Return a rule that fixes its partitions at the placements that claims had before a reboot.
+
+    Partitions without such a placement stay unchanged.
+    """
     places: list[tuple[str, int]] = []
     for held in former:
         profile = device.profile(held.profile_id) if held.profile_id is not None else None
@@ -280,9 +297,9 @@ def _read_rules(file: str) -> tuple[Rule, ...]:
 
 
 def _vendors(rules: tuple[Rule, ...]) -> tuple[str, ...]:
-    """Return whom to ask on a node without a configuration of the driver: who is named, and whose devices are there.
+    """Return the vendors to query on a node without a driver configuration: those named in the rules and those with devices.
 
-    Where nothing is there yet it may come, and all are asked.
+    If the node has no device yet, devices can still appear, and all vendors are returned.
     """
     named = {vendor for rule in rules for vendor in rule.match.vendor or ()}
     there = vendors_there()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Structured logs: one line per event, JSON or text, with the id of the operation that it belongs to.
+"""Structured logs: one line per event, as JSON or text, with the ID of its operation.
 
-An operation (one prepare, one unprepare, one publish …) opens ``operation(...)``; every line logged inside, also from
-tasks that it starts, carries its id. Values go in as ``extra={"fields": {...}}`` through ``fields(...)``.
+An operation, such as one prepare or one publish, runs inside ``operation(...)``. Every line that is logged inside, also
+by tasks started there, has the operation's ID. Pass values with ``extra=fields(...)``.
 
-Messages and values can contain text from claims, containers, tools and servers. Control characters in them are escaped, so that
-such a text can neither start a log line nor drive a terminal.
+Messages and values can contain text from claims, containers, tools, and servers. Control characters in them are
+escaped, so that this text cannot start a new log line or control a terminal.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ FORMATS = ("text", "json")
 
 
 def fields(**values: Any) -> dict[str, dict[str, Any]]:
-    """Make the ``extra`` argument of a logging call out of named values."""
+    """Return the ``extra`` argument of a logging call for named values."""
     return {"fields": values}
 
 
 @contextlib.contextmanager
 def operation(identifier: str | None = None) -> Iterator[str]:
-    """Give every line logged inside one operation id (8 hexadecimal digits unless given) and yield it."""
+    """Set the operation ID for all lines logged inside the context, and yield it.
+
+    The default is 8 random hexadecimal digits.
+    """
     token = _OPERATION.set(identifier or secrets.token_hex(4))
     try:
         yield _OPERATION.get()
@@ -44,7 +47,7 @@ def operation(identifier: str | None = None) -> Iterator[str]:
 
 
 def current_operation() -> str:
-    """Return the id of the operation that is under way here; "" where none is."""
+    """Return the ID of the current operation; "" without one."""
     return _OPERATION.get()
 
 
@@ -52,7 +55,7 @@ class _Formatter(logging.Formatter):
     """Common parts of both formats."""
 
     def parts(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return the named values of a record, exception included."""
+        """Return the named values of a record, including its exception."""
         values: dict[str, Any] = {}
         identifier = _OPERATION.get()
         if identifier:
@@ -75,12 +78,12 @@ _LONGEST_EXCEPTION = 16384
 
 
 def escape(text: str) -> str:
-    """Return a text with each control character as a backslash escape."""
+    """Return the text with each control character replaced by a backslash escape."""
     return _CONTROL.sub(lambda found: _SHORT_ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:
-    """Return the beginning and the end of a text that is too long."""
+    """Return the text, or its beginning and end if it has more than ``longest`` characters."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -88,12 +91,12 @@ def _shortened(text: str, longest: int = _LONGEST) -> str:
 
 
 def _dumped(value: Any) -> str:
-    """Return a value as JSON in one line, ASCII only."""
+    """Return the value as JSON in one line, ASCII only."""
     return json.dumps(value, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 def _bounded(value: Any) -> Any:
-    """Return a value, or the shortened text of one whose text is too long."""
+    """Return the value, or a shortened string if its text is too long."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = value if isinstance(value, str) else _dumped(value)
@@ -101,7 +104,7 @@ def _bounded(value: Any) -> Any:
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object per line: time (RFC 3339, UTC), level, message, logger, then the named values."""
+    """Format a record as one JSON object per line: time (RFC 3339, UTC), level, message, logger, and the named values."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -117,7 +120,7 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """Level, message and name=value pairs in one line. The journal adds the time."""
+    """Format a record as one line with level, message, and name=value pairs. The journal adds the time."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -126,7 +129,7 @@ class TextFormatter(_Formatter):
 
     @staticmethod
     def _value(value: Any) -> str:
-        if isinstance(value, float):  # most of what a claim's line has
+        if isinstance(value, float):  # most values of a claim's line are numbers
             return repr(value)
         text = value if isinstance(value, str) else _dumped(value)
         return _dumped(text) if not text or _QUOTED.search(text) else text
@@ -144,14 +147,14 @@ def configure(level: str = "info", style: str = "text") -> None:
 
 
 class StateLog:
-    """Logs the state of one thing once per change, however often it is reported."""
+    """Log the state of an object only when it changes."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._last: str | None = None
 
     def report(self, state: str, *, level: int = logging.INFO, **values: Any) -> bool:
-        """Log ``state`` if it differs from the last one and return whether it did."""
+        """Log ``state`` if it differs from the previous one, and return whether it differs."""
         if state == self._last:
             return False
         self._last = state

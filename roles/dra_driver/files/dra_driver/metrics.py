@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Measurements: how long each stage took and how it ended, what was asked of the API server, what was made and found.
+"""Metrics of events: durations and outcomes of stages, API server requests, partition changes, and findings.
 
-What is counted is counted here as it happens; what is so at this moment (devices, claims, who has what) is read when it is
-asked for, by ``monitoring``. With no address configured nothing is collected and the metrics library is not even loaded.
+Events are counted here when they happen. The current state (devices, claims, and their users) is read at each scrape by
+``monitoring``. Without a configured address no metrics are collected, and the Prometheus library is not loaded.
 """
 
 from __future__ import annotations
@@ -21,59 +21,63 @@ from .logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
-# How often a port that something else has is tried again.
+# The interval, in seconds, at which a listener whose port is in use is started again.
 RETRY_SECONDS = 10.0
-# Seconds. A prepare of a whole device takes milliseconds, switching partitioning on takes seconds, 45 is the limit.
+# Seconds. A prepare of a whole device takes milliseconds, enabling partitioning takes seconds, and 45 s is the limit.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
-# An answer of the API server takes milliseconds; at 15 seconds it is given up.
+# Seconds. A response of the API server takes milliseconds. The timeout is 15 s.
 API_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
-# One transaction of the store, with its sync where it has one.
+# Seconds. One transaction of the store, with its sync if it has one.
 COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 PREFIX = "dra_accelerators"
-# What a label says for a value that it has no room for, and for what is not known yet.
+# Label values for a value beyond the limit, and for an unknown value.
 OTHER, UNKNOWN = "other", "unknown"
-# So many values a label takes; all words of this program together are fewer.
+# The maximum number of values of a label. The driver's own values are fewer.
 LABEL_VALUES = 64
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,62}")
-# What lies behind the group and the version in a path of the API: maybe a namespace, the resource, maybe a name and a subresource.
+# The parts of an API path after group and version: an optional namespace, the resource, an optional name, and a
+# subresource.
 _PATH = re.compile(
     r"/(?:api/v1|apis/[^/]+/[^/]+)/(?:namespaces/[^/]+/)?(?P<resource>[a-z]+)(?:/[^/]+(?:/(?P<sub>[a-z]+))?)?"
 )
 
 
 class Metrics(Protocol):
-    """What the driver reports."""
+    """The events that the driver reports."""
 
     def request(self, method: str, outcome: str, seconds: float) -> None:
-        """A call of the kubelet was answered. ``outcome`` is success, or failure where it was for any of its claims."""
+        """Report an answered kubelet call. ``outcome`` is "success", or "failure" if it failed for any of its claims."""
 
     def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
-        """One stage of an operation ended. ``kind`` is what the claim has, ``outcome`` success or failure."""
+        """Report the end of one stage.
+
+        ``kind`` is the kind of the claim's devices, ``outcome`` is "success" or "failure".
+        """
 
     def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
-        """An operation ended. ``code`` is "" for success, else the error's code."""
+        """Report the end of an operation. ``code`` is "" for success, else the error's code."""
 
     def slice_write(self, verb: str, outcome: str) -> None:
-        """A ResourceSlice was created, updated or deleted, or could not be."""
+        """Report that a ResourceSlice was created, updated, or deleted, or that this failed."""
 
     def partition_change(self, change: str, profile: str, outcome: str) -> None:
-        """A partition was created or destroyed for a claim, or could not be."""
+        """Report that a partition was created or destroyed for a claim, or that this failed."""
 
     def commit(self, outcome: str, seconds: float) -> None:
-        """A transaction of the store ended."""
+        """Report the end of a transaction of the store."""
 
     def recovery_step(self, step: str, outcome: str) -> None:
-        """What an earlier run had begun was brought to an end, or could not be."""
+        """Report that an operation of a previous run was completed, or that this failed."""
 
     def finding(self, finding: str) -> None:
-        """A comparison of what is prepared with the cluster and the machine found something that is not as it should be."""
+        """Report a difference between the prepared claims and the cluster or the host."""
 
     def repartition_step(self, step: str) -> None:
-        """A step of an operation that repartitions devices was seen."""
+        """Report a step of an operation that repartitions devices."""
 
 
 class NoMetrics:
-    """Collects nothing."""
+    """Metrics that discard all events."""
 
     def request(self, method: str, outcome: str, seconds: float) -> None:
         """Ignore."""
@@ -104,18 +108,18 @@ class NoMetrics:
 
 
 class PrometheusMetrics:
-    """Collects for one driver name in a registry of its own. Several drivers of one process share ``registry``."""
+    """Collect the metrics of one driver name. Several drivers of a process share ``registry``."""
 
     def __init__(self, registry: MetricsRegistry, driver: str) -> None:
         self._registry = registry
         self._driver = driver
 
     def request(self, method: str, outcome: str, seconds: float) -> None:
-        """Observe how long the kubelet waited for an answer."""
+        """Observe the duration of a kubelet call."""
         self._registry.requests.labels(self._driver, method, outcome).observe(seconds)
 
     def stage(self, operation: str, kind: str, stage: str, outcome: str, seconds: float) -> None:
-        """Observe the duration of a stage, failures included."""
+        """Observe the duration of a stage, including failed ones."""
         self._registry.stages.labels(self._driver, operation, kind, stage, outcome).observe(seconds)
 
     def finished(self, operation: str, kind: str, code: str, seconds: float) -> None:
@@ -130,7 +134,7 @@ class PrometheusMetrics:
         self._registry.writes.labels(self._driver, verb, outcome).inc()
 
     def partition_change(self, change: str, profile: str, outcome: str) -> None:
-        """Count the change. A board has some twenty profiles."""
+        """Count the change. A device has about twenty profiles."""
         profile = self._registry.word("profile", profile)
         self._registry.partitions.labels(self._driver, change, profile, outcome).inc()
 
@@ -152,7 +156,7 @@ class PrometheusMetrics:
 
 
 class MetricsRegistry:
-    """The process's metrics and, with serve(), their listener."""
+    """The metrics of the process, and the server for them."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -232,7 +236,7 @@ class MetricsRegistry:
         self.watches = counter("api_watch_starts", "Watches that were begun at the API server", ("resource",))
 
     def word(self, label: str, value: str) -> str:
-        """Return a value for a label; one that is no word, or one too many, is "other"."""
+        """Return ``value`` as the value of ``label``, or "other" if it is malformed or the label has LABEL_VALUES values already."""
         with self._lock:
             known = self._words.setdefault(label, set())
             if value not in known:
@@ -242,7 +246,7 @@ class MetricsRegistry:
         return value
 
     def api_request(self, verb: str, path: str, code: str, seconds: float) -> None:
-        """Count a request to the API server; ``code`` is the HTTP status, or unreachable."""
+        """Count a request to the API server. ``code`` is the HTTP status, or "unreachable"."""
         resource = self.word("resource", resource_of(path))
         self.api_requests.labels(verb, resource, self.word("status", code)).inc()
         if verb == "WATCH":
@@ -251,17 +255,17 @@ class MetricsRegistry:
             self.api_seconds.labels(verb, resource).observe(seconds)
 
     def register(self, collector: Any) -> None:
-        """Have a collector asked at each scrape."""
+        """Add a collector that is queried at each scrape."""
         self._collector.register(collector)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         from prometheus_client import generate_latest
 
         return bytes(generate_latest(self._collector))
 
     def serve(self, address: str) -> Any:
-        """Serve /metrics at host:port on a thread and return the server; its shutdown() ends it."""
+        """Serve /metrics at host:port on a thread and return the server; its shutdown() stops it."""
         from prometheus_client import start_http_server
 
         host, _colon, port = address.rpartition(":")
@@ -269,7 +273,7 @@ class MetricsRegistry:
         return server
 
     async def keep_serving(self, address: str) -> None:
-        """Serve /metrics until cancelled; while something else has the port, the driver goes on without."""
+        """Serve /metrics until cancelled. If the port is in use, retry every RETRY_SECONDS."""
         state = StateLog(LOG)
         while True:
             try:
@@ -290,7 +294,7 @@ class MetricsRegistry:
 
 
 def resource_of(path: str) -> str:
-    """Return the resource that a path of the API is about, with its subresource; "discovery" for the API itself."""
+    """Return the resource of an API path with its subresource ("pods", "resourceclaims-status"); "discovery" for other paths."""
     found = _PATH.fullmatch(path)
     if found is None:
         return "discovery"
@@ -298,7 +302,7 @@ def resource_of(path: str) -> str:
 
 
 class Stopwatch:
-    """The stage timings of one operation. ``kind`` is what the claim has, set as soon as it is known."""
+    """The durations of the stages of one operation. ``kind`` is the kind of the claim's devices, set once it is known."""
 
     def __init__(self, metrics: Metrics, operation: str, kind: str = UNKNOWN) -> None:
         self._metrics = metrics
@@ -310,20 +314,20 @@ class Stopwatch:
         self.stages: dict[str, float] = {}
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Time one stage, however it ends."""
+        """Return a context manager that measures one stage, also if it fails."""
         return _Stage(self, name)
 
     def add(self, name: str, outcome: str, seconds: float) -> None:
-        """Take note of a stage that was timed elsewhere."""
+        """Add a stage that was measured elsewhere."""
         self.stages[name] = self.stages.get(name, 0.0) + seconds
         self._ended.append((name, outcome, seconds))
 
     def stop(self) -> None:
-        """Take the time of the whole operation; ``finish`` reports it, whenever that is."""
+        """Record the duration of the whole operation. ``finish`` reports it later."""
         self._total = time.perf_counter() - self._began
 
     def finish(self, code: str = "") -> dict[str, float]:
-        """Report the whole operation and its stages, and return milliseconds by stage and in total, for the log."""
+        """Report the operation and its stages, and return the milliseconds of each stage and in total, for the log."""
         total = self._total if self._total is not None else time.perf_counter() - self._began
         for name, outcome, seconds in self._ended:
             self._metrics.stage(self._operation, self.kind, name, outcome, seconds)
@@ -335,7 +339,7 @@ class Stopwatch:
 
 
 class _Stage:
-    """One stage of an operation, while it lasts."""
+    """The context manager that measures one stage."""
 
     def __init__(self, watch: Stopwatch, name: str) -> None:
         self._watch = watch

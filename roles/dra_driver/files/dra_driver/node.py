@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node daemon: all drivers of this node in one process, from start to the end that systemd or a user asks for."""
+"""The node daemon: runs all drivers of this node in one process until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .api.client import ApiClient
 from .api.events import EventRecorder
 from .api.resources import ResourceApi
 from .config import Configuration, InvalidConfiguration, load
-from .core.backend import create
 from .core.errors import AcceleratorError
-from .core.system import System
+from .core.host.system import System
+from .core.vendors.registry import create
 from .kubelet.pod_resources import socket_path
 from .logs import fields
 from .metrics import Metrics, MetricsRegistry, NoMetrics, PrometheusMetrics
@@ -25,21 +25,21 @@ from .monitoring.collector import Collector
 from .monitoring.pods import PodReader
 from .service_manager import notify
 from .supervisors.configuration import ConfigurationKeeper
-from .supervisors.identity import IdentityKeeper
-from .supervisors.shared import keep
+from .supervisors.driver_state import keep
+from .supervisors.token_renewal import IdentityKeeper
 from .supervisors.watchdog import Watchdog
 from .vendor import VendorDriver
 
 LOG = logging.getLogger(__name__)
 
-# How often a driver in a pod looks at the file of its configuration.
+# The interval, in seconds, at which a driver in a pod checks its configuration file.
 CONFIGURATION_SECONDS = 10.0
 
 
 async def run_node(configuration: Configuration, path: str) -> int:
-    """Run until SIGTERM or SIGINT and return the exit status: 0 then, 1 for an error that waiting cannot mend.
+    """Run until SIGTERM or SIGINT and return the exit status: 0 after a signal, 1 after an error of a driver.
 
-    SIGHUP has the configuration read again from ``path``, and makes all drivers look at their hardware at once.
+    SIGHUP reloads the configuration from ``path``, and starts a hardware scan in all drivers.
     """
     LOG.info(
         "starting",
@@ -58,7 +58,12 @@ async def run_node(configuration: Configuration, path: str) -> int:
     keeper = ConfigurationKeeper(configuration, lambda: load(path), lambda taken: _take_over(taken, drivers, identity))
     for name in configuration.backends:
         system = System()
-        backend = create(name, system, by_runtime=name in configuration.vendor_runtimes)
+        backend = create(
+            name,
+            system,
+            by_runtime=name in configuration.vendor_runtimes,
+            network_tools=name in configuration.network_tools,
+        )
         metrics: Metrics = (
             PrometheusMetrics(registry, configuration.driver_name or backend.driver_name) if registry else NoMetrics()
         )
@@ -128,7 +133,7 @@ async def run_node(configuration: Configuration, path: str) -> int:
 
 
 def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], identity: IdentityKeeper) -> None:
-    """Work by another configuration; the same one has all drivers look at their hardware."""
+    """Apply a configuration to the process. An unchanged configuration starts a hardware scan in all drivers."""
     logs.configure(configuration.log.level, configuration.log.format)
     identity.lifetime = configuration.token_lifetime
     for driver in drivers:
@@ -136,12 +141,15 @@ def _take_over(configuration: Configuration, drivers: Sequence[VendorDriver], id
 
 
 async def _watch_configuration(keeper: ConfigurationKeeper, path: str, stop: asyncio.Event) -> None:
-    """Have a changed configuration taken over, and end in order where only a new process can: in a pod nobody else asks for it."""
+    """Reload a changed configuration, and stop the process if the change needs a restart.
+
+    In a pod no other program does this.
+    """
     while True:
         await asyncio.sleep(CONFIGURATION_SECONDS)
         with contextlib.suppress(
             InvalidConfiguration
-        ):  # who writes it has not finished, or is told when the driver is started
+        ):  # the file is incomplete, or its error is reported at the next start
             found = await asyncio.to_thread(load, path)
             if found.digest == keeper.digest:
                 continue

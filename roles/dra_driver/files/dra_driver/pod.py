@@ -2,10 +2,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Run a command of the driver in a pod: ``python -I run.py dra_driver.pod node``.
 
-The pod has the node's root file system mounted at the folder that DRA_DRIVER_HOST names, and the process moves into it
-(chroot) before it does anything. So the driver finds the vendor's library and programs, device nodes, sysfs and the folders of
-kubelet and container runtime where they are on the node, links among them, and what it writes into CDI files is true of the
-node. Python itself, and all that the image brings, is imported through an open folder: the image stays in reach that way.
+The pod mounts the node's root file system at the directory in DRA_DRIVER_HOST. The process first changes its root to
+that directory (chroot). The driver then finds the vendor's library and programs, device nodes, sysfs, and the
+directories of the kubelet and the container runtime at their paths on the node, with working symbolic links. The paths
+that it writes to CDI files are valid on the node. Python and the image's packages are imported through an open
+directory of the image.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from .api.kubeconfig import SERVICE_ACCOUNT, SERVICE_ACCOUNT_VARIABLE
 from .core.errors import AcceleratorError
 
 HOST_VARIABLE = "DRA_DRIVER_HOST"
-# What loads shared libraries of its own: afterwards the node's would be found for them.
+# Modules that load shared libraries of the image. They are imported before chroot, because afterwards the node's
+# libraries would load.
 _LIBRARIES = ("bz2", "ctypes", "hashlib", "lzma", "sqlite3", "ssl", "zlib", "grpc")
 
 
 class NoHost(AcceleratorError):
-    """The node's root file system is not where it should be."""
+    """The node's root file system is not mounted at the directory in DRA_DRIVER_HOST."""
 
     default_code = "no-host"
 
 
 def enter(root: str) -> None:
-    """Move this process into another root, with its own modules still in reach. Raises NoHost."""
+    """Change the root of this process to ``root``, and keep the image's modules importable. Raises NoHost."""
     for name in _LIBRARIES:
         importlib.import_module(name)
-    own = os.open("/", os.O_PATH | os.O_DIRECTORY)  # stays open as long as the process lives
+    own = os.open("/", os.O_PATH | os.O_DIRECTORY)  # stays open until the process ends
     os.set_inheritable(own, False)
     image = f"/proc/self/fd/{own}"
     if not os.path.exists(f"{root}/proc/self/fd"):  # noqa: PTH110  a look at the mount, before paths mean something else
@@ -48,7 +50,7 @@ def enter(root: str) -> None:
         if isinstance(path, list):
             path[:] = [image + os.path.realpath(entry) for entry in path]
     sys.path_importer_cache.clear()
-    # systemctl does nothing where it takes itself to be in a chroot, and says that all is well.
+    # In a chroot, systemctl does nothing and reports success.
     os.environ["SYSTEMD_IGNORE_CHROOT"] = "1"
     try:
         os.chroot(root)
@@ -58,7 +60,7 @@ def enter(root: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Move to the node's root, run the command, and return its exit status."""
+    """Change to the node's root, run the command, and return its exit status."""
     try:
         root = os.environ.get(HOST_VARIABLE, "")
         if not root:

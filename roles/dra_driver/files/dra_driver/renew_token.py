@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Renews the token inside the kubeconfig of the driver or the controller, with that token itself.
+"""Renew the token in the kubeconfig of the driver or the controller, using that token.
 
-Their service accounts may request tokens for themselves alone. Both do this by the token's own dates; a systemd timer
-runs this program once a day beside each, so that a node keeps its identity also while they are stopped. One that
-was off for longer than a token's life gets a new token from the next run of the playbook.
+Their service accounts may request tokens only for themselves. The driver and the controller renew the token according
+to its dates. In addition, a systemd timer runs this program once a day, so that a node keeps its identity while they
+are stopped. A node that was off for longer than the token's lifetime gets a new token from the next run of the
+playbook.
 
     python -I run.py dra_driver.renew_token --kubeconfig /etc/dra-accelerators/kubeconfig
 """
@@ -25,9 +26,9 @@ from .api.client import ApiClient, ApiError, ApiUnreachable
 from .api.kubeconfig import load_access
 from .api.token import RENEW_BELOW, Claims, read_claims, shortened
 from .core.errors import AcceleratorError
-from .core.system import System
+from .core.host.system import System
 
-# What the API server takes.
+# The shortest lifetime that the API server accepts, in seconds.
 SHORTEST_LIFETIME = 600
 PREFIX = "system:serviceaccount:"
 #: The code of a renewal that the API server rejected with status 403, as an admission policy does.
@@ -35,14 +36,22 @@ FORBIDDEN = "renewal-forbidden"
 
 
 class RenewalFailed(AcceleratorError):
-    """The token could not be renewed; the old one stays in place."""
+    """The token could not be renewed. The old token stays in the kubeconfig.
+
+    ``retry_after`` is the Retry-After of the API server in seconds, or None.
+    """
 
     default_code = "renewal-failed"
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """What was done: a sentence, whether the token is another one, what it claims, and in what it falls short ("")."""
+    """The result of a renewal.
+
+    ``text`` describes it. ``claims`` are those of the current token. ``shortened`` is a message if the lifetime is
+    shorter than requested, else "".
+    """
 
     text: str
     renewed: bool
@@ -51,7 +60,7 @@ class Renewal:
 
 
 def claims_of(token: str) -> Claims:
-    """Return what a JSON web token claims, unverified. Raises RenewalFailed for anything else."""
+    """Return the unverified claims of a JSON web token. Raises RenewalFailed if the token is not one."""
     claims = read_claims(token)
     if claims is None:
         raise RenewalFailed("The kubeconfig's token is not a JSON web token", hint="Run playbooks/site.yml again.")
@@ -59,9 +68,10 @@ def claims_of(token: str) -> Claims:
 
 
 def token_request(claims: Claims, *, lifetime: int, audiences: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """Return path and body of the request for a token like the present one: same account, bound to the same node.
+    """Return path and body of a TokenRequest for the same service account, bound to the same node.
 
-    Without ``audiences`` the token is for the default audiences of the API server.
+    Without ``audiences`` the token is for the default audiences of the API server. Raises RenewalFailed if the present
+    token is not a service account's token bound to a node.
     """
     if not claims.subject.startswith(PREFIX) or not claims.node:
         raise RenewalFailed(
@@ -80,10 +90,11 @@ def token_request(claims: Claims, *, lifetime: int, audiences: Sequence[str] = (
 
 
 def request_token(kubeconfig: str, claims: Claims, *, lifetime: int) -> str:
-    """Request a token for the default audiences of the API server, or else for those of the present token. Raises AcceleratorError.
+    """Request a token for the API server's default audiences, or if these are forbidden, for those of the present token.
 
-    The admission policy for token requests lists the default audiences at the time of the last playbook run. They change when the API
-    server gets another issuer (``--service-account-issuer``), and it still accepts the audiences of present tokens.
+    The admission policy for token requests lists the default audiences at the time of the last playbook run. They
+    change when the API server gets another issuer (``--service-account-issuer``), but it still accepts the audiences of
+    present tokens. Raises AcceleratorError.
     """
     path, body = token_request(claims, lifetime=lifetime)
     try:
@@ -97,9 +108,9 @@ def request_token(kubeconfig: str, claims: Claims, *, lifetime: int) -> str:
 
 
 def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send one POST request with the driver's API client and return the answer. Raises AcceleratorError.
+    """Send one POST request with the driver's API client and return the response. Raises AcceleratorError.
 
-    The client heeds every setting of the kubeconfig, such as ``tls-server-name``, and ignores proxies. Call this on a
+    The client uses every setting of the kubeconfig, such as ``tls-server-name``, and ignores proxies. Call this on a
     thread without a running event loop.
     """
 
@@ -120,11 +131,13 @@ def post(kubeconfig: str, path: str, body: Mapping[str, Any]) -> Mapping[str, An
             text, code = f"The token could not be renewed. {error.message}", ""
         else:
             raise
-        raise RenewalFailed(text, hint=error.hint, code=code) from error
+        failure = RenewalFailed(text, hint=error.hint, code=code)
+        failure.retry_after = error.retry_after if isinstance(error, ApiError) else None
+        raise failure from error
 
 
 def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return the kubeconfig with one user's token exchanged."""
+    """Return the kubeconfig with the token ``old`` replaced by ``new``."""
     users = [
         {**entry, "user": {**entry["user"], "token": new}} if (entry.get("user") or {}).get("token") == old else entry
         for entry in document.get("users") or ()
@@ -133,7 +146,7 @@ def replaced(document: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
 
 
 def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float = RENEW_BELOW) -> Renewal:
-    """Renew the token if it is due. Raises AcceleratorError."""
+    """Renew the token if it is due, and return the result. Raises AcceleratorError."""
     import yaml
 
     access = load_access(kubeconfig)
@@ -144,7 +157,7 @@ def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float 
     token = request_token(kubeconfig, claims, lifetime=lifetime)
     new = claims_of(token)
     document = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))
-    # JSON is YAML too, and has one form only: the role writes the same one and sees no difference.
+    # JSON is valid YAML with one canonical form. The role writes the same form, so it reports no change.
     data = json.dumps(replaced(document, access.token, token), indent=2, sort_keys=True) + "\n"
     try:
         system.write_atomic(kubeconfig, data.encode(), mode=0o600)
@@ -157,7 +170,7 @@ def renew(kubeconfig: str, *, lifetime: int, system: System, renew_below: float 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry point; returns the exit status."""
+    """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(prog="renew_token", description="Renew the token inside the driver's kubeconfig.")
     parser.add_argument("--kubeconfig", required=True, help="the file to renew the token in")
     parser.add_argument(

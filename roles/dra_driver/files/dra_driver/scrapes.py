@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Serve /metrics over TLS, to callers that the API server authorizes: shared by the node driver and the controller."""
+"""Serve /metrics over TLS to callers that the API server authorizes, for the node driver and the controller."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiohttp import web
 
 from .api.client import ApiClient
 from .controller.certificate_keeper import load_pair
-from .controller.readers import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, Readers
+from .controller.health_server import keep_serving
+from .controller.reader_authorization import METRICS_AUDIENCE, METRICS_KEPT_SECONDS, METRICS_PATH, Readers
 from .controller.report_page import refusal
-from .controller.web import keep_serving
 from .core.certificates import Pair
 from .logs import StateLog
 
@@ -29,13 +29,13 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def metrics_readers(client: ApiClient) -> Readers:
-    """Return the judge of callers that may read the metrics: tokens for METRICS_AUDIENCE with the right to get METRICS_PATH."""
+    """Return the authorizer for metrics: it accepts tokens for METRICS_AUDIENCE with the right to get METRICS_PATH."""
     right = f"the nonResourceURL {METRICS_PATH}"
     return Readers(client, path=METRICS_PATH, audience=METRICS_AUDIENCE, right=right, kept=METRICS_KEPT_SECONDS)
 
 
 def add_metrics(application: web.Application, text: Callable[[], bytes], readers: Readers | None) -> None:
-    """Serve the metrics at METRICS_PATH, to everyone if ``readers`` is None. ``text`` runs on a thread."""
+    """Serve the metrics at METRICS_PATH, to all callers if ``readers`` is None. ``text`` runs on a thread."""
 
     async def get(request: web.Request) -> web.Response:
         if readers is not None:
@@ -50,9 +50,10 @@ def add_metrics(application: web.Application, text: Callable[[], bytes], readers
 async def keep_serving_metrics(
     text: Callable[[], bytes], address: str, *, readers: Readers | None, certificate: str = "", key: str = ""
 ) -> None:
-    """Serve the metrics at host:port until cancelled; with ``certificate`` and ``key`` (paths of PEM files) over TLS.
+    """Serve the metrics at host:port until cancelled.
 
-    New files are loaded while the server runs. Without readable files nothing is served.
+    ``certificate`` and ``key`` are paths of PEM files for TLS. Changed files are loaded while the server runs. The
+    server starts after the files were first loaded.
     """
 
     def application() -> web.Application:
@@ -78,7 +79,10 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loaded: asyncio.Event) -> None:
-    """Load the certificate whenever its files change. The previous one stays in use while the new files cannot be loaded."""
+    """Load the certificate at each change of its files.
+
+    The previous certificate stays in use while the new files cannot be loaded.
+    """
     state = StateLog(LOG)
     last: Stamp = ()
     while True:
@@ -89,7 +93,7 @@ async def _keep_loading(context: ssl.SSLContext, certificate: str, key: str, loa
                 last = stamp
                 loaded.set()
                 state.report("the certificate of the metrics endpoint is loaded", certificate=certificate)
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # includes SSLError
             problem = f"cannot load the certificate of the metrics endpoint: {error.strerror or error}"
             state.report(problem, level=logging.WARNING, certificate=certificate, key=key)
         await asyncio.sleep(CHECK_SECONDS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a service tells systemd of itself."""
+"""Notifications from a service to systemd (sd_notify)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 
 
 def notify(message: str) -> None:
-    """Tell systemd, where it asked to be told (Type=notify)."""
+    """Send a notification to systemd if NOTIFY_SOCKET is set (Type=notify)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

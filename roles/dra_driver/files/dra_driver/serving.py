@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What runs while this instance serves: the store, the hardware, the claims and the pool, each kept going on its own."""
+"""The tasks of a serving instance: the store, the hardware, the claims, and the pool.
+
+Each task is restarted separately.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +13,69 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from .api.resources import ResourceApi
-from .claims import fabric
-from .claims.companions import ServiceManager
+from .claims import claim_fabric
+from .claims.companion_services import ServiceManager
 from .claims.container_files import ContainerFiles
-from .claims.execute import Hands
-from .claims.guard import DeviceGuard
+from .claims.device_guard import DeviceGuard
+from .claims.hardware_executor import HardwareExecutor
 from .claims.ownership import Ownership
 from .claims.refusals import Refusals
 from .claims.service import ClaimService
 from .claims.store import Store, refuse_other_releases
 from .config import Configuration
-from .core import metadata
-from .core.backend_protocol import Backend
-from .core.cdi import spec_path
-from .core.device_locks import REQUEST, DeviceLocks
+from .core.discovery.device_locks import REQUEST, DeviceLocks
+from .core.dra import device_metadata
+from .core.dra.device_plugin_model import PLUGIN_FILE, cdi_kind
 from .core.errors import AcceleratorError
-from .core.plugin_devices import PLUGIN_FILE, cdi_kind
-from .core.repartition_record import Watch
-from .core.repartition_steps import Taken
-from .core.system import System
+from .core.host.cdi import spec_path
+from .core.host.system import System
+from .core.repartition.progress import StartedStep
+from .core.repartition.record import Watch
+from .core.settings.settings_record import record_path
+from .core.vendors.protocol import Backend
 from .kubelet.pod_resources import container_devices, socket_path
 from .metrics import Metrics
 from .publish.publisher import Publisher
-from .supervisors import hardware, recovery, sockets, storage
-from .supervisors.ahead import PreparingAhead
+from .supervisors import hardware, recovery, sockets, store_recovery
+from .supervisors.automatic_reset import Remedy
+from .supervisors.claim_status_writer import ClaimStatuses
+from .supervisors.device_events import Listener
 from .supervisors.device_plugin import PluginKeeper
+from .supervisors.driver_state import Conditions, Shared, Snapshot, keep
 from .supervisors.hardware import AWAIT_SECONDS, HardwareWatch
 from .supervisors.health import HealthKeeper, Picture
-from .supervisors.intake import Intake
+from .supervisors.interface_change import ClaimsLeft, Ways
+from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing, LayoutKeeper
-from .supervisors.lending import Lending
-from .supervisors.listener import Listener
-from .supervisors.missing import MissingDevices
-from .supervisors.pool import PoolKeeper
+from .supervisors.library_release import LibraryRelease
+from .supervisors.missing_reports import MissingDevices
+from .supervisors.pool_updates import PoolKeeper
+from .supervisors.pre_binding import PreparingAhead
 from .supervisors.reconciler import Reconciler
 from .supervisors.recovery import Recovery
-from .supervisors.remedy import Remedy
 from .supervisors.repartitioning import StepTeller
 from .supervisors.reports import Reports
-from .supervisors.shared import Conditions, Shared, Snapshot, keep
-from .supervisors.statuses import ClaimStatuses
-from .supervisors.storage import StoreKeeper
-from .supervisors.ways import ClaimsLeft, Ways
+from .supervisors.store_recovery import StoreKeeper
 
-# Calls to the hardware wait; this many devices are worked on at once, those that do not answer among them.
+# The maximum number of devices with a hardware call at a time, including devices that do not answer.
 THREADS = 32
-PARTS = (storage.PART, sockets.PART, hardware.PART, recovery.PART)
-# How long what claims of all devices need in a container counts as looked at: some times what a claim takes.
+PARTS = (store_recovery.PART, sockets.PART, hardware.PART, recovery.PART)
+# The computed container edits of all devices are reused for this time, in seconds. It is several times the duration of
+# one claim.
 EDITS_SECONDS = 0.02
-# Operations under way when the driver ends its work get this long to finish.
+# How long, in seconds, operations in progress may take when the driver stops.
 DRAIN_SECONDS = 10
-# How long a call waits for an instance that has just taken over: its devices are opened anew, and may have to wake.
+# How long, in seconds, a call waits for an instance that took over from another one. It opens its devices again, and
+# they may have to wake up.
 TAKEN_OVER_SECONDS = 30.0
 
 
 class Serving:
-    """One driver's work for as long as it is this instance's turn; made anew for each turn.
+    """The work of one driver while this instance serves.
 
-    What it knows is there to be read from the beginning: ``conditions``, ``pictures``, ``differing``, ``publisher``, ``service``.
+    A new object is created each time the instance starts to serve.
+
+    ``conditions``, ``pictures``, ``differing``, ``publisher``, and ``service`` can be read from the beginning.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class Serving:
         soon: asyncio.Event,
         pictures: Shared[Picture],
         differing: Shared[Differing],
-        steps_told: Shared[frozenset[Taken]],
+        steps_told: Shared[frozenset[StartedStep]],
         conditions: Conditions,
     ) -> None:
         self._configuration = configuration
@@ -108,7 +116,7 @@ class Serving:
         self.steps_told = steps_told
         self.conditions = conditions
         self.service: ClaimService | None = None
-        #: Who offers the devices where that is not done for claims.
+        #: The device plugin, if the devices are not offered for claims.
         self.plugin: PluginKeeper | None = None
         self.publisher = Publisher(
             api=api,
@@ -121,13 +129,15 @@ class Serving:
 
     @property
     def _plugin_file(self) -> str:
-        """The CDI file of what pods have without a claim."""
+        """The path of the CDI file for pods that use devices without a claim."""
         return spec_path(self._configuration.cdi_directory, cdi_kind(self._backend.cdi_kind), PLUGIN_FILE)
 
     async def rehearse(self) -> None:
-        """See whether this instance could serve: it reads the store's form and the hardware, and changes nothing.
+        """Check whether this instance could serve.
 
-        Raises AcceleratorError with what stands in the way.
+        It reads the format of the store and the hardware, and changes nothing.
+
+        Raises AcceleratorError with the reason if it cannot serve.
         """
         await asyncio.to_thread(refuse_other_releases, f"{self._directory}/state.db")
         locks = DeviceLocks(self._directory, f"the driver {self._driver}")
@@ -140,11 +150,13 @@ class Serving:
         finally:
             await asyncio.to_thread(self._backend.close)
 
-    async def run(self, intake: Intake, face: Callable[[], Awaitable[None]], *, taken_over: bool) -> None:
-        """Do the work until cancelled. When the store is open ``intake`` passes calls on, and ``face`` has the kubelet faced.
+    async def run(self, intake: KubeletCalls, face: Callable[[], Awaitable[None]], *, taken_over: bool) -> None:
+        """Serve until cancelled.
 
-        Nothing is published before that: a socket that somebody else serves may be another publisher's. ``taken_over`` says
-        that calls may wait already.
+        Once the store is open, ``intake`` forwards calls, and ``face`` connects to the kubelet.
+
+        Devices are not published before that, because another process that serves the socket can be another publisher.
+        ``taken_over`` means that calls may already be waiting.
         """
         executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=self._backend.vendor)
         keeper = StoreKeeper(
@@ -155,6 +167,7 @@ class Serving:
             boot_id=self._boot_id,
             conditions=self.conditions,
             report_problem=self._reports.problem,
+            settings_record=record_path(self._backend.vendor),
         )
         try:
             store, rebuilt = await keeper.open()
@@ -171,7 +184,7 @@ class Serving:
         store: Store,
         storing: StoreKeeper,
         executor: ThreadPoolExecutor,
-        intake: Intake,
+        intake: KubeletCalls,
         face: Callable[[], Awaitable[None]],
         *,
         suspect: bool,
@@ -185,7 +198,7 @@ class Serving:
         )
         if self._backend.fabric_partitions is not None:
             self._backend.fabric_partitions.set_claimed(
-                lambda: fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
+                lambda: claim_fabric.claimed(tuple(store.claims.values()), store.meta, boot_id)
             )
         self._backend.remember(device for record in store.claims.values() for device in record.away)
         ownership = Ownership(store, None if self._backend.partitions_outlive_boot else boot_id)
@@ -207,7 +220,7 @@ class Serving:
             ownership=ownership,
             snapshots=self._snapshots,
             conditions=self.conditions,
-            lending=Lending(locks, guard),
+            lending=LibraryRelease(locks, guard),
             soon=self._soon,
             report_problem=self._reports.problem,
             refusals=refusals,
@@ -225,7 +238,7 @@ class Serving:
         )
         service = ClaimService(
             driver=self._driver,
-            hands=Hands(
+            hardware=HardwareExecutor(
                 self._backend,
                 self._driver,
                 self._system,
@@ -234,7 +247,7 @@ class Serving:
                     self._backend,
                     self._driver,
                     self._system,
-                    metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
+                    device_metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
                     former=f"{directory}/metadata",
                 ),
                 self._reached,
@@ -306,11 +319,14 @@ class Serving:
         ahead = PreparingAhead(
             service,
             client=self._api.client,
-            path=self._api.claims_path,
             api=self._api,
             statuses=statuses,
+            namespace=configuration.namespace,
+            node_name=configuration.node_name,
             pool=self._pool,
             snapshots=self._snapshots,
+            set_binding=self.publisher.set_binding,
+            report_problem=self._reports.problem,
         )
         remedy = Remedy(
             driver=self._driver,
@@ -375,7 +391,7 @@ class Serving:
                 "ahead": ahead.run,
             }
         else:
-            # A device that a pod has without a claim is in no record, so that none is reset here.
+            # Devices used without a claim are not recorded, so no device is reset in this mode.
             self.plugin = self._plugin(ways, service, executor)
             intake.open(ClaimsLeft(service, lambda: store.claims))
             offering = {"device-plugin": self.plugin.run}
@@ -402,7 +418,10 @@ class Serving:
             locks.drop_all()
 
     def _plugin(self, ways: Ways, service: ClaimService, executor: ThreadPoolExecutor) -> PluginKeeper:
-        """Return who offers the devices without claims; what claims of an earlier time have, or owe, is left out."""
+        """Return the device plugin.
+
+        It does not offer devices that previous claims still use or that have pending cleanup.
+        """
 
         def held() -> frozenset[str]:
             records = service.store.claims.values()

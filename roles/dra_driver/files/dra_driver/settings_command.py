@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``settings plan`` and ``settings apply``: brings this node's devices to their settings, at boot or by hand.
+"""``settings plan`` and ``settings apply``: apply the requested settings to this node's devices, at boot or on request.
 
-No device is reset: what is in force only after one is set, and waits for the next start of the machine. A device that does not take
-what is wanted, or that somebody uses who would be hurt, is reported and left as it is; the others are brought to what is wanted.
+The commands do not reset a device. A setting that needs a reset is set and takes effect after the next reboot. A device
+that does not support a setting, or that is in use by a workload that the change would disturb, is reported and not
+changed. The other devices are changed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from . import config
-from .core.backend import create, vendors_there
-from .core.backend_protocol import Backend
 from .core.errors import AcceleratorError
-from .core.node_settings import KEYS, DevicePlan, SettingsPlan, parse_settings
-from .core.node_settings_run import Asked, Decision, decide, execute, keep_notes, undisturbed
-from .core.settings_record import record_path
-from .core.system import System
+from .core.host.system import System, path_exists
+from .core.settings.settings_execute import Asked, Decision, decide, execute, keep_notes, undisturbed
+from .core.settings.settings_plan import KEYS, DevicePlan, SettingsPlan, parse_settings
+from .core.settings.settings_record import record_path
+from .core.vendors.protocol import Backend
+from .core.vendors.registry import create, vendors_there
 from .layout_command import open_when_there
 
 
@@ -36,12 +37,13 @@ def run_settings(
     vendors: Sequence[str] = (),
     record: str = "",
 ) -> int:
-    """Run the command and return its exit status: 0 when every device has, or would have, what its rule wants.
+    """Run the command and return its exit status: 0 if every device has, or would have, the settings of its rule, else 1.
 
-    ``vendors`` are those whose devices are meant; none given: those of which there are any. ``record`` stands for the usual file.
+    ``vendors`` limits the command to the devices of these vendors. The default is all vendors with devices on the node.
+    ``record`` replaces the default path of the settings record.
     """
     rules = parse_settings(_read(file))
-    configured = config.load(config_path) if Path(config_path).exists() else None
+    configured = config.load(config_path) if path_exists(config_path) else None
     configuration = configured or config.parse({"node_name": "none"})
     told: list[dict[str, Any]] = []
     for vendor in vendors or vendors_there():
@@ -64,7 +66,7 @@ def run_settings(
 
 
 def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) -> list[dict[str, Any]]:
-    """Plan the settings of all devices and, with ``apply``, make them, one device after the other; returns what became of each."""
+    """Plan the settings of all devices, apply them with ``apply`` one device at a time, and return a result for each device."""
     decision = decide(backend, system, asked)
     told = [_said(device=str(finding.name), error=str(finding.fault)) for finding in decision.faulty]
     told += [_said(device="", error=str(error)) for error in decision.errors]
@@ -82,7 +84,7 @@ def bring_about(backend: Backend, system: System, asked: Asked, *, apply: bool) 
 
 
 def _make(backend: Backend, system: System, asked: Asked, decision: Decision, plan: DevicePlan) -> None:
-    """Make the settings of one device, which is locked and looked at again before. Raises AcceleratorError."""
+    """Apply the settings of one device. The device is locked and read again before. Raises AcceleratorError."""
     alone = replace(decision, plan=SettingsPlan((plan,)))
     with undisturbed(asked, alone, "the settings command"):
         now = decide(backend, system, asked)
@@ -119,7 +121,7 @@ def _read(file: str) -> Any:
 
 
 def _text(told: Sequence[dict[str, Any]]) -> str:
-    """What became of each device, for a person."""
+    """Return the results as text, with a line for each device."""
     if not told:
         return "no rule matches a device of this node: nothing to do\n"
     lines = []

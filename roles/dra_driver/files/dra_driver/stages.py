@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The stages of work on claims, by name, and whoever wants to know that one is complete.
+"""The names of the stages of claim operations, and the listeners for completed stages.
 
-Nobody does in service. Tests of recovery listen, and end the process between two stages.
+In production there are no listeners. Recovery tests add one to end the process between two stages.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> None:
-    """Have a function called with the name of each stage as it completes, in the thread that completed it."""
+    """Add a function that is called with the name of each completed stage, in the thread that completed it."""
     _listeners.append(listener)
 
 
 def reached(stage: str) -> None:
-    """Say that a stage is complete. The work that follows belongs to the next one."""
+    """Report to the listeners that a stage is complete. Later work belongs to the next stage."""
     for listener in _listeners:
         listener(stage)

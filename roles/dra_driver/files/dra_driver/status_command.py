@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``status``: how each driver is, in its own words, whether the kubelet reaches it, and what is prepared for which claim."""
+"""``status``: print the status that each driver reports, the answer of its registration service, and the prepared claims."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from . import config
 from .config import Configuration
-from .core.backend import create
-from .core.companions import LIST_UNITS, claim_of, units_listed
 from .core.errors import AcceleratorError
-from .core.prepared import ClaimFiles, PreparedClaim, prepared_claims
-from .core.system import System
+from .core.host.companions import LIST_UNITS, claim_of, units_listed
+from .core.host.system import System
+from .core.store.prepared_claims import ClaimFiles, PreparedClaim, prepared_claims
+from .core.vendors.registry import create
 from .kubelet.sockets import LIMIT, paths_of, status_paths
 from .supervisors.status import Role, Status
 
@@ -26,7 +26,7 @@ UNITS_SECONDS = 10.0
 
 
 def run_status(config_path: str, *, as_json: bool) -> int:
-    """Run the command and return its exit status: 0 when every driver is ready."""
+    """Run the command and return its exit status: 0 if every driver is ready, else 1."""
     configuration = config.load(config_path)
     found: list[dict[str, Any]] = []
     programs: dict[str, list[dict[str, str]]] | None = None
@@ -53,7 +53,11 @@ def run_status(config_path: str, *, as_json: bool) -> int:
 
 
 def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
-    """Return how a driver is: this very instance where the environment names one, else the one that serves, or any that lives."""
+    """Return the status of a driver on this node.
+
+    If the environment names an instance, this is the status of that instance. Otherwise it is that of the serving
+    instance, or of any running instance.
+    """
     directory = configuration.state_directory_of(driver)
     own = paths_of(directory, configuration.registry_directory, driver, configuration.instance).status
     if configuration.instance:
@@ -65,7 +69,7 @@ def instance_of(configuration: Configuration, driver: str) -> dict[str, Any]:
 
 
 def living(driver: str, path: str) -> dict[str, Any]:
-    """Return the status of a driver as it tells it; one that does not answer is not ready."""
+    """Return the status that a driver reports at its status socket. A driver that does not answer is not ready."""
     none = Status(
         driver=driver,
         ready=False,
@@ -83,22 +87,23 @@ def living(driver: str, path: str) -> dict[str, Any]:
             connection.settimeout(ANSWER_SECONDS)
             connection.connect(path)
             with connection.makefile("rb") as answer:
-                # A process of a release that knows no instances is the only one.
+                # A release without instances runs one process only, which serves.
                 told: dict[str, Any] = {**none, "role": Role.SERVING, **json.loads(answer.read())}
-                # A process in a pod may know its own number there alone; the kernel knows the one that counts here.
+                # A process in a pod can report a PID of the pod's PID namespace. The kernel returns the PID of this
+                # namespace.
                 return {**told, "pid": _process_behind(connection) or told["pid"]}
     except (OSError, ValueError) as error:
         return {**none, "problems": (f"the driver does not answer at {path}: {error}",)}
 
 
 def _process_behind(connection: socket.socket) -> int:
-    """Return the process that listens at the other end, as it is numbered here; 0 where it cannot be seen from here."""
+    """Return the PID of the process that listens at the other end, in this PID namespace; 0 if it is not visible here."""
     process, _user, _group = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(process)
 
 
 def ask(path: str) -> dict[str, Any]:
-    """Ask the registration service who it is, as the kubelet does."""
+    """Query the registration service for its information (GetInfo), as the kubelet does."""
     import grpc
 
     from .protocol import plugin_registration_pb2, plugin_registration_pb2_grpc
@@ -115,7 +120,10 @@ def ask(path: str) -> dict[str, Any]:
 
 
 def troubles_of(device: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a device of a driver's status, each thing with what to do; its fault where that is all that is known."""
+    """Return the faults of a device in a driver's status, each with its remedy.
+
+    The device's ``fault`` is included unless one of its ailments has the same cause.
+    """
     told = [
         " ".join(
             part
@@ -130,7 +138,7 @@ def troubles_of(device: Mapping[str, Any]) -> list[str]:
 
 
 def companions_of(system: System) -> dict[str, list[dict[str, str]]]:
-    """Return the programs that run for claims, by the claim's UID; nothing where systemd does not answer."""
+    """Return the companion units that run for claims, by claim UID. Empty if systemd does not answer."""
     try:
         done = system.run(list(LIST_UNITS), timeout=UNITS_SECONDS)
     except AcceleratorError:

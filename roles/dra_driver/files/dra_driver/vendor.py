@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""One vendor's driver on this node: its parts, brought up in any order.
+"""Run one vendor's driver on this node. Its parts can start in any order.
 
-Nothing has to be there when it starts: not the kubelet, not the API server, not the devices' driver, not a device. Each part
-keeps trying on its own and logs one line whenever its state changes (``serving``).
+Nothing must be available at the start: not the kubelet, the API server, the devices' driver, or any device. Each part
+retries on its own, and logs one line when its state changes (``serving``).
 
-Another instance of the same driver may run beside it, as in an update that leaves no gap. One of them has its turn
-(``supervisors.turn``). The one that came up last shows first that it could serve, registers with the kubelet, holds calls back
-and asks the other one to hand over. That one ends what is under way and stands by.
+A second instance of the same driver may run at the same time, for example during an update without downtime. Exactly
+one instance is active (``supervisors.active_instance``). The newer one first checks that it could serve. Then it
+registers with the kubelet, queues calls, and asks the active instance to hand over. The active instance completes its
+running work and becomes the standby.
 """
 
 from __future__ import annotations
@@ -24,53 +25,53 @@ from .api.events import EventRecorder
 from .api.resources import ResourceApi
 from .commands import probe
 from .config import Configuration
-from .core.backend_protocol import Backend
 from .core.errors import AcceleratorError
-from .core.system import System
+from .core.host.system import System
 from .core.telemetry import Telemetry
+from .core.vendors.protocol import Backend
 from .kubelet.server import DRAIN_SECONDS, PluginServer
 from .kubelet.sockets import paths_of, remove_stale
 from .logs import StateLog, fields
 from .machine import PART as MACHINE
-from .machine import ForeignState, check_machine, is_accepted
+from .machine import ForeignState, check_machine, remaining_problem
 from .metrics import Metrics
 from .monitoring.view import View
 from .serving import PARTS, Serving
-from .supervisors import shared, sockets, storage
+from .supervisors import driver_state, sockets, store_recovery
+from .supervisors.active_instance import PART as TURN
+from .supervisors.active_instance import Turn
+from .supervisors.driver_state import Conditions, Shared, keep
 from .supervisors.health import Picture, PictureHealth
-from .supervisors.intake import Intake
+from .supervisors.kubelet_calls import KubeletCalls
 from .supervisors.layout import Differing
 from .supervisors.reports import Reports
-from .supervisors.shared import Conditions, Shared, keep
 from .supervisors.sockets import SocketKeeper
 from .supervisors.status import Role, Status, StatusServer, status_of
-from .supervisors.turn import PART as TURN
-from .supervisors.turn import Turn
 
 LOG = logging.getLogger(__name__)
 
-# How long the driver's own socket may take to answer that it prepares nothing.
+# The timeout, in seconds, of the liveness call to the driver's own socket. The call prepares nothing.
 ANSWER_SECONDS = 20.0
-# How long an instance that is to take over waits for the kubelet to register it. Where no kubelet runs nobody calls either.
+# How long a new instance waits for the kubelet to register it, in seconds. Without a kubelet there are no calls.
 REGISTER_SECONDS = 15.0
 POLL_SECONDS = 0.05
-# So many looks in a row may be missed until the health of devices counts as unknown.
+# Device health counts as unknown after this number of missed scans.
 STALE_LOOKS = 4
-# How often it is looked whether claims are left, where a device plugin offers the devices.
+# Seconds between checks for remaining claims, if a device plugin offers the devices.
 LEFT_SECONDS = 1.0
-# How long calls under way may take when another instance is to take over: the kubelet waits no longer.
+# The maximum duration, in seconds, of running calls at a handover. The kubelet waits no longer.
 HAND_OVER_SECONDS = 40.0
 # Seconds between checks whether an administrator has accepted the machine.
 MACHINE_SECONDS = 5.0
-# How long calls are still taken after the registration was withdrawn, when another instance is to take over.
+# Seconds during which calls are accepted after the registration was withdrawn, at a handover.
 SETTLE_SECONDS = 3.0
 
 
 class VendorDriver:
-    """Runs one backend's driver until it is cancelled. ``reached`` is told each stage of work that is complete.
+    """Run one backend's driver until it is cancelled. ``reached`` is called with each completed stage of work.
 
-    ``identity`` says what is wrong with whom the driver is to the API server; "" where nothing is. ``refused`` says which later
-    configuration is not taken over, and why.
+    ``identity`` returns the problem with the driver's identity at the API server, or "". ``refused`` returns the
+    settings of a later configuration that are not applied, each with the reason.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class VendorDriver:
         self._serving = self._new_serving()
 
     def look_again(self) -> None:
-        """Look at the hardware now: somebody has changed it."""
+        """Scan the hardware now, because it was changed."""
         self._look_soon.set()
 
     def take_over(self, configuration: Configuration) -> None:
-        """Work by another configuration, which differs in nothing that needs a new process. Calls wait meanwhile, and none fails.
+        """Apply a new configuration that needs no new process. Calls are queued in the meantime, and none fails.
 
-        Where nothing differs the hardware is looked at.
+        If nothing differs, the hardware is scanned.
         """
         same = replace(configuration, digest="") == replace(self._configuration, digest="")
         self._configuration = configuration
@@ -128,10 +129,11 @@ class VendorDriver:
             self._reload.set()
 
     async def run(self, started: asyncio.Event) -> None:
-        """Bring everything up and keep it so. ``started`` is set once the sockets serve, or while another instance's do.
+        """Start all parts and keep them running.
 
-        Raises AcceleratorError only for what no waiting can mend: another process of this very instance, a socket path that is
-        too long, a folder that is gone, work that does not end when another instance is to take over.
+        ``started`` is set when the sockets serve, or while another instance is active. Raises AcceleratorError only for
+        problems that waiting cannot solve: another process of the same instance, a socket path that is too long, a
+        missing directory, or work that does not end at a handover.
         """
         self._boot_id = self._system.boot_id()
         turn = Turn(self._directory, self._configuration.instance, self._boot_id)
@@ -161,20 +163,23 @@ class VendorDriver:
         try:
             await asyncio.to_thread(check_machine, self._system, self._directory)
         except ForeignState as error:
+            state = StateLog(LOG)
             self._foreign = str(error)
-            LOG.error("%s", error, extra=fields(driver=self.driver))  # noqa: TRY400  an administrator has to act, no code
             started.set()
-            while not await asyncio.to_thread(is_accepted, self._system, self._directory):
+            while self._foreign:
+                state.report(self._foreign, level=logging.ERROR, driver=self.driver)
                 await asyncio.sleep(MACHINE_SECONDS)
-            self._foreign = ""
+                self._foreign = await asyncio.to_thread(remaining_problem, self._system, self._directory)
             LOG.info("the state directory belongs to this machine now", extra=fields(driver=self.driver))
 
     def status(self) -> Status:
-        """Return how the driver is at this moment."""
+        """Return the driver's current status."""
         serving = self._serving
         found = {
             MACHINE: self._foreign,
-            storage.PART: "" if serving.conditions.problem_of(storage.PART) else storage.unwritable(self._directory),
+            store_recovery.PART: ""
+            if serving.conditions.problem_of(store_recovery.PART)
+            else store_recovery.unwritable(self._directory),
             "identity": self._identity(),
             "publish": serving.publisher.problem,
             "device-nodes": self._denied_nodes() if self._configuration.device_rules else "",
@@ -216,22 +221,23 @@ class VendorDriver:
 
     @property
     def _is_known_to_kubelet(self) -> bool:
-        """Whether the kubelet can have devices given to pods: for claims, or as the resources that are offered."""
+        """Return whether pods can get devices through the kubelet: by claims, or as offered resources."""
         if self._configuration.serves_claims:
             return self._server is not None and self._server.registered
         plugin = self._serving.plugin
         return plugin is not None and plugin.is_connected
 
     async def answers(self) -> None:
-        """See that this driver's own socket answers, by a call that the kubelet would make. Raises NotAlive.
+        """Verify that this driver's own socket answers a call of the kubelet's kind. Raises NotAlive.
 
-        A socket that is being made again, or that somebody else has, is in hands already, and no reason to end the process.
+        A socket that is being created again, or that another process owns, is reported elsewhere, and is no reason to
+        end the process.
         """
         if self._server is not None and not self._serving.conditions.problem_of(sockets.PART):
             await asyncio.to_thread(probe.call, self._paths.service, ANSWER_SECONDS)
 
     def view(self) -> View:
-        """Return how the driver is at this moment, for whoever watches. Called on the driver's loop."""
+        """Return the driver's current state for metrics. Call this on the driver's event loop."""
         publisher, service = self._serving.publisher, self._serving.service
         behind = publisher.behind_since
         problems = dict(problem.split(": ", 1) for problem in self.status().problems)
@@ -251,9 +257,10 @@ class VendorDriver:
         )
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        """Return what the devices do, and the partitions that were made for claims, on any thread. Raises BackendUnavailable.
+        """Return metrics of the devices, and of the partitions that were created for claims. Can run on any thread.
 
-        The others are an administrator's, who could not destroy what this process has asked.
+        Raises BackendUnavailable. Partitions of an administrator are left out, because the administrator could not
+        destroy a partition that this process has queried.
         """
         service = self._serving.service
         claims = tuple(service.store.claims.values()) if service is not None else ()
@@ -263,7 +270,10 @@ class VendorDriver:
         return self._backend.telemetry(seconds, made)
 
     def _new_serving(self, former: Serving | None = None) -> Serving:
-        """Return what does the work by the present configuration; what the kubelet is told, and asks, goes on from a former one."""
+        """Return the parts for the current configuration.
+
+        Data for the kubelet and its calls are kept from the previous ones.
+        """
         self._reload.clear()
         return Serving(
             configuration=self._configuration,
@@ -285,8 +295,11 @@ class VendorDriver:
         )
 
     async def _have_turn(self, turn: Turn, started: asyncio.Event, *, held: bool, asks: bool) -> None:
-        """Wait for the turn unless it is ``held``, serve, and hand over when another instance asks."""
-        serving, intake = self._serving, Intake(self.driver)
+        """Wait to be the active instance, unless the turn is ``held``.
+
+        Serve, and hand over when another instance asks.
+        """
+        serving, intake = self._serving, KubeletCalls(self.driver)
         server = PluginServer(
             intake,
             health=PictureHealth(
@@ -357,7 +370,7 @@ class VendorDriver:
             self._role, grace, settle = Role.STANDBY, HAND_OVER_SECONDS, SETTLE_SECONDS
             serving.conditions.report(TURN, f"{asking.result()} takes over")
         finally:
-            # The kubelet is told first, calls that it has made are served to their end, and then the work ends.
+            # First the kubelet is informed, then running calls are completed, then the parts end.
             await _end(facing, asking, reloading)
             await served.stop(grace, settle)
             self._server = None
@@ -365,7 +378,7 @@ class VendorDriver:
         await self._hand_over(turn)
 
     async def _see_claims_out(self, server: PluginServer, served: SocketKeeper) -> None:
-        """Serve the kubelet for claims as long as some are left of the time when they were this node's way. Never returns."""
+        """Serve the kubelet while claims remain from the time when this node served claims. Never returns."""
         conditions = self._serving.conditions
         conditions.report(sockets.PART)
         while True:
@@ -388,7 +401,7 @@ class VendorDriver:
             await asyncio.sleep(LEFT_SECONDS)
 
     def _tidy(self) -> None:
-        """Remove the sockets that instances which were killed have left."""
+        """Remove the sockets of killed instances."""
         registry = self._configuration.registry_directory
         removed = remove_stale(self._directory, registry, self.driver, self._paths)
         if removed:
@@ -401,9 +414,9 @@ class VendorDriver:
         started.set()
 
     async def _take_over(self, turn: Turn, server: PluginServer, face: Callable[[], Awaitable[None]]) -> None:
-        """Take the turn from the instance that serves: when this one could serve, and the kubelet knows it."""
+        """Take over from the active instance once this instance can serve and is registered with the kubelet."""
         self._role = Role.WAITING
-        state, delay = StateLog(LOG), shared.RETRY_FIRST
+        state, delay = StateLog(LOG), driver_state.RETRY_FIRST
         while True:
             if turn.take():
                 return
@@ -415,7 +428,7 @@ class VendorDriver:
                 state.report(text, level=logging.WARNING, driver=self.driver)
                 self._serving.conditions.report(TURN, text)
                 await asyncio.sleep(delay)
-                delay = min(delay * 2, shared.RETRY_LIMIT)
+                delay = min(delay * 2, driver_state.RETRY_LIMIT)
         self._serving.conditions.report(TURN, "another instance serves, and is asked to hand over")
         await face()
         deadline = time.monotonic() + REGISTER_SECONDS
@@ -425,18 +438,18 @@ class VendorDriver:
         await turn.ask()
         LOG.info("taken over", extra=fields(driver=self.driver))
 
-    async def _end_former(self, intake: Intake, working: asyncio.Task[Any]) -> None:
-        """End the work by the former configuration: what is under way first, while calls that come wait."""
+    async def _end_former(self, intake: KubeletCalls, working: asyncio.Task[Any]) -> None:
+        """End the parts of the previous configuration: complete the running work first, while new calls are queued."""
         LOG.info("the configuration has changed", extra=fields(driver=self.driver))
         intake.close()
         if self._serving.service is not None:
             await self._serving.service.drain(HAND_OVER_SECONDS)
         await _end(working)
         with contextlib.suppress(AcceleratorError):
-            await asyncio.to_thread(self._backend.close)  # whoever listens ends, and the next one listens anew
+            await asyncio.to_thread(self._backend.close)  # listeners end here, and the next parts start new ones
 
     async def _hand_over(self, turn: Turn) -> None:
-        """Let go of the hardware and of the turn. Raises AcceleratorError: only the end of the process ends what hangs."""
+        """Release the hardware and the turn. Raises AcceleratorError if work hangs, so that the process ends."""
         service = self._serving.service
         with contextlib.suppress(AcceleratorError):
             await asyncio.to_thread(self._backend.close)

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A machine full of GPUs as the driver, the kernel and NVML would show it, made of data files."""
+"""Simulate a machine with accelerators as the driver, the kernel, and the vendors' libraries show it, from data files."""

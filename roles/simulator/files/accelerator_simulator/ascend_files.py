@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the driver of NPUs shows of itself: files of its installation, device nodes."""
+"""The files that the NPU driver shows: those of its installation, and device nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from .hardware import NPU_DRIVER, Machine
 from .host import Majors, Module
 
 PCI_DRIVER = NPU_DRIVER
-# Whom the driver belongs to: a user, and a group of the same name
+# Owner of the driver: a user, and a group with the same name
 OWNER = "HwHiAiUser"
 INSTALLED = "/usr/local/Ascend"
 VERSION_FILE = f"{INSTALLED}/driver/version.info"
+# Which of several builds of the driver is installed
+FEATURES_FILE = f"{INSTALLED}/driver/script/feature.conf"
 INSTALLATION_FILE = "/etc/ascend_install.info"
 NETWORK_FILE = "/etc/hccn.conf"
 # Names and sizes are chosen
@@ -22,17 +24,19 @@ KERNEL_MODULES: tuple[Module, ...] = (
     ("drv_devmng_host", 528384, ("drv_devmm_host",)),
     ("drv_devmm_host", 614400, ()),
 )
-# Nodes that every program needs, besides that of its chip; chips of the second interface have no devmm_svm
+# Device nodes that every program needs in addition to its chip's. Chips of the second interface have no devmm_svm
 CONTROL_NODES = ("davinci_manager", "devmm_svm", "hisi_hdc", "dvpp_cmdlist")
-# As the library makes them
-SLICE_NODE_MODE = 0o666
+# Mode of chip and vNPU nodes: opening a chip's node sets owner and mode of new nodes to its own
+NODE_MODE = 0o660
 SECOND_INTERFACE_LACKS = ("devmm_svm", "dvpp_cmdlist")
-# Of the unified bus that these have instead, in folders of their own; how many there are and what they are called is chosen
+# Nodes of the unified bus in subdirectories, which these have instead. Their number and names are chosen
 SECOND_INTERFACE_BUS = (("uburma", "udma0"), ("uburma", "udma1"), ("ummu", "ummu0"))
 
 
 def installation_files(machine: Machine, settings: Settings) -> Tree:
-    """What the installation of the driver leaves behind for those who ask which one it was; the addresses of network ports."""
+    """Return the files of the driver installation that programs read to identify it, and the addresses of network
+    ports.
+    """
     installation = (
         ("UserName", OWNER),
         ("UserGroup", OWNER),
@@ -45,22 +49,23 @@ def installation_files(machine: Machine, settings: Settings) -> Tree:
     version = settings.ascend_driver_version
     tree: Tree = {
         VERSION_FILE: File(f"Version={version}\npackage_version={version}\n".encode()),
+        FEATURES_FILE: File(f"FEATURE_HD_CONNECT_IS_UB={'y' if machine.is_on_unified_bus else 'n'}\n".encode(), 0o440),
         INSTALLATION_FILE: File("".join("{}={}\n".format(*pair) for pair in installation).encode(), 0o644),
     }
+    # The installer creates the file even for chips without ports.
     ports = sorted((npu.physical, npu.ip) for _device, npu in machine.chips if npu.ip)
-    if ports:
-        lines = [f"address_{physical}={ip}\nnetmask_{physical}=255.255.255.0\n" for physical, ip in ports]
-        tree[NETWORK_FILE] = File("".join(lines).encode(), 0o644)
+    lines = [f"address_{physical}={ip}\nnetmask_{physical}=255.255.255.0\n" for physical, ip in ports]
+    tree[NETWORK_FILE] = File("".join(lines).encode(), 0o640)
     return tree
 
 
 def chip_node(physical: int, majors: Majors) -> tuple[str, Node]:
-    """The node of a chip, and where it is."""
-    return f"/dev/davinci{physical}", Node(majors.by_name["devdrv-cdev"], physical, 0o660, OWNER)
+    """Return the path and the node of a chip."""
+    return f"/dev/davinci{physical}", Node(majors.by_name["devdrv-cdev"], physical, NODE_MODE, OWNER)
 
 
 def device_nodes(machine: Machine, majors: Majors) -> Tree:
-    """One node for each chip, and those of the driver itself. Slices' come and go with the slices."""
+    """Return one node per chip, and the driver's own nodes. Nodes of vNPUs are created and removed with the vNPUs."""
     tree: Tree = dict(chip_node(npu.physical, majors) for _device, npu in machine.chips)
     lacking = SECOND_INTERFACE_LACKS if machine.ascend.get("interface") == 2 else ()
     for name in CONTROL_NODES:
@@ -73,5 +78,5 @@ def device_nodes(machine: Machine, majors: Majors) -> Tree:
 
 
 def characters(majors: Majors) -> list[tuple[int, str]]:
-    """The driver's lines in /proc/devices."""
+    """Return the driver's lines in /proc/devices."""
     return [(number, name) for name, number in majors.of("ascend").items()]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Boards: from the JSON files to checked, frozen values."""
+"""Boards: parsed from the JSON files into validated, frozen values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ARCHITECTURES = {"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 1
 BRANDS = {"quadro": 1, "tesla": 2, "quadro-rtx": 12, "nvidia-rtx": 13, "nvidia": 14}
 # NVML_NVLINK_VERSION_* by the generation that product briefs name
 NVLINK_VERSIONS = {0: 0, 3: 4, 4: 6, 5: 7}
-# NVML_POWER_PROFILE_* of nvml.h, in the order of their numbers, without those that no board of ours has
+# NVML_POWER_PROFILE_* of nvml.h in the order of their numbers, without those that no simulated board has
 WORKLOAD_PROFILES = (
     "MAX_P",
     "MAX_Q",
@@ -62,7 +62,7 @@ MAXIMUM_GPU_INSTANCE_PROFILES = 16
 
 @dataclass(frozen=True)
 class Profile:
-    """One MIG profile of a board. Memory in MiB, placements in the board's memory slices."""
+    """One MIG profile of a board. Memory is in MiB, placements are in the board's memory slices."""
 
     name: str
     enum: int
@@ -81,14 +81,14 @@ class Profile:
 
     @property
     def attributes(self) -> str:
-        """What follows the memory in the name: ``+me``, ``+gfx``, ``-me`` … or nothing."""
+        """Return the part of the name after the memory: ``+me``, ``+gfx``, ``-me`` … or an empty string."""
         match = re.match(r"^\d+g\.\d+gb(?P<attributes>.*)$", self.name)
         return match.group("attributes") if match else ""
 
 
 @dataclass(frozen=True)
 class Mig:
-    """How a board partitions. ``mode_change`` is ``reset`` (pending until a reset) or ``immediate``."""
+    """The MIG properties of a board. ``mode_change`` is ``reset`` (pending until a reset) or ``immediate``."""
 
     mode_change: str
     mode_persistent: bool
@@ -100,13 +100,13 @@ class Mig:
 
     @property
     def unit_multiprocessors(self) -> int:
-        """Multiprocessors of one compute slice: those of the plain smallest profile."""
+        """Return the multiprocessors of one compute slice: those of the plain smallest profile."""
         return next(profile.multiprocessors for profile in self.profiles if profile.enum == 0)
 
 
 @dataclass(frozen=True)
 class Board:
-    """One product. Groups that are only passed on keep the shape of the file."""
+    """One product. Groups that are not interpreted keep the structure of the file."""
 
     key: str
     name: str
@@ -129,10 +129,10 @@ class Board:
 
 
 def profile_name(slices: int, memory_mib: int, total_mib: int, attributes: str = "") -> str:
-    """The name that the driver's naming rule gives (nvidia.com's go-nvlib, ``mig_profile.go``).
+    """Return the name by the driver's naming rule (NVIDIA's go-nvlib, ``mig_profile.go``).
 
-    Shown gigabytes are the memory's eighths of the board, rounded up, times the board's GiB rounded up; halves round
-    up.
+    The displayed gigabytes are the memory in eighths of the board, rounded up, times the board's GiB rounded up.
+    Halves are rounded up.
     """
     eighths = -(-memory_mib * 8 // total_mib)
     gigabytes = int(eighths * -(-total_mib // 1024) / 8 + 0.5)
@@ -140,7 +140,7 @@ def profile_name(slices: int, memory_mib: int, total_mib: int, attributes: str =
 
 
 def parse_profile(data: Mapping[str, Any], where: str) -> Profile:
-    """One row of a board's profile table."""
+    """Return one row of a board's profile table."""
     where = f"{where}, profile {data.get('name')}"
     placements = take(data, "placements", dict, where)
     enum = GPU_INSTANCE_PROFILES.get(take(data, "profile", str, where))
@@ -173,7 +173,7 @@ def parse_profile(data: Mapping[str, Any], where: str) -> Profile:
 
 
 def check_mig(mig: Mig, total_mib: int, multiprocessors: int, where: str) -> None:
-    """Refuses a profile table that contradicts itself or the board; returns nothing."""
+    """Raise a DescriptionError if a profile table contradicts itself or the board."""
     enums = [profile.enum for profile in mig.profiles]
     identifiers = [profile.id for profile in mig.profiles]
     names = [profile.name for profile in mig.profiles]
@@ -228,7 +228,7 @@ def _check_pci(pci: Mapping[str, Any], where: str) -> None:
 
 
 def parse_board(data: Mapping[str, Any], where: str) -> Board:
-    """A board file's content, checked."""
+    """Return the board of a board file's content, validated."""
     architecture, brand = take(data, "architecture", str, where), take(data, "brand", str, where)
     if architecture not in ARCHITECTURES:
         raise DescriptionError(f"{where}: architecture {architecture!r}, expected one of {', '.join(ARCHITECTURES)}")
@@ -286,7 +286,7 @@ def parse_board(data: Mapping[str, Any], where: str) -> Board:
 
 
 def parse_npu_board(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The file of a board with NPUs, which is passed on as it is, its PCI ids and its sources checked."""
+    """Return the data of an NPU board's file unchanged, after validating its PCI IDs and sources."""
     pci = take(data, "pci", dict, where)
     _check_pci(pci, where)
     if not take(data, "sources", dict, where).get("*"):

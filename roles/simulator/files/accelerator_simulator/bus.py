@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The kernel's part of the PCI bus: binds devices to drivers and unbinds them when somebody writes to the files for it.
+"""Simulate the kernel's part of the PCI bus: bind and unbind devices when a program writes to the sysfs files.
 
-The files are plain ones; whoever has written to one is noticed when he closes it. So what the kernel does before a write returns is
-done a moment after it here, and a device that cannot be bound is not an error of the write.
+The files are ordinary files, and a write is noticed when the file is closed. A kernel acts before the write returns.
+Here the action follows a moment later, and a device that cannot be bound does not fail the write.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ POLL_SECONDS = 0.02
 
 
 class Bus:
-    """The devices of one machine below ``root`` (empty for the running system).
+    """The PCI devices of one machine below ``root`` (empty for the running system).
 
-    ``in_use`` says whether anybody has a GPU open, ``attached`` is told of one that the driver has again: both of the library.
-    ``nodes`` are device nodes that come and go with a device in the machine.
+    The library provides three callbacks: ``in_use`` returns whether a process has a GPU open, ``attached`` is called
+    after a device was bound to its driver, and ``detached`` after it was unbound. ``nodes`` are device nodes that are
+    created and removed together with a device.
     """
 
     def __init__(
@@ -54,26 +55,28 @@ class Bus:
         attached: Callable[[str], None] = lambda _address: None,
         patience: float = 600.0,
         nodes: Mapping[str, tuple[str, Node]] | None = None,
+        detached: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self._root = root
         self._majors = majors
         self._in_use = in_use
         self._attached = attached
+        self._detached = detached
         self._patience = patience
         self._device_nodes = nodes or {}
 
     def path(self, path: str) -> Path:
-        """Where a path of the machine is."""
+        """Return the real path of a path of the machine."""
         return Path(self._root + path)
 
     def files(self) -> list[str]:
-        """The files that do something when they are written to."""
+        """Return the files that trigger an action when they are written."""
         found = [f"{DRIVERS}/{driver}/{name}" for driver in self._drivers() for name in ("bind", "unbind")]
         found += [f"{DEVICES}/{address}/driver_override" for address in self.addresses()]
         return [path for path in [*found, PROBE] if self.path(path).is_file()]
 
     def addresses(self) -> list[str]:
-        """The devices of the machine that a virtual machine could have: those of an IOMMU group."""
+        """Return the devices that can be passed to a virtual machine: those with an IOMMU group."""
         return sorted(
             each.name
             for each in self.path(DEVICES).glob("*")
@@ -81,7 +84,7 @@ class Bus:
         )
 
     def written(self, path: str) -> list[tuple[str, Callable[[], object]]]:
-        """What the kernel does when the file has been written to: addresses of devices, and what becomes of each."""
+        """Return the kernel's actions after a write to the file, as pairs of device address and function."""
         file = self.path(path)
         text = file.read_text(encoding="ascii", errors="replace")
         folder, name = posixpath.split(path)
@@ -96,12 +99,12 @@ class Bus:
         return [(address, partial(action, address, driver)) for address in ADDRESS.findall(text)]
 
     def driver_of(self, address: str) -> str:
-        """The driver that a device is bound to, or nothing."""
+        """Return the driver that a device is bound to, or an empty string."""
         link = self.path(f"{DEVICES}/{address}/driver")
         return link.readlink().name if link.is_symlink() else ""
 
     def bind(self, address: str, driver: str) -> bool:
-        """Bind a device without a driver to this one, or to the one that it would find by itself; whether that was done."""
+        """Bind an unbound device to this driver, or to its matching driver; return whether it was bound."""
         device = self.path(f"{DEVICES}/{address}")
         if not device.is_dir() or self.driver_of(address):
             return False
@@ -118,11 +121,11 @@ class Bus:
                 shown.parent.mkdir(parents=True, exist_ok=True)
                 shown.write_bytes(saved.read_bytes())
             self._attached(address)
-        self._link(address, fitting)  # last: it is what others look for
+        self._link(address, fitting)  # last: other programs read this link
         return True
 
     def unbind(self, address: str, driver: str) -> bool:
-        """Unbind a device from a driver, when nobody has it open any more; whether that was done."""
+        """Unbind a device from a driver when no process has it open; return whether it was unbound."""
         if not address or self.driver_of(address) != driver:
             return False
         until = time.monotonic() + self._patience
@@ -134,11 +137,14 @@ class Bus:
             self._nodes(address, make=False)
         elif driver == NVIDIA:
             self._hide(address)
+            self._detached(address)
         self._unlink(address, driver)
         return True
 
     def unplug(self, address: str) -> bool:
-        """Take a device out of the machine, whoever has it open; whether it was there. Who asks the bus finds it no more."""
+        """Remove a device from the machine even if it is in use; return whether it was present. A scan of the bus then
+        omits it.
+        """
         listed, saved = self.path(f"{DEVICES}/{address}"), self.path(f"{WORKSHOP}/unplugged/{address}")
         if not listed.is_symlink():
             return False
@@ -157,7 +163,7 @@ class Bus:
         return True
 
     def plug(self, address: str) -> bool:
-        """Put a device in again that was taken out, and bind it to its own driver; whether it was out."""
+        """Reinsert a removed device and bind it to its own driver; return whether it had been removed."""
         saved = self.path(f"{WORKSHOP}/unplugged/{address}")
         if not saved.is_file():
             return False
@@ -186,7 +192,7 @@ class Bus:
         return NVIDIA if vendor == "0x10de" and kind.startswith("0x03") else ""
 
     def _hide(self, address: str) -> None:
-        """Take away what NVIDIA's driver shows of a GPU that it has, and keep it for when it has it again."""
+        """Remove the ``/proc`` entry of a GPU that its driver shows, and save it for the next bind."""
         shown = self.path(f"{INFORMATION}/{address}/information")
         if shown.is_file():
             saved = self.path(f"{WORKSHOP}/detached/{address}")
@@ -210,7 +216,9 @@ class Bus:
         temporary.rename(device / "driver")
 
     def _nodes(self, address: str, make: bool) -> None:
-        """The nodes of a device that vfio-pci has: of its group, which all devices of it share, and its own."""
+        """Create or remove the device nodes of a device bound to vfio-pci: the group's, which its devices share, and
+        its own.
+        """
         device = self.path(f"{DEVICES}/{address}")
         group = (device / "iommu_group").readlink().name
         number = self.addresses().index(address)
@@ -238,7 +246,7 @@ class Bus:
 
 
 class Notifier:
-    """Tells which files have been written to and closed."""
+    """Report which files were written and closed."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -248,7 +256,9 @@ class Notifier:
         self._paths: dict[int, str] = {}
 
     def watch(self, path: str, name: str) -> bool:
-        """Watch a file, and say whether it is a new one. Doing it again is nothing, but for another file at the same path."""
+        """Watch a file; return whether it is new. A repeated call has no effect unless another file is at the same
+        path.
+        """
         number = self._libc.inotify_add_watch(self._descriptor, path.encode(), IN_CLOSE_WRITE)
         new = number >= 0 and number not in self._paths
         if new:
@@ -256,7 +266,7 @@ class Notifier:
         return new
 
     def wait(self, seconds: float) -> list[str]:
-        """The files that were written to, after so many seconds at most; each once."""
+        """Return the files that were written, each once, after at most ``seconds``."""
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return []
         data, offset, found = os.read(self._descriptor, 65536), 0, []
@@ -269,13 +279,13 @@ class Notifier:
 
 
 class Workers:
-    """A thread for each device: what is written about one is done in its order, and others do not wait for it."""
+    """One thread per device: actions on one device run in order, and other devices do not wait for them."""
 
     def __init__(self) -> None:
         self._queues: dict[str, queue.Queue[Callable[[], object]]] = {}
 
     def do(self, address: str, action: Callable[[], object]) -> None:
-        """Have something done with a device after all that was asked for before."""
+        """Queue an action for a device after all earlier ones."""
         if address not in self._queues:
             self._queues[address] = queue.Queue()
             threading.Thread(target=self._work, args=(address,), daemon=True).start()
@@ -291,10 +301,10 @@ class Workers:
 
 
 def serve(bus: Bus, stop: Callable[[], bool] = lambda: False) -> None:
-    """Do what the kernel does until told to stop."""
+    """Run the kernel's part until ``stop`` returns true."""
     notifier, workers = Notifier(), Workers()
     while not stop():
-        # What was written to a file before it was watched is still in it.
+        # A file can contain text that was written before the watch began.
         new = [path for path in bus.files() if notifier.watch(str(bus.path(path)), path)]
         for path in new or notifier.wait(LOOK_SECONDS):
             try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import fabric_manager
+from . import fabric_manager, persistence_daemon
 from .bus import serve
 from .errors import SimulatorError
 from .hardware import load_catalogue, load_machine, machine_names
@@ -34,6 +34,7 @@ faults of GPUs (GPU is an index, a UUID, a PCI address, several by commas, or al
   fault GPU call FUNCTION hang [nth N]  until it is cleared
   fault GPU nvlink LINK down|up
   fault GPU recovery-action N
+  fault all confidential-computing on|protected-pcie|off
 
 faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas, or all):
   fault NPU health ok|warning|alarm|critical
@@ -49,7 +50,7 @@ faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas
 
 On a machine with devices of two vendors, --vendor before the command says whose are meant.
 """
-# Members of a device in the library's answer to `show` that are false or zero while it is well
+# Fields of a device in the library's answer to `show` that are false or zero without a fault
 TROUBLES = (
     "lost",
     "fragmented",
@@ -67,12 +68,12 @@ TROUBLES = (
 
 GPU_HEADING = ["INDEX", "MINOR", "PCI ADDRESS", "NAME", "UUID", "MIG", "INSTANCES", "STATE"]
 NPU_HEADING = ["NUMBER", "CARD", "CHIP", "PCI ADDRESS", "NAME", "VDIE", "SLICES", "STATE"]
-# dcmi_get_device_health, but for 0, which is well
+# dcmi_get_device_health without 0, which is healthy
 HEALTH = {1: "warning", 2: "alarm", 3: "critical"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     top = argparse.ArgumentParser(
         prog="accelerator-simulator",
         description="Simulated GPUs and NPUs: power, state and faults.",
@@ -125,19 +126,20 @@ def parser() -> argparse.ArgumentParser:
     fabric.add_argument(
         "-c", "--fabric-configuration", type=Path, help="its configuration file (default: NVIDIA's own)"
     )
+    commands.add_parser("persistence-daemon", help="have GPUs open as nvidia-persistenced does, until it is ended")
     machines = commands.add_parser("machines", help="list the machine profiles")
     machines.add_argument("--json", action="store_true")
     return top
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns of even width; the first row is the heading."""
+    """Return rows as columns of equal width. The first row is the heading."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows) + "\n"
 
 
 def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
-    """One line of ``show``: what the GPU is, how it is partitioned, and what is wrong with it."""
+    """Return one line of ``show``: the GPU, its partitions, and its faults."""
     mig = "-"
     if gpu["mig"] != "none":
         mig = "on" if gpu["mig_mode_current"] else "off"
@@ -150,7 +152,7 @@ def describe_gpu(gpu: Mapping[str, Any]) -> list[str]:
 
 
 def describe_npu(npu: Mapping[str, Any]) -> list[str]:
-    """One line of ``show``: which chip it is, its slices, and what is wrong with it."""
+    """Return one line of ``show``: the chip, its vNPUs, and its faults."""
     slices = " ".join(f"{entry['template']}@{entry['vid']}" for entry in npu["slices"])
     troubles = [name.replace("_", "-") for name in TROUBLES if npu.get(name)]
     troubles += [HEALTH[npu["health"]]] if npu["health"] in HEALTH else []
@@ -162,7 +164,7 @@ def describe_npu(npu: Mapping[str, Any]) -> list[str]:
 
 
 def control(arguments: argparse.Namespace, libraries: list[Library], output: TextIO) -> None:
-    """The commands that go to the libraries: those about devices to one, those about the machine to each."""
+    """Run the commands of the libraries: those for devices in one library, those for the machine in each."""
     if arguments.command == "fault":
         selection, text = (arguments.words or [""])[0], " ".join(["fault", *arguments.words])
     elif arguments.command == "reset":
@@ -176,7 +178,7 @@ def control(arguments: argparse.Namespace, libraries: list[Library], output: Tex
     libraries = [each for each in libraries if arguments.vendor in (None, each.vendor.word)]
     answers = {library.vendor.word: library.command(text) for library in libraries}
     if arguments.command != "show" or arguments.json:
-        # Of one vendor its own answer, of two an answer each
+        # One vendor's answer as it is; several vendors' answers by vendor
         answer = answers if len(answers) > 1 else next(iter(answers.values()), {})
         output.write(json.dumps(answer, indent=2) + "\n")
         return
@@ -197,7 +199,7 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
         return
     overrides = {key: getattr(arguments, key, None) for key in ("machine", "identity")}
     if arguments.command != "power-on":
-        # The machine that is on, whatever has been configured since
+        # The machine that is powered on, whatever the configuration is now
         overrides["machine"] = read_record(Path(root + RECORD)).get("machine")
     configuration = read_configuration(arguments.configuration or Path(root + CONFIGURATION), overrides)
     power = Power(
@@ -206,9 +208,15 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
     if arguments.command == "bus":
         serve(power.bus())
         return
+    if arguments.command == "persistence-daemon":
+        nvidia = power.libraries()["nvidia"]
+        persistence_daemon.serve(root, nvidia.devices, nvidia.path.resolve().parent)
+        return
     if arguments.command == "fabric-manager":
         path = arguments.fabric_configuration or Path(root + fabric_manager.CONFIGURATION)
-        fabric_manager.serve(fabric_manager.read_options(path.read_text(encoding="utf-8")), power.fabric_members())
+        options = fabric_manager.read_options(path.read_text(encoding="utf-8"))
+        with fabric_manager.running(root, power.libraries()["nvidia"].path.resolve().parent):
+            fabric_manager.serve(options, power.fabric_members())
         return
     if arguments.command in ("unplug", "plug"):
         move = power.unplug if arguments.command == "unplug" else power.plug
@@ -228,7 +236,7 @@ def run(arguments: argparse.Namespace, output: TextIO) -> None:
 
 
 def list_machines(as_json: bool, output: TextIO) -> None:
-    """All machine profiles with the products in them."""
+    """Print all machine profiles with their products."""
     catalogue = load_catalogue(DATA)
     machines = [load_machine(DATA, name, catalogue) for name in machine_names(DATA)]
     if as_json:
@@ -244,7 +252,7 @@ def list_machines(as_json: bool, output: TextIO) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: 0, or 1 with one line on standard error."""
+    """Run the command line; return 0, or 1 with one line on standard error."""
     try:
         run(parser().parse_args(argv), sys.stdout)
     except (SimulatorError, OSError) as error:

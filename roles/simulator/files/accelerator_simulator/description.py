@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The flat text that the simulated library loads: ``nvml/MACHINE_FORMAT.md`` is its definition."""
+"""Render the flat text that the simulated library loads, as ``nvml/MACHINE_FORMAT.md`` defines it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .errors import DescriptionError
 from .hardware import Catalogue, Device, Machine
 
 IDENTITY_NAMESPACE = uuid.UUID("0b8f7a0e-6f1d-5a53-9c1e-2f4f5be6a0d1")
-# NVML_COMPUTE_INSTANCE_PROFILE_* by slices, and the one that fills a double-memory 1g with more than one slice's SMs
+# NVML_COMPUTE_INSTANCE_PROFILE_* by slices, and the one that fills a double-memory 1g with more SMs than one slice's
 COMPUTE_INSTANCE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 COMPUTE_INSTANCE_1_SLICE_REV1 = 7
-# Starts in compute slices inside a GPU instance of so many slices (MIG user guide)
+# Starts in compute slices inside a GPU instance, by its number of slices (MIG user guide)
 COMPUTE_STARTS: dict[int, dict[int, tuple[int, ...]]] = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
@@ -45,11 +45,12 @@ FABRIC_STATE_COMPLETED = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """What one installation adds to a machine profile.
+    """The values that one installation adds to a machine profile.
 
-    ``identity`` is any text that differs between machines: UUIDs, serial numbers and the like follow from it. The
-    roots are the folders that the library looks at. ``driver_version`` is empty where NVIDIA's driver is not loaded. ``library``
-    holds further statements for the whole machine, such as ``{"operation-delay": 1000}`` or ``{"profile-info-versions": False}``.
+    ``identity`` is any text that differs between machines: UUIDs and serial numbers are derived from it. The roots are
+    the directories that the library reads. ``driver_version`` is empty if NVIDIA's driver is not loaded. ``library``
+    holds more statements for the whole machine, such as ``{"operation-delay": 1000}`` or ``{"profile-info-versions":
+    False}``.
     """
 
     identity: str
@@ -66,18 +67,18 @@ class Settings:
 
 
 def gpu_uuid(identity: str, address: str) -> str:
-    """``GPU-…`` for the board at an address of the machine with that identity; the same one every time."""
+    """Return the stable ``GPU-…`` UUID of the board at an address of the machine with that identity."""
     return "GPU-{}".format(uuid.uuid5(IDENTITY_NAMESPACE, f"{identity}/gpu/{address}"))
 
 
 def serial_number(identity: str, address: str) -> str:
-    """A serial number of 13 digits."""
+    """Return a serial number of 13 digits."""
     digest = hashlib.sha256((f"{identity}/serial/{address}").encode()).hexdigest()
     return f"165{int(digest, 16) % 10**10:010d}"
 
 
 def guid(identity: str, address: str) -> str:
-    """32 hexadecimal digits: the fabric GUID of a GPU."""
+    """Return the fabric GUID of a GPU: 32 hexadecimal digits."""
     return hashlib.sha256((f"{identity}/guid/{address}").encode()).hexdigest()[:32]
 
 
@@ -105,11 +106,11 @@ def _step(clocks: Mapping[str, Any]) -> int:
 
 
 def compute_profiles(mig: Mig, profile: Profile) -> Iterator[Mapping[str, Any]]:
-    """The compute instance profiles that one GPU instance profile offers, in the order of their numbers.
+    """Yield the compute instance profiles of one GPU instance profile, in the order of their numbers.
 
-    A compute instance of all slices has all multiprocessors. A smaller one has its slices' share. Where the smallest
-    GPU instance has more multiprocessors than a slice (double memory on Hopper and later), one slice and the whole are
-    two profiles, and the whole is 1_SLICE_REV1.
+    A compute instance of all slices has all multiprocessors, a smaller one has its slices' share. If the smallest GPU
+    instance has more multiprocessors than a slice (double memory on Hopper and later), one slice and the whole are two
+    profiles, and the whole is 1_SLICE_REV1.
     """
     unit = mig.unit_multiprocessors
     for slices, starts in COMPUTE_STARTS[profile.slices].items():
@@ -184,7 +185,7 @@ def _nvlink_lines(machine: Machine, device: Device, board: Board) -> Iterator[st
     ]
     for link in range(links):
         if machine.nvlink == "switch":
-            # A rack's switches are in trays of their own: no PCI address of this machine.
+            # A rack's NVSwitches are in separate trays: they have no PCI address on this machine.
             yield "nvlink {} {}".format(
                 link,
                 _pairs(
@@ -200,7 +201,8 @@ def _nvlink_lines(machine: Machine, device: Device, board: Board) -> Iterator[st
                 link, _pairs(version=version, state="active", remote="gpu", address=peers[0], speed=speed)
             )
         else:
-            yield f"nvlink {link} {_pairs(version=version, state='inactive', speed=speed)}"
+            # Nothing is plugged in: without `remote`, the library takes the link for one to a switch.
+            yield f"nvlink {link} {_pairs(version=version, state='inactive', remote='gpu', speed=speed)}"
 
 
 def _fabric_lines(machine: Machine, device: Device, board: Board, settings: Settings) -> Iterator[str]:
@@ -235,7 +237,7 @@ def _fabric_lines(machine: Machine, device: Device, board: Board, settings: Sett
 
 
 def _workload_profile_lines(board: Board) -> Iterator[str]:
-    """One after the other in priority, by their numbers; of the two goals, most performance and most of it per watt, one holds."""
+    """Yield the profiles with priorities in the order of their numbers. The goals MAX_P and MAX_Q exclude each other."""
     numbers = {name: WORKLOAD_PROFILES.index(name) for name in board.workload_profiles}
     goals = sum(1 << number for name, number in numbers.items() if name in ("MAX_P", "MAX_Q"))
     for priority, number in enumerate(sorted(numbers.values())):
@@ -264,7 +266,7 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
     yield "pcie {}".format(_pairs(generation=pci["max_link_generation"], width=pci["max_link_width"]))
     yield f"numa-node {device.numa}"
     if device.memory_numa is not None:
-        # Memory that CPUs reach as their own: over NVLink C2C, with the CPU's page tables
+        # Memory that CPUs access coherently: over NVLink C2C, with the CPU's page tables
         yield f"coherent-numa-node {device.memory_numa}"
         yield "addressing-mode ats"
     yield f"cpu-affinity {machine.numa_node(device.numa).cpus}"
@@ -333,7 +335,7 @@ def _gpu_lines(machine: Machine, device: Device, board: Board, settings: Setting
 
 
 def render(machine: Machine, catalogue: Catalogue, settings: Settings) -> str:
-    """The whole description of a machine, one statement a line, ready for the library's ``load``."""
+    """Return the whole description of a machine, one statement per line, for the library's ``load``."""
     lines: list[str] = [
         f"# {machine.name}: {machine.product}",
         "format 1",
@@ -352,10 +354,10 @@ def render(machine: Machine, catalogue: Catalogue, settings: Settings) -> str:
 
 
 def parse(text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """The statements of a description: those of the machine, and those of each GPU.
+    """Return the statements of a description: those of the machine, and those of each GPU.
 
-    Statements that may come several times (profiles, NVLinks, memory clocks) are lists of dictionaries. This is the
-    reader's side of :func:`render`; the library has a reader of its own.
+    Repeated statements (profiles, NVLinks, memory clocks) are lists of dictionaries. This is the parser for
+    :func:`render`. The library has its own parser.
     """
     machine: dict[str, str] = {}
     gpus: list[dict[str, Any]] = []

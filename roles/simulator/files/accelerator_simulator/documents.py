@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""JSON files, and what has to be in them."""
+"""Read JSON files and validate their fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import DescriptionError
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; a DescriptionError names the file."""
+    """Return the content of a JSON file. A DescriptionError names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -23,7 +23,7 @@ def read_json(path: Path) -> Any:
 
 
 def take(data: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
-    """A member of a kind that has to be there; ``where`` is named where it is not."""
+    """Return a required field of a type. The DescriptionError for a missing one names ``where``."""
     value = data.get(key)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise DescriptionError(f"{where}: {key} is {value!r}, expected {getattr(kind, '__name__', kind)}")

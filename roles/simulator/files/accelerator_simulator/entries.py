@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a machine shows, as values: files, links, folders and device nodes by their paths."""
+"""The files, links, directories, and device nodes of a machine as values by path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class Node:
-    """A character device; of root where ``owner``, a user with a group of the same name, is empty or not known."""
+    """A character device. It belongs to root if ``owner`` (a user with a group of the same name) is empty or unknown."""
 
     major: int
     minor: int
@@ -47,17 +47,17 @@ Tree = dict[str, Entry]
 
 
 def text(value: Any, mode: int = 0o444) -> File:
-    """A file of one line."""
+    """Return a file with one line."""
     return File(f"{value}\n".encode(), mode)
 
 
 def relative(path: str, target: str) -> Link:
-    """A link at ``path`` that names its target from there."""
+    """Return a link at ``path`` with a relative target."""
     return Link(posixpath.relpath(target, posixpath.dirname(path)))
 
 
 def directories_above(paths: Iterable[str]) -> list[str]:
-    """Every directory that the paths need, parents first."""
+    """Return every directory that the paths need, parents first."""
     found = set()
     for path in paths:
         parent = posixpath.dirname(path)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What can go wrong, as one family of exceptions."""
+"""The exceptions of the simulator."""
 
 from __future__ import annotations
 
 
 class SimulatorError(Exception):
-    """Says what was found, what was expected and what to do, naming the object."""
+    """Base error. The message names the object, the found value, the expected value, and the remedy."""
 
 
 class DescriptionError(SimulatorError):
-    """A board, component or machine file breaks a rule."""
+    """A board, component, or machine file breaks a rule."""
 
 
 class LibraryError(SimulatorError):
-    """The simulated library refused a command or cannot be loaded."""
+    """The simulated library rejected a command or cannot be loaded."""

@@ -1,17 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The simulated fabric manager: partitions of the NVSwitch fabric, for the client library libnvfm.so.1 (``nvml/nvfm.c``).
+"""The simulated fabric manager: partitions of the NVSwitch fabric, for the client library libnvfm.so.1
+(``nvml/nvfm.c``).
 
-Facts, from NVIDIA's Fabric Manager User Guide: the configuration's keys FABRIC_MODE (1 is shared NVSwitch), FM_CMD_BIND_INTERFACE,
-FM_CMD_PORT_NUMBER and FM_CMD_UNIX_SOCKET_PATH; the return values; that a GPU's physical id equals its module id on H100 and later, and that
-UUID and PCI address are left out there. The ids of the partitions are those of NVIDIA's DRA driver's guide "Fabric Manager partitioning": of
-eight GPUs 1 has all, 2 and 3 have four each, 4 to 7 two each, 8 to 15 one each. A restart forgets which partitions are active.
-"Resiliency": with FABRIC_MODE_RESTART=1 a fabric manager that finds the state file of the one before (STATE_FILE_NAME) rejects all calls until it
-gets the list of active partitions, and exits if it gets none within 60 s. The guide does not name the return value: it is NOT_CONFIGURED here.
+Facts from NVIDIA's Fabric Manager User Guide: the config keys FABRIC_MODE (1 is shared NVSwitch),
+FM_CMD_BIND_INTERFACE, FM_CMD_PORT_NUMBER, and FM_CMD_UNIX_SOCKET_PATH; the return values; on H100 and later a GPU's
+physical ID equals its module ID, and UUID and PCI address are omitted.
+
+The partition IDs are those of the guide "Fabric Manager partitioning" of NVIDIA's DRA driver: of eight GPUs, partition
+1 has all, 2 and 3 have four each, 4 to 7 two each, 8 to 15 one each. A restart loses the list of active partitions.
+
+"Resiliency": with FABRIC_MODE_RESTART=1, a fabric manager that finds the state file of the previous one
+(STATE_FILE_NAME) rejects all calls until it gets the list of active partitions, and exits if it gets none within 60 s.
+The guide does not name the return value: it is NOT_CONFIGURED here.
+
+The program is nv-fabricmanager. While it runs, GPUs of the Ampere generation on NVSwitch boards can be reset one by
+one (the manual of nvidia-smi).
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import signal
 import socketserver
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import SimulatorError
+from .persistence_daemon import PR_SET_NAME, lock, open_state
 
+NAME = b"nv-fabricmanager"
+STATE_BYTE = 7 << 40  # clients.c
 CONFIGURATION = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 SHARED_NVSWITCH = "1"
 # Return values of the library.
@@ -39,18 +54,18 @@ class Member:
     address: str = ""
 
     def line(self) -> str:
-        """The GPU in the answer to ``list``."""
+        """Return the GPU's line in the answer to ``list``."""
         return f"gpu {self.module} {self.uuid or '-'} {self.address or NO_ADDRESS} {LINKS} {LINKS} {LINK_RATE}"
 
 
 def read_options(text: str) -> dict[str, str]:
-    """The keys and values of fabricmanager.cfg; what follows # is a comment."""
+    """Return the keys and values of fabricmanager.cfg. Text after # is a comment."""
     pairs = (line.partition("#")[0].partition("=") for line in text.splitlines())
     return {key.strip(): value.strip() for key, equals, value in pairs if equals}
 
 
 def partitions_of(members: Sequence[Member]) -> dict[int, tuple[Member, ...]]:
-    """The partitions that a board offers: all its GPUs, halves, and so on down to single GPUs."""
+    """Return the partitions that a board offers: all its GPUs, halves, and so on down to single GPUs."""
     found: dict[int, tuple[Member, ...]] = {}
     size, number = len(members), 1
     while size >= 1:
@@ -62,7 +77,7 @@ def partitions_of(members: Sequence[Member]) -> dict[int, tuple[Member, ...]]:
 
 
 class FabricManager:
-    """Which partitions are active. Safe for threads."""
+    """The active partitions. Safe for threads."""
 
     def __init__(self, members: Sequence[Member], *, is_shared: bool, waits: bool = False) -> None:
         self._partitions = partitions_of(members)
@@ -73,9 +88,9 @@ class FabricManager:
         self._lock = threading.Lock()
 
     def answer(self, request: str) -> Iterator[str]:
-        """The lines that answer a request of the client library.
+        """Yield the lines that answer a request of the client library.
 
-        ``fail WORD VALUE``, which only tests send, makes all requests of that word return a value; 0 ends that.
+        Only tests send ``fail WORD VALUE``, which makes all requests of that word return a value; 0 ends that.
         """
         word, _blank, argument = request.strip().partition(" ")
         with self._lock:
@@ -127,7 +142,7 @@ class FabricManager:
 
 
 def resumes(options: Mapping[str, str]) -> bool:
-    """Whether the fabric manager goes on with the state of the one before. The first one leaves its state behind."""
+    """Return whether the fabric manager resumes the previous one's state, and create the state file."""
     if options.get("FABRIC_MODE_RESTART") != "1":
         return False
     state = Path(options.get("STATE_FILE_NAME", STATE_FILE))
@@ -136,8 +151,30 @@ def resumes(options: Mapping[str, str]) -> bool:
     return found
 
 
+@contextlib.contextmanager
+def running(root: str, library: Path) -> Iterator[None]:
+    """Act as the fabric manager of a machine for the library in this directory and for programs that read the process
+    list.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_NAME, NAME)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    number = str(os.getpid())
+    shown = Path(root, "proc", number) if root not in ("", "/") else None
+    if shown is not None:
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        shown.symlink_to(Path("/proc", number))
+    state = open_state(library)
+    try:
+        lock(state, STATE_BYTE, held=True)
+        yield
+    finally:
+        os.close(state)
+        if shown is not None:
+            shown.unlink(missing_ok=True)
+
+
 def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
-    """Answer requests at the address that the configuration names, until the process is ended."""
+    """Answer requests at the configured address until the process ends."""
     manager = FabricManager(
         members, is_shared=options.get("FABRIC_MODE", "0") == SHARED_NVSWITCH, waits=resumes(options)
     )
@@ -150,6 +187,8 @@ def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
     path = options.get("FM_CMD_UNIX_SOCKET_PATH", "")
     try:
         server: socketserver.BaseServer
+        # A client can stay connected until the process ends.
+        socketserver.ThreadingUnixStreamServer.daemon_threads = socketserver.ThreadingTCPServer.daemon_threads = True
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).unlink(missing_ok=True)
@@ -165,5 +204,8 @@ def serve(options: Mapping[str, str], members: Sequence[Member]) -> None:
     timer.daemon = True
     timer.start()
     with server:
-        server.serve_forever()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
     raise SimulatorError(f"the fabric manager got no list of active partitions within {RESUME_SECONDS:.0f} s")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""PCI components and machines: from the JSON files to checked, frozen values.
+"""Parse PCI components and machines from the JSON files into validated, frozen values.
 
-Sources of the figures are named in each file under ``sources``: ``*`` speaks for the whole file, every other key for
-the field that it names. A value marked *chosen* is ours, not the vendor's.
+Each file names the sources of its figures under ``sources``: ``*`` applies to the whole file, every other key to its
+field. A value marked *chosen* has no vendor source.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .errors import DescriptionError
 ADDRESS = re.compile(r"^(?P<domain>[0-9a-f]{4}):(?P<bus>[0-9a-f]{2}):(?P<device>[01][0-9a-f])\.(?P<function>[0-7])$")
 ROOT_BUS = re.compile(r"^pci(?P<domain>[0-9a-f]{4}):(?P<bus>[0-9a-f]{2})$")
 MAXIMUM_GPUS = 32
-# Folders of machine profiles: those that have GPUs, and those that have NPUs alone
+# Directories of machine profiles: those with GPUs, and those with only NPUs
 MACHINE_FOLDERS = ("machines", "ascend/machines")
-# What an NPU is of a machine: the name of its driver
+# Name of the NPU driver
 NPU_DRIVER = "devdrv_device_driver"
 
 
 @dataclass(frozen=True)
 class Component:
-    """A PCI function that is no accelerator: bridge, NIC or NVSwitch."""
+    """A PCI function other than an accelerator: bridge, NIC, or NVSwitch."""
 
     key: str
     name: str
@@ -49,7 +49,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Npu:
-    """Where a chip is among the others: on which card, as which of its chips, and its number on the host."""
+    """The position of a chip: its card, its index on the card, and its number on the host."""
 
     card: int
     chip: int
@@ -77,15 +77,16 @@ class Device:
 
     @property
     def sort_key(self) -> tuple[int, ...]:
-        """Order of the PCI bus, which is the order of NVML's indices."""
+        """Return the sort key of the PCI bus order, which is the order of NVML's indexes."""
         return address_key(self.address)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A server: its devices in PCI order, its NUMA nodes and how its GPUs are linked.
+    """A server: its devices in PCI order, its NUMA nodes, and the links of its GPUs.
 
-    ``ascend`` is what all of its NPUs have in common: ``interface``, ``work_mode``, ``multi_die_policy``, ``super_pod``.
+    ``ascend`` holds the common values of all its NPUs: ``interface``, ``work_mode``, ``multi_die_policy``,
+    ``super_pod``, ``unified_bus``.
     """
 
     name: str
@@ -100,39 +101,44 @@ class Machine:
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs in the order of their indices."""
+        """Return the GPUs in the order of their indexes."""
         return tuple(device for device in self.devices if device.kind == "gpu")
 
     @property
     def npus(self) -> tuple[Device, ...]:
-        """The NPUs in the order of the PCI bus."""
+        """Return the NPUs in the order of the PCI bus."""
         return tuple(device for device in self.devices if device.kind == "npu")
 
     @property
     def chips(self) -> tuple[tuple[Device, Npu], ...]:
-        """Each NPU with its place among the others."""
+        """Return each NPU with its position."""
         return tuple((device, device.npu) for device in self.npus if device.npu is not None)
 
     @property
+    def is_on_unified_bus(self) -> bool:
+        """Return whether the NPUs have no PCI functions. Their addresses are then only names for control commands."""
+        return bool(self.ascend.get("unified_bus"))
+
+    @property
     def vendors(self) -> tuple[str, ...]:
-        """Whose accelerators it has."""
+        """Return the vendors of its accelerators."""
         return ("nvidia",) * bool(self.gpus) + ("ascend",) * bool(self.npus)
 
     def numa_node(self, number: int) -> NumaNode:
-        """The NUMA node of that number."""
+        """Return the NUMA node with this number."""
         return next(node for node in self.numa if node.node == number)
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Everything that machines are made of, by key."""
+    """The components of machines, by key."""
 
     boards: Mapping[str, Board]
     components: Mapping[str, Component]
     npu_boards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def pci(self, device: Device) -> tuple[Mapping[str, Any], str]:
-        """What configuration space says of a device, and the name of its driver."""
+        """Return a device's configuration space facts and the name of its driver."""
         if device.kind == "gpu":
             return self.boards[device.board or ""].pci, "nvidia"
         if device.kind == "npu":
@@ -142,7 +148,7 @@ class Catalogue:
 
 
 def address_key(address: str) -> tuple[int, ...]:
-    """``0000:1b:00.0`` as numbers (domain, bus, device, function)."""
+    """Return ``0000:1b:00.0`` as numbers (domain, bus, device, function)."""
     match = ADDRESS.match(address)
     if match is None:
         raise DescriptionError(f"PCI address {address!r}: expected dddd:bb:dd.f in lower-case hexadecimal")
@@ -150,7 +156,9 @@ def address_key(address: str) -> tuple[int, ...]:
 
 
 def _boards_in(folder: Path) -> Iterator[tuple[str, Any, str]]:
-    """Each board's key, its data, and the file; a file that is not named as its board is refused."""
+    """Yield each board's key, its data, and its file. Raise a DescriptionError if the file name differs from the
+    board's.
+    """
     for path in sorted(folder.glob("*.json")):
         data = read_json(path)
         if data.get("board") != path.stem:
@@ -161,7 +169,9 @@ def _boards_in(folder: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def load_catalogue(folder: Path) -> Catalogue:
-    """Every board of ``folder``/boards and ``folder``/ascend/boards, every component of ``folder``/components.json."""
+    """Load every board of ``folder``/boards and ``folder``/ascend/boards, and every component of
+    ``folder``/components.json.
+    """
     path = folder / "components.json"
     components = {
         key: Component(
@@ -195,7 +205,7 @@ def _npu(entry: Mapping[str, Any], where: str) -> Npu:
 
 
 def parse_machine(data: Mapping[str, Any], catalogue: Catalogue, where: str) -> Machine:
-    """A machine file's content, checked against the catalogue."""
+    """Return the machine of a machine file's content, validated against the catalog."""
     numa = tuple(
         NumaNode(node["node"], node["cpus"], tuple(node["distances"])) for node in take(data, "numa", list, where)
     )
@@ -273,17 +283,21 @@ def parse_machine(data: Mapping[str, Any], catalogue: Catalogue, where: str) -> 
         nvlink=data.get("nvlink"),
         nvlink_pairs=pairs,
         fabric=data.get("fabric"),
-        ascend={key: data[key] for key in ("interface", "work_mode", "multi_die_policy", "super_pod") if key in data},
+        ascend={
+            key: data[key]
+            for key in ("interface", "work_mode", "multi_die_policy", "super_pod", "unified_bus")
+            if key in data
+        },
     )
 
 
 def machine_names(folder: Path) -> list[str]:
-    """The machine profiles that there are, sorted."""
+    """Return the names of the existing machine profiles, sorted."""
     return sorted(path.stem for each in MACHINE_FOLDERS for path in (folder / each).glob("*.json"))
 
 
 def load_machine(folder: Path, name: str, catalogue: Catalogue) -> Machine:
-    """The machine profile of that name; an unknown one is answered with the list of known ones."""
+    """Load the machine profile with this name. The error for an unknown one lists the known names."""
     path = next((path for each in MACHINE_FOLDERS if (path := folder / each / f"{name}.json").is_file()), None)
     if path is None:
         raise DescriptionError(

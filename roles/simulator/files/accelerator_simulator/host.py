@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a host shows by itself, and what of the machine's has to fit to it: numbers of devices, lines in files of the kernel."""
+"""The host's own device numbers and kernel files, and the machine's, which must fit to them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# The one number that is fixed
+# The only fixed major number
 NVIDIA_MAJOR = 195
-# Where each driver's numbers begin; those of NPUs are chosen
+# First major numbers of each driver. Those of NPUs are chosen
 FIRST_MAJORS: Mapping[str, Mapping[str, int]] = {
     "nvidia": {"nvidia-caps": 236, "nvidia-nvswitch": 235, "nvidia-caps-imex-channels": 234, "nvidia-uvm": 510},
     "vfio": {"vfio": 233, "vfio-dev": 232},
@@ -25,15 +25,15 @@ FIRST_MAJORS: Mapping[str, Mapping[str, int]] = {
         "ummu": 227,
     },
 }
-# A line of /proc/modules: a module's name, its size, and the modules that use it
+# A line of /proc/modules: module name, size, and the modules that use it
 Module = tuple[str, int, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the host shows already and the trees have to fit: its /proc files and the first free IOMMU group.
+    """The host's own state to which the trees must fit: its /proc files and the first free IOMMU group.
 
-    ``vfio`` says that it has no VFIO of its own, which the machine's would be in the way of.
+    ``vfio`` is true if the host has no VFIO driver, which would conflict with the machine's.
     """
 
     proc_devices: str = "Character devices:\n\nBlock devices:\n"
@@ -44,22 +44,22 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Majors:
-    """Major numbers of the drivers' character devices, by name; only NVIDIA's first is fixed."""
+    """Major numbers of the drivers' character devices, by name. Only NVIDIA's first one is fixed."""
 
     by_name: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, vendor: str) -> dict[str, int]:
-        """Those of one vendor's driver, or of ``vfio``."""
+        """Return the numbers of one vendor's driver, or of ``vfio``."""
         return {name: self.by_name[name] for name in FIRST_MAJORS[vendor] if name in self.by_name}
 
 
 def choose_majors(
     proc_devices: str, previous: Mapping[str, int] | None = None, vendors: Iterable[str] = ("nvidia",)
 ) -> Majors:
-    """Majors that the host uses for nothing else: its own drivers must never answer for ours.
+    """Choose majors that no driver of the host uses, so that its drivers never serve our nodes.
 
-    From 236 downward for what a driver registers early, from 510 downward for UVM, as dynamic allocation gives them.
-    Those of a ``previous`` boot come first, so that a machine stays the same over reboots.
+    Numbers are assigned like the kernel's dynamic allocation: from 236 downward, and for UVM from 510 downward. Those
+    of a ``previous`` boot are preferred, so that a machine stays the same over reboots.
     """
     taken = {int(number) for number in re.findall(r"^\s*(\d+) ", proc_devices, re.MULTILINE)} | {NVIDIA_MAJOR}
     by_name: dict[str, int] = {}
@@ -75,7 +75,7 @@ def choose_majors(
 
 
 def merge_proc_devices(original: str, ours: Iterable[tuple[int, str]]) -> str:
-    """/proc/devices with lines of ours among the character devices, in the order of the numbers."""
+    """Return /proc/devices with our lines among the character devices, sorted by number."""
     characters, blank, blocks = original.partition("\n\n")
     lines = [line for line in characters.splitlines()[1:] if line.strip()]
     lines += [f"{number:3d} {name}" for number, name in ours]
@@ -84,7 +84,7 @@ def merge_proc_devices(original: str, ours: Iterable[tuple[int, str]]) -> str:
 
 
 def merge_proc_modules(original: str, modules: Iterable[Module]) -> str:
-    """/proc/modules with the drivers' modules first, as the last ones loaded stand there."""
+    """Return /proc/modules with the drivers' modules first, as the most recently loaded ones."""
     lines = [
         f"{name} {int(size)} {len(users)} {''.join(user + ',' for user in users) or '-'} Live 0x0000000000000000 (OE)"
         for name, size, users in modules

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""NVIDIA's driver as what is installed, loaded and unloaded, for machines that come without one.
+"""Simulate the installation, loading, and unloading of NVIDIA's driver, for machines without a driver.
 
-The kernel module is a text with the lines ``version=580.95.05`` and ``loads=yes``, or ``loads=no`` for one that no kernel takes. A start
-of the machine loads what is installed, as a kernel does that finds its GPUs; later ``load`` and ``unload`` do it, and what is installed meanwhile
-waits for them.
+The kernel module is a text file with the lines ``version=580.95.05`` and ``loads=yes``, or ``loads=no`` for a module
+that the kernel rejects. A boot loads the installed module, like a kernel that detects its GPUs. Afterwards only
+``load`` and ``unload`` change the loaded version, so a module installed later is not loaded automatically.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import SimulatorError
 
-#: The version that is loaded, nothing where none is; a start of the machine takes the file away.
+#: The loaded version, empty if none is loaded. A boot removes the file.
 LOADED = "/run/accelerator-simulator-nvidia"
 
 
@@ -25,7 +25,7 @@ class KernelModule:
         self._loaded = Path(root + LOADED)
 
     def installed(self) -> str:
-        """The version that would be loaded; empty where none is installed. A SimulatorError where no kernel takes it."""
+        """Return the installed version; empty if none is installed. Raise a SimulatorError if the kernel rejects it."""
         if not self.path.is_file():
             return ""
         said = dict(line.partition("=")[::2] for line in self.path.read_text(encoding="utf-8").splitlines())
@@ -36,7 +36,7 @@ class KernelModule:
         return said["version"]
 
     def version(self) -> str:
-        """The version that is loaded, or that a start of the machine loads; empty where none is."""
+        """Return the loaded version, or the version that a boot loads; empty for no module."""
         if self._loaded.is_file():
             return self._loaded.read_text(encoding="utf-8").strip()
         try:
@@ -45,11 +45,11 @@ class KernelModule:
             return ""
 
     def begin(self) -> None:
-        """Keep what a start of the machine has loaded."""
+        """Record the version that the boot has loaded."""
         self._note(self.version())
 
     def load(self) -> None:
-        """Load what is installed; what is loaded already stays. A SimulatorError where there is nothing, or nothing that loads."""
+        """Load the installed version unless one is loaded. Raise a SimulatorError for a missing or rejected module."""
         if self.version() and self._loaded.is_file():
             return
         version = self.installed()
@@ -58,7 +58,7 @@ class KernelModule:
         self._note(version)
 
     def unload(self) -> None:
-        """Unload it; there need not be any."""
+        """Unload the module, if one is loaded."""
         self._note("")
 
     def _note(self, version: str) -> None:

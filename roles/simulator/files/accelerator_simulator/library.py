@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The simulated libraries' private entry: text commands in, JSON out (``nvml/MACHINE_FORMAT.md``, ``dcmi/MACHINE_FORMAT.md``)."""
+"""The control function of the simulated libraries: text commands in, JSON out (``nvml/MACHINE_FORMAT.md``,
+``dcmi/MACHINE_FORMAT.md``).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ REPLY_SIZE = 4 << 20
 
 @dataclass(frozen=True)
 class Vendor:
-    """One vendor's management library: its name, where it is installed, what it calls its devices.
+    """A vendor's management library: its name, its directory, and the key of its devices.
 
-    ``state`` is the name of the file beside it that holds the state, with the driver's version in it.
+    ``state`` is the name of the state file next to it, which contains the driver's version.
     """
 
     word: str
@@ -36,10 +38,11 @@ VENDORS = {vendor.word: vendor for vendor in (NVIDIA, ASCEND)}
 
 
 class Library:
-    """One loaded library. Its state file lies in the library's own folder."""
+    """One loaded library. Its state file is in the library's directory."""
 
     def __init__(self, path: Path, vendor: Vendor = NVIDIA) -> None:
         self.vendor = vendor
+        self.path = path
         try:
             self._function = ctypes.CDLL(str(path)).acceleratorSimulatorControl
         except (OSError, AttributeError) as error:
@@ -50,7 +53,7 @@ class Library:
         self._function.restype = ctypes.c_int
 
     def command(self, text: str) -> dict[str, Any]:
-        """Runs one command and returns its answer; a refusal is a LibraryError with the library's own words."""
+        """Run one command and return its answer. A refusal raises a LibraryError with the library's message."""
         reply = ctypes.create_string_buffer(REPLY_SIZE)
         code = self._function(text.encode(), reply, REPLY_SIZE)
         try:
@@ -64,7 +67,7 @@ class Library:
         return dict(answer)
 
     def loaded(self) -> dict[str, Any] | None:
-        """What ``show`` says, or None where no machine has been loaded."""
+        """Return the output of ``show``, or None if no machine is loaded."""
         try:
             answer = self.command("show")
         except LibraryError:
@@ -72,12 +75,12 @@ class Library:
         return answer if answer.get(self.vendor.devices) else None
 
     def devices(self) -> list[dict[str, Any]]:
-        """What ``show`` says of each device."""
+        """Return the output of ``show`` for each device."""
         return list(self.command("show")[self.vendor.devices])
 
 
 def find_library(folder: Path, vendor: Vendor = NVIDIA) -> Path:
-    """The library in a folder; a LibraryError says what to do where there is none."""
+    """Return the path of the library in a directory. Raise a LibraryError with a remedy if it does not exist."""
     path = folder / vendor.soname
     if not path.exists():
         raise LibraryError(
@@ -87,12 +90,14 @@ def find_library(folder: Path, vendor: Vendor = NVIDIA) -> Path:
 
 
 def folder_of(vendor: Vendor, root: str, folder: Path | None) -> Path:
-    """Where a vendor's library is: in a folder that was named, or where its driver has it."""
+    """Return the directory of a vendor's library: the given one, or that of the vendor's driver."""
     return folder or Path(root + vendor.folder)
 
 
 def loaded_libraries(root: str, folder: Path | None) -> list[Library]:
-    """The libraries that have a machine; without any, those that are there. A LibraryError where none is."""
+    """Return the libraries with a loaded machine, else the first existing one. Raise a LibraryError without any
+    library.
+    """
     found = [
         Library(path, vendor)
         for vendor in VENDORS.values()
@@ -104,7 +109,9 @@ def loaded_libraries(root: str, folder: Path | None) -> list[Library]:
 
 
 def library_of(libraries: list[Library], selection: str, vendor: str | None = None) -> Library:
-    """The library whose devices are selected; with two of them, ``vendor`` or an identity has to tell."""
+    """Return the library of the selected devices. With two libraries, ``vendor`` or a device identity must distinguish
+    them.
+    """
     fitting = [each for each in libraries if vendor in (None, each.vendor.word)]
     if len(fitting) > 1:
         word = selection.partition(",")[0].lower()

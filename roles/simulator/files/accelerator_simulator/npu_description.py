@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Machines with NPUs: from the JSON files in ``ascend`` to the text that the simulated libdcmi loads (``dcmi/MACHINE_FORMAT.md``)."""
+"""Render machines with NPUs from the JSON files in ``ascend`` to the text that the simulated libdcmi loads
+(``dcmi/MACHINE_FORMAT.md``).
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from .hardware import Catalogue, Device, Machine, Npu
 
 SUPER_POD = "super-pod"
 RESOURCES = ("aicore", "aicpu", "vpc", "venc", "vdec", "jpegd", "jpege", "pngd")
-# Where the number of a die in all of its super-pod has the server's number, the module's, and the die's on the module. What is left are
-# the lowest bits, which are the physical id.
+# Bit positions of the server, the module, and the die on its module in a die's number within its super-pod. The lowest
+# bits are the physical ID.
 _SERVER_BIT, _MODULE_BIT, _DIE_BIT = 22, 18, 16
-# Major number of the nodes of slices, where nothing else says (chosen).
+# Default major number of the vNPU nodes (chosen).
 SLICE_MAJOR = 237
 
 
 @dataclass(frozen=True)
 class NpuSettings:
-    """What one installation adds to a machine profile.
+    """The values that one installation adds to a machine profile.
 
-    ``identity`` is any text that differs between machines: serial numbers and die ids follow from it. ``library`` holds
-    further statements for the whole machine, such as ``{"guard-destroy": True}``; it wins over what the machine says. ``super-pod`` among
-    them is for each chip: the servers of a super-pod are one machine with another ``server`` each, {"super-pod": {"server": 3}}. A machine
-    of no super-pod stays so unless an ``id`` is among it.
+    ``identity`` is any text that differs between machines: serial numbers and die IDs are derived from it. ``library``
+    holds more statements for the whole machine, such as ``{"guard-destroy": True}``, which override the machine's. Its
+    ``super-pod`` applies to each chip: the servers of a super-pod are one machine profile with different ``server``
+    values, {"super-pod": {"server": 3}}. A machine without a super-pod gets one only with an ``id``.
     """
 
     identity: str
@@ -40,12 +42,12 @@ class NpuSettings:
 
 
 def die_id(identity: str, kind: str, address: str) -> str:
-    """The 40 hexadecimal digits of a die at an address of the machine with that identity; the same ones every time."""
+    """Return the stable 40 hexadecimal digits of the die at an address of the machine with that identity."""
     return hashlib.sha256(f"{identity}/{kind}/{address}".encode()).hexdigest()[:40]
 
 
 def card_serial(identity: str, card: int) -> str:
-    """A serial number of 20 characters."""
+    """Return a serial number of 20 characters."""
     digest = hashlib.sha256(f"{identity}/card/{card}".encode()).hexdigest()
     return f"1023{int(digest, 16) % 10**16:016d}"
 
@@ -132,7 +134,7 @@ def _npu_lines(
         yield f"ub-ports {_pairs(**board['ub_ports'])}"
     said = {**machine.ascend.get("super_pod", {}), **(settings.library or {}).get(SUPER_POD, {})}
     if "id" in said:
-        pod = {key: int(value) for key, value in said.items()}  # a template makes texts of numbers
+        pod = {key: int(value) for key, value in said.items()}  # a template renders numbers as strings
         sdid = pod.get("server", 0) << _SERVER_BIT | npu.card << _MODULE_BIT | npu.chip << _DIE_BIT | npu.physical
         yield f"super-pod {_pairs(sdid=sdid, **pod)}"
     if "slicing" in board:
@@ -140,7 +142,7 @@ def _npu_lines(
 
 
 def render_npus(machine: Machine, catalogue: Catalogue, settings: NpuSettings) -> str:
-    """The whole description of a machine's NPUs, one statement a line, ready for the library's ``load``."""
+    """Return the whole description of a machine's NPUs, one statement per line, for the library's ``load``."""
     statements: dict[str, Any] = {
         "driver-version": settings.driver_version,
         "dev-root": settings.dev_root,
@@ -148,7 +150,7 @@ def render_npus(machine: Machine, catalogue: Catalogue, settings: NpuSettings) -
         "etc-root": settings.etc_root,
         "slice-major": settings.slice_major,
     }
-    for key in ("interface", "work_mode", "multi_die_policy"):
+    for key in ("interface", "work_mode", "multi_die_policy", "unified_bus"):
         if key in machine.ascend:
             statements[key.replace("_", "-")] = machine.ascend[key]
     statements.update({key: value for key, value in (settings.library or {}).items() if key != SUPER_POD})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What NVIDIA's driver shows of itself: files below /proc, device nodes."""
+"""The files that NVIDIA's driver shows: below /proc, and device nodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from .host import NVIDIA_MAJOR, Majors, Module
 PCI_DRIVER = "nvidia"
 PCI_DRIVERS = (PCI_DRIVER, "nvidia-nvswitch")
 CONTROL_MINOR, MODESET_MINOR = 255, 254
+#: Minor numbers of nvidia-uvm. Neither the kernel module nor a boot creates the nodes: nvidia-modprobe -u or a
+#: replacement does.
+UVM_NODES = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
 MIG_CONFIG_MINOR, MIG_MONITOR_MINOR = 1, 2
 # nvidia-modprobe's numbering: 32 GPUs, 15 GPU instances each, 8 compute instances in each of those
 CAPABILITY_GPUS, CAPABILITY_GPU_INSTANCES, CAPABILITY_COMPUTE_INSTANCES = 32, 15, 8
@@ -47,16 +50,17 @@ MODULE_PARAMETERS = (
     ("EnableNonblockingOpen", "1"),
     ("ImexChannelCount", "2048"),
     ("CreateImexChannel0", "0"),
+    ("CoherentGPUMemoryMode", '""'),
 )
 
 
 def capability(minor: int, mode: int) -> File:
-    """One file of the capability tree: which device node stands for it, and with which mode."""
+    """Return one file of the capability tree, with the minor and mode of its device node."""
     return File(f"DeviceFileMinor: {int(minor)}\nDeviceFileMode: {int(mode)}\nDeviceFileModify: 1\n".encode())
 
 
 def mig_minors() -> str:
-    """/proc/driver/nvidia-caps/mig-minors: the fixed map of every capability that there can be."""
+    """Return /proc/driver/nvidia-caps/mig-minors: the fixed map of every possible capability."""
     lines = [f"config {int(MIG_CONFIG_MINOR)}", f"monitor {int(MIG_MONITOR_MINOR)}"]
     for gpu in range(CAPABILITY_GPUS):
         for instance in range(CAPABILITY_GPU_INSTANCES):
@@ -70,7 +74,7 @@ def mig_minors() -> str:
 
 
 def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings) -> Tree:
-    """What the driver shows under /proc of itself and its GPUs."""
+    """Return the driver's files under /proc about itself and its GPUs."""
     driver, nvswitches = "/proc/driver/nvidia", [device for device in machine.devices if device.kind == "nvswitch"]
     tree: Tree = {
         driver + "/version": File(
@@ -103,6 +107,10 @@ def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings) -> Tre
         tree[f"{driver}/gpus/{gpu.address}/information"] = File(
             "".join(f"{key:<8}\t {value}\n" for key, value in information).encode()
         )
+        if gpu.memory_numa is not None:
+            tree[f"{driver}/gpus/{gpu.address}/numa_status"] = File(
+                f"Node: {gpu.memory_numa}\nStatus: online\n".encode()
+            )
         if board.mig is not None:
             tree[f"{driver}/capabilities/gpu{int(gpu.minor or 0)}/mig"] = Directory(0o755)
     for switch in nvswitches:
@@ -111,15 +119,13 @@ def proc_tree(machine: Machine, catalogue: Catalogue, settings: Settings) -> Tre
 
 
 def device_nodes(machine: Machine, majors: Majors) -> Tree:
-    """One node for each GPU, and the driver's own."""
-    uvm, caps = majors.by_name["nvidia-uvm"], majors.by_name["nvidia-caps"]
+    """Return one node per GPU, and the driver's own nodes without those of nvidia-uvm."""
+    caps = majors.by_name["nvidia-caps"]
     tree: Tree = {f"/dev/nvidia{gpu.minor or 0}": Node(NVIDIA_MAJOR, gpu.minor or 0) for gpu in machine.gpus}
     tree.update(
         {
             "/dev/nvidiactl": Node(NVIDIA_MAJOR, CONTROL_MINOR),
             "/dev/nvidia-modeset": Node(NVIDIA_MAJOR, MODESET_MINOR),
-            "/dev/nvidia-uvm": Node(uvm, 0),
-            "/dev/nvidia-uvm-tools": Node(uvm, 1),
             f"/dev/nvidia-caps/nvidia-cap{int(MIG_CONFIG_MINOR)}": Node(caps, MIG_CONFIG_MINOR, 0o400),
             f"/dev/nvidia-caps/nvidia-cap{int(MIG_MONITOR_MINOR)}": Node(caps, MIG_MONITOR_MINOR, 0o444),
         }
@@ -133,7 +139,7 @@ def device_nodes(machine: Machine, majors: Majors) -> Tree:
 
 
 def characters(machine: Machine, majors: Majors) -> list[tuple[int, str]]:
-    """The driver's lines in /proc/devices."""
+    """Return the driver's lines in /proc/devices."""
     switches = any(device.kind == "nvswitch" for device in machine.devices)
     ours = [(NVIDIA_MAJOR, name) for name in ("nvidia", "nvidia-modeset", "nvidiactl")]
     return ours + [

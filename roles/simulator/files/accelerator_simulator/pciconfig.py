@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What sysfs shows of one PCI function: resources and configuration space (PCI Local Bus 3.0, PCI Express Base)."""
+"""The sysfs contents of one PCI function: resources and configuration space (PCI Local Bus 3.0, PCI Express Base)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Bar:
 
 
 def place_bars(pci: Mapping[str, Any], position: int) -> tuple[Bar, ...]:
-    """Windows for the ``position``-th function: 32-bit ones from 0xa0000000, 64-bit ones from 0x200000000000."""
+    """Return memory windows for the ``position``-th function: 32-bit ones from 0xa0000000, 64-bit ones from
+    0x200000000000.
+    """
     bars: list[Bar] = []
     high = 0x200000000000 + position * (1 << 40)
     for region in pci.get("bars", ()):
@@ -50,7 +52,7 @@ def place_bars(pci: Mapping[str, Any], position: int) -> tuple[Bar, ...]:
 
 
 def resource_file(bars: Sequence[Bar]) -> str:
-    """The sysfs file ``resource``: start, end and flags of each window, one a line."""
+    """Return the sysfs file ``resource``: start, end, and flags of each window, one per line."""
     lines = [f"0x{0:016x} 0x{0:016x} 0x{0:016x}"] * RESOURCE_LINES
     for region in bars:
         flags = RESOURCE_PREFETCHABLE_64 if region.prefetchable else RESOURCE_MEMORY_32
@@ -61,10 +63,10 @@ def resource_file(bars: Sequence[Bar]) -> str:
 def configuration_space(
     pci: Mapping[str, Any], bars: Sequence[Bar], bridge: bool, buses: tuple[int, int, int], port_type: int
 ) -> bytes:
-    """256 bytes of configuration space with power management and PCI Express capabilities.
+    """Return 256 bytes of configuration space with power management and PCI Express capabilities.
 
-    ``buses`` are primary, secondary and subordinate bus of a bridge. ``port_type`` is the PCI Express device type:
-    0 endpoint, 4 root port, 5 and 6 switch up and down.
+    ``buses`` are the primary, secondary, and subordinate bus of a bridge. ``port_type`` is the PCI Express device
+    type: 0 endpoint, 4 root port, 5 and 6 switch upstream and downstream port.
     """
     space = bytearray(CONFIGURATION_SIZE)
     number = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Power on and off: what has to happen is decided first, from what is placed and loaded, and then done."""
+"""Power the machine on and off. A plan is computed first from the placed and loaded state, and then applied."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .ascend_files import SLICE_NODE_MODE, chip_node
+from . import persistence_daemon
+from .ascend_files import NODE_MODE, OWNER, chip_node
 from .boards import ARCHITECTURES
 from .bus import Bus
 from .description import Settings, render
@@ -25,7 +27,7 @@ from .host import Majors, Surroundings, choose_majors
 from .kernel_module import KernelModule
 from .library import NVIDIA, VENDORS, Library, Vendor, find_library, folder_of, library_of, loaded_libraries
 from .npu_description import NpuSettings, render_npus
-from .nvidia_files import MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, capability
+from .nvidia_files import MIG_CONFIG_MINOR, MIG_MONITOR_MINOR, UVM_NODES, capability
 from .place import Folder, System, write_tree
 from .trees import whole_tree
 
@@ -38,10 +40,11 @@ DATA = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Configuration:
-    """What an administrator chooses. ``library`` are further statements for the library (``operation-delay`` …).
+    """The administrator's configuration. ``library`` holds more statements for the library (``operation-delay`` …).
 
-    What begins with ``ascend`` is of NPUs, the rest of GPUs or of both. ``nvidia_module`` is where the stand-in of NVIDIA's kernel module is
-    (kernel_module.py), by which the driver is loaded or not, and its version; empty: ``driver_version`` is loaded, always.
+    Fields that begin with ``ascend`` apply to NPUs, the others to GPUs or to both. ``nvidia_module`` is the path of
+    the simulated NVIDIA kernel module (kernel_module.py), which determines whether the driver is loaded, and its
+    version. If it is empty, ``driver_version`` is always loaded.
     """
 
     machine: str = "8xH100"
@@ -59,7 +62,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a power-on has to do. ``library`` is ``load``, ``power-cycle`` or nothing, for each vendor's."""
+    """The actions of a power-on. ``library`` is ``load``, ``power-cycle``, or None, for each vendor's library."""
 
     place: bool
     withdraw: bool
@@ -68,12 +71,12 @@ class Plan:
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be done at all."""
+        """Return whether the plan contains an action."""
         return self.place or self.withdraw or self.library is not None
 
 
 def read_configuration(path: Path, overrides: Mapping[str, Any]) -> Configuration:
-    """The configuration file, where there is one, under what the command line says."""
+    """Return the configuration file's values, if it exists, overridden by the command line."""
     values: dict[str, Any] = {}
     if path.is_file():
         try:
@@ -93,7 +96,7 @@ def read_configuration(path: Path, overrides: Mapping[str, Any]) -> Configuratio
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a power-on wrote down; empty where there is nothing to be read."""
+    """Return the record of a power-on; empty if it is missing or not readable."""
     if not path.is_file():
         return {}
     try:
@@ -103,7 +106,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def shift_domain(machine: Machine, offset: int) -> Machine:
-    """The machine with every PCI domain raised by ``offset``: for hosts whose own devices have the same addresses."""
+    """Return the machine with every PCI domain raised by ``offset``, for hosts whose own devices use the same
+    addresses.
+    """
     if not offset:
         return machine
 
@@ -127,10 +132,10 @@ def shift_domain(machine: Machine, offset: int) -> Machine:
 def plan_power_on(
     previous: Mapping[str, Any], fingerprint: str, description: str, boot_id: str, placed: bool, loaded: bool
 ) -> Plan:
-    """Decides a power-on.
+    """Return the plan of a power-on.
 
-    ``previous`` is the record of the last one: ``boot_id``, ``fingerprint`` of the trees, ``description`` (a digest of
-    the text that was loaded). ``placed`` and ``loaded`` are what is really there.
+    ``previous`` is the record of the last one: ``boot_id``, ``fingerprint`` of the trees, and ``description`` (a
+    digest of the loaded text). ``placed`` and ``loaded`` are the current state.
     """
     fits = previous.get("fingerprint") == fingerprint and previous.get("boot_id") == boot_id
     same_trees = placed and fits
@@ -146,7 +151,7 @@ def plan_power_on(
 
 
 class Power:
-    """One simulated machine on this system, or under a folder (``root``)."""
+    """One simulated machine on this system, or below a directory (``root``)."""
 
     def __init__(
         self,
@@ -173,11 +178,11 @@ class Power:
 
     @property
     def nvidia_version(self) -> str:
-        """The version of NVIDIA's driver that is loaded; empty where none is."""
+        """Return the version of the loaded NVIDIA driver; empty if none is loaded."""
         return self.configuration.driver_version if self.module is None else self.module.version()
 
     def settings(self, majors: Majors) -> Settings:
-        """The configuration as the description needs it."""
+        """Return the configuration as settings of the description."""
         chosen = self.configuration
         return Settings(
             identity=chosen.identity or os.uname().nodename,
@@ -194,7 +199,7 @@ class Power:
         )
 
     def fabric_members(self) -> list[Member]:
-        """The GPUs as the fabric manager reports them: from Hopper on only by their module IDs."""
+        """Return the GPUs as the fabric manager reports them: from Hopper on only by module ID."""
         library = Library(find_library(folder_of(NVIDIA, self.root, self.library_folder)))
         uuids = {str(gpu["pci_address"]).lower()[-12:]: str(gpu["uuid"]) for gpu in library.devices()}
         found = []
@@ -202,14 +207,14 @@ class Power:
             if device.module is None or device.board is None:
                 continue
             if ARCHITECTURES[self.catalogue.boards[device.board].architecture] < ARCHITECTURES["hopper"]:
-                # As the fabric manager spells it, with eight digits of the domain.
+                # The fabric manager prints the domain with eight digits.
                 found.append(Member(device.module, uuids[device.address], f"0000{device.address}".upper()))
             else:
                 found.append(Member(device.module))
         return sorted(found, key=lambda member: member.module)
 
     def descriptions(self, majors: Majors) -> dict[str, str]:
-        """What each vendor's library is to load."""
+        """Return the text that each vendor's library loads."""
         settings, texts = self.settings(majors), {}
         if self.machine.gpus and settings.driver_version:
             texts["nvidia"] = render(self.machine, self.catalogue, settings)
@@ -227,9 +232,10 @@ class Power:
         return texts
 
     def libraries(self) -> dict[str, Library]:
-        """The libraries of this machine's vendors, where they are used at all.
+        """Return the libraries of this machine's vendors, if libraries are used.
 
-        NVIDIA's comes with its driver: where that is not loaded, or its library is not installed, there is none.
+        NVIDIA's library belongs to its driver. It is omitted if the driver is not loaded or the library is not
+        installed.
         """
         if not self.use_library:
             return {}
@@ -240,29 +246,29 @@ class Power:
         }
 
     def has_library(self, vendor: Vendor) -> bool:
-        """Whether a vendor's library can be used: it always can, but for that of a driver that is installed by itself."""
+        """Return whether a vendor's library can be used: always, unless its driver is installed separately."""
         if vendor is not NVIDIA or self.module is None:
             return True
         folder = folder_of(vendor, self.root, self.library_folder)
         return bool(self.nvidia_version) and (folder / f"libnvidia-ml.so.{self.nvidia_version}").exists()
 
     def is_loaded(self, library: Library) -> bool:
-        """Whether a library of this version has a machine."""
+        """Return whether a library of the configured version has a loaded machine."""
         chosen = self.configuration
         version = self.nvidia_version if library.vendor is NVIDIA else chosen.ascend_driver_version
         folder = folder_of(library.vendor, self.root, self.library_folder)
         return (folder / (library.vendor.state % version)).exists() and library.loaded() is not None
 
     def boot_id(self) -> str:
-        """This boot of the system: what tells a power cycle from a second power-on."""
+        """Return the system's boot ID, which distinguishes a power cycle from a second power-on."""
         return Path(BOOT_ID).read_text(encoding="ascii").strip()
 
     def record(self) -> dict[str, Any]:
-        """What the last power-on wrote down; empty before the first."""
+        """Return the record of the last power-on; empty before the first."""
         return read_record(self.record_path)
 
     def surroundings(self) -> Surroundings:
-        """The host's own view; it must not be read while a tree is laid over it."""
+        """Return the host's own state. Do not read it while a tree is mounted over it."""
         if self.root:
             return Surroundings()
         folder = Path("/sys/kernel/iommu_groups")
@@ -276,11 +282,13 @@ class Power:
         )
 
     def power_on(self, check: bool = False) -> Plan:
-        """Place the files, load or power-cycle the libraries, as needed. Returns what was (or would be) done."""
+        """Place the files, and load or power-cycle the libraries, as needed. Return the plan, which ``check`` only
+        computes.
+        """
         previous, boot_id, fingerprint = self.record(), self.boot_id(), self.fingerprint()
         placed, libraries = bool(self.placer.placed()), self.libraries()
         loaded = all(self.is_loaded(library) for library in libraries.values())
-        # While the trees are placed the host's own majors cannot be read, and they have been chosen already.
+        # The placed trees hide the host's own majors, but these have been chosen already.
         vendors, chosen = self.machine.vendors, previous.get("majors")
         majors = (
             Majors({**choose_majors("", vendors=vendors).by_name, **chosen})
@@ -298,6 +306,9 @@ class Power:
             self.module.begin()
         if not plan.changes:
             return plan
+        if previous.get("boot_id") != boot_id:
+            for path in UVM_NODES:  # other programs created them in an earlier boot
+                Path(self.root + path).unlink(missing_ok=True)
         if plan.withdraw:
             self.placer.remove()
         if plan.place:
@@ -329,7 +340,7 @@ class Power:
         return plan
 
     def refuse_real_silicon(self) -> None:
-        """A SimulatorError where a vendor's own driver is loaded on this system."""
+        """Raise a SimulatorError if a vendor's own driver is loaded on this system."""
         signs = {"NVIDIA": "/proc/driver/nvidia/version", "Ascend": "/dev/davinci_manager"}
         for name, sign in signs.items():
             if not self.root and Path(sign).exists():
@@ -338,37 +349,39 @@ class Power:
                 )
 
     def bus(self) -> Bus:
-        """The kernel's part of the PCI bus of the machine that is on."""
+        """Return the simulated PCI bus of the machine that is powered on."""
         library = self.libraries().get("nvidia")
 
         def in_use(address: str) -> bool:
             gpu = of(address)
-            return bool(gpu.get("open") or gpu.get("processes"))
+            held = gpu.get("persistence_mode") and persistence_daemon.is_running(self.root)
+            return bool(gpu.get("open") or gpu.get("processes") or held)
 
         def of(address: str) -> Mapping[str, Any]:
             shown = library.devices() if library is not None else ()
             return next((gpu for gpu in shown if short_address(gpu) == address), {})
 
-        def attached(address: str) -> None:
+        def told(command: str, address: str) -> None:
             if library is not None:
-                library.command(f"driver-bind {address}")
+                library.command(f"{command} {address}")
 
         majors = self.placed_majors()
         nodes = {device.address: chip_node(npu.physical, majors) for device, npu in self.machine.chips}
-        return Bus(self.root, majors.by_name, in_use, attached, nodes=nodes)
+        attached, detached = partial(told, "driver-bind"), partial(told, "driver-unbind")
+        return Bus(self.root, majors.by_name, in_use, attached, nodes=nodes, detached=detached)
 
     def placed_majors(self) -> Majors:
-        """The majors of the machine that is on."""
+        """Return the majors of the machine that is powered on."""
         first = choose_majors("", vendors=self.machine.vendors).by_name
         return Majors({**first, **self.record().get("majors", {})})
 
     def load_driver(self) -> Plan:
-        """Load NVIDIA's driver, as modprobe does. A SimulatorError where that cannot be."""
+        """Load NVIDIA's driver like modprobe. Raise a SimulatorError if that is not possible."""
         self._module().load()
         return self.power_on()
 
     def unload_driver(self) -> Plan:
-        """Unload NVIDIA's driver, as rmmod does. A SimulatorError where a GPU is in use."""
+        """Unload NVIDIA's driver like rmmod. Raise a SimulatorError if a GPU is in use."""
         module = self._module()
         library = self.libraries().get("nvidia")
         held = (
@@ -389,11 +402,11 @@ class Power:
         return self.module
 
     def unplug(self, selection: str, vendor: str | None = None) -> list[str]:
-        """Take devices out of the machine while it runs; what is selected is as for a fault. Returns their addresses."""
+        """Remove devices from the running machine; return their addresses. The selection has the form of a fault's."""
         return self._move(selection, vendor, present=False)
 
     def plug(self, selection: str, vendor: str | None = None) -> list[str]:
-        """Put devices in again that were taken out. Returns their addresses."""
+        """Insert removed devices again; return their addresses."""
         return self._move(selection, vendor, present=True)
 
     def _move(self, selection: str, vendor: str | None, present: bool) -> list[str]:
@@ -406,14 +419,16 @@ class Power:
         return [address for address in moved if (bus.plug(address) if present else bus.unplug(address))]
 
     def fingerprint(self) -> str:
-        """Digest of what is placed and how: a newer program that places the same leaves a running machine alone."""
+        """Return a digest of the placed files and of the way they are placed, so that an unchanged machine is not
+        placed again.
+        """
         majors = choose_majors("", vendors=self.machine.vendors)
         tree = whole_tree(self.machine, self.catalogue, self.settings(majors), majors, Surroundings())
         way = (Path(__file__).resolve().parent / "place.py").read_bytes()
         return hashlib.sha256(repr(sorted(tree.items())).encode() + way).hexdigest()
 
     def restore(self, library: Library, majors: Majors) -> None:
-        """What belongs to partitions that are alive: needed where files are placed again without a power cycle."""
+        """Write the files of existing partitions. Needed if files are placed again without a power cycle."""
         shown = library.command("show")
         if library.vendor is NVIDIA:
             tree, plain = capability_files(shown), True
@@ -422,11 +437,11 @@ class Power:
         write_tree("", tree, list(tree), plain_nodes=plain)
 
     def power_off(self) -> bool:
-        """Takes the files away. The library's state stays, as boards stay in a machine that is switched off."""
+        """Remove the files. The library keeps its state, like boards in a machine that is switched off."""
         return self.placer.remove()
 
     def forget(self) -> bool:
-        """Removes what :meth:`power_on` wrote down, after :meth:`power_off`."""
+        """Remove the record of :meth:`power_on`, after :meth:`power_off`."""
         found = False
         if self.record_path.exists():
             self.record_path.unlink()
@@ -434,7 +449,7 @@ class Power:
         return self.forget_descriptions() or found
 
     def forget_descriptions(self, but: Iterable[str] = ()) -> bool:
-        """Removes what libraries were given to load, but for those of some vendors. Returns whether there was anything."""
+        """Remove the texts that libraries loaded, except for the vendors in ``but``; return whether there were any."""
         paths = [Path(self.root + STATE_FOLDER) / f"{vendor}.txt" for vendor in VENDORS if vendor not in but]
         there = [path for path in paths if path.exists()]
         for path in there:
@@ -443,26 +458,26 @@ class Power:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text, in hexadecimal."""
+    """Return the SHA-256 of a text in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def short_address(device: Mapping[str, Any]) -> str:
-    """The PCI address of a device as sysfs has it; NVML has four more digits of the domain."""
+    """Return the PCI address of a device as in sysfs. NVML's has four more digits of the domain."""
     return str(device["pci_address"]).lower()[-len("0000:00:00.0") :]
 
 
 def slice_nodes(shown: Mapping[str, Any], majors: Majors) -> Tree:
-    """The nodes of the slices that ``show`` lists."""
+    """Return the device nodes of the vNPUs that ``show`` lists."""
     return {
-        f"{shown['dev_root']}/vdavinci{each['vid']}": Node(majors.by_name["vdavinci"], each["vid"], SLICE_NODE_MODE)
+        f"{shown['dev_root']}/vdavinci{each['vid']}": Node(majors.by_name["vdavinci"], each["vid"], NODE_MODE, OWNER)
         for npu in shown["npus"]
         for each in npu["slices"]
     }
 
 
 def capability_files(shown: Mapping[str, Any]) -> Tree:
-    """/proc/driver/nvidia/capabilities for what ``show`` lists: each partitionable GPU and its living instances."""
+    """Return /proc/driver/nvidia/capabilities for the listed state: each partitionable GPU and its existing instances."""
     tree: Tree = {}
     for gpu in shown["gpus"]:
         if gpu["mig"] == "none":

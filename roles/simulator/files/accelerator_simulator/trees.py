@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The files that a machine shows: /proc, /sys and /dev, as a value. Nothing here touches a disk."""
+"""The files that a machine shows in /proc, /sys, and /dev, as values. No function here accesses a disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISCELLANEOUS_MAJOR, VFIO_MINOR, IOMMU_MINOR = 10, 196, 122
 
 
 def cpu_numbers(cpus: str) -> list[int]:
-    """``0-2,8`` as [0, 1, 2, 8]."""
+    """Return ``0-2,8`` as [0, 1, 2, 8]."""
     numbers: list[int] = []
     for part in cpus.split(","):
         first, _dash, last = part.partition("-")
@@ -31,7 +31,7 @@ def cpu_numbers(cpus: str) -> list[int]:
 
 
 def cpu_mask(cpus: str) -> str:
-    """A CPU list as the kernel's mask: 32-bit words, highest first, separated by commas."""
+    """Return a CPU list as the kernel's mask: 32-bit words, highest first, separated by commas."""
     bits = sum(1 << number for number in cpu_numbers(cpus))
     words: list[str] = []
     while True:
@@ -42,12 +42,12 @@ def cpu_mask(cpus: str) -> str:
 
 
 def sysfs_path(device: Device) -> str:
-    """Where the function really is: /sys/devices/pcidddd:bb/…/address."""
+    """Return the real path of the function: /sys/devices/pcidddd:bb/…/address."""
     return "/sys/devices/" + "/".join(device.path)
 
 
 def _subordinates(machine: Machine) -> dict[str, tuple[int, int, int]]:
-    """For each bridge its primary bus, the bus right below and the highest bus below."""
+    """Return for each bridge its primary, secondary, and highest subordinate bus."""
     result: dict[str, tuple[int, int, int]] = {}
     for bridge in machine.devices:
         below = [
@@ -160,7 +160,7 @@ def _device_tree(
 
 
 def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around: Surroundings) -> Tree:
-    """Everything under /sys: the PCI tree, the drivers' and modules' folders, IOMMU groups."""
+    """Return the tree under /sys: the PCI devices, drivers, modules, and IOMMU groups."""
     tree: Tree = {}
     buses = _subordinates(machine)
     groups: dict[str, int] = {}
@@ -170,10 +170,12 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
         tree[f"{here}/pci_bus/{root[3:]}/cpuaffinity"] = text(cpu_mask(cpus))
         tree[here + "/power/control"] = text("auto", 0o644)
     for position, device in enumerate(machine.devices):
+        if device.kind == "npu" and machine.is_on_unified_bus:
+            continue
         pci, driver = catalogue.pci(device)
         if driver in nvidia_files.PCI_DRIVERS and not settings.driver_version:
             driver = ""
-        # Functions of one slot share a group: what goes from one to the other does not pass the IOMMU.
+        # Functions of one slot share a group, because traffic between them does not pass the IOMMU.
         grouped = device.kind in (*ACCELERATORS, "nic", "audio")
         slot = device.address.partition(".")[0]
         if grouped and slot not in groups:
@@ -201,7 +203,7 @@ def sys_tree(machine: Machine, catalogue: Catalogue, settings: Settings, around:
 
 
 def _module_tree(vendor: str, version: str) -> Tree:
-    """The folders of a driver's modules; the first of them is the one that binds to devices."""
+    """Return the directories of a driver's modules. The first module binds to devices."""
     shows = {"nvidia": nvidia_files, "ascend": ascend_files}[vendor]
     tree: Tree = {}
     for name, size, users in shows.KERNEL_MODULES:
@@ -222,7 +224,7 @@ def _module_tree(vendor: str, version: str) -> Tree:
 
 
 def device_nodes(machine: Machine, majors: Majors, vfio: bool = True, gpus: bool = True) -> Tree:
-    """Everything under /dev; ``gpus`` is whether NVIDIA's driver is loaded."""
+    """Return the tree under /dev. ``gpus`` is whether NVIDIA's driver is loaded."""
     tree: Tree = {}
     if machine.gpus and gpus:
         tree.update(nvidia_files.device_nodes(machine, majors))
@@ -237,12 +239,16 @@ def device_nodes(machine: Machine, majors: Majors, vfio: bool = True, gpus: bool
         for path, node in tree.items()
         if isinstance(node, Node)
     }
+    if machine.gpus and gpus:
+        # The links to UVM nodes exist before another program creates the nodes.
+        for path, minor in nvidia_files.UVM_NODES.items():
+            links[f"/dev/char/{majors.by_name['nvidia-uvm']}:{minor}"] = Link("../" + path[len("/dev/") :])
     tree.update(links)
     return tree
 
 
 def proc_tree(machine: Machine, majors: Majors, around: Surroundings, gpus: bool = True) -> Tree:
-    """The kernel's own files under /proc, with the drivers' lines in them; ``gpus`` is whether NVIDIA's driver is loaded."""
+    """Return the kernel's files under /proc with the drivers' lines. ``gpus`` is whether NVIDIA's driver is loaded."""
     characters = [(number, name) for name, number in majors.of("vfio").items()]
     modules: list[Module] = []
     if machine.gpus and gpus:
@@ -260,7 +266,7 @@ def proc_tree(machine: Machine, majors: Majors, around: Surroundings, gpus: bool
 def whole_tree(
     machine: Machine, catalogue: Catalogue, settings: Settings, majors: Majors, around: Surroundings
 ) -> Tree:
-    """/proc, /sys and /dev together, and what the drivers' installations left."""
+    """Return the trees of /proc, /sys, and /dev, and the files of the drivers' installations."""
     gpus = bool(settings.driver_version)
     tree = proc_tree(machine, majors, around, gpus)
     if machine.gpus and gpus:

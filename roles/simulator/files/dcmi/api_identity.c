@@ -178,11 +178,24 @@ BOTH(get_device_die_v2, get_device_die_id, (enum dcmi_die_type input_type, struc
 BOTH(get_device_pcie_info_v2, get_device_pcie_info, (struct dcmi_pcie_info_all *pcie_info), (pcie_info))
 {
     REQUIRE(pcie_info, INVALID_ARGUMENT);
+    REQUIRE(!call->machine->unified_bus, NOT_SUPPORTED);
     const struct board *board = &call->chip->board;
     *pcie_info = (struct dcmi_pcie_info_all){ .venderid = board->pci_device_id & 0xFFFF, .deviceid = board->pci_device_id >> 16,
                                               .subvenderid = board->pci_subsystem_id & 0xFFFF, .subdeviceid = board->pci_subsystem_id >> 16,
                                               .domain = (int)board->address.domain, .bdf_busid = board->address.bus,
                                               .bdf_deviceid = board->address.device, .bdf_funcid = board->address.function };
+    return SUCCESS;
+}
+
+EXPORT int dcmiv2_get_device_ub_id_info(int dev_id, struct dcmi_ub_id_info *ub_id_info)
+{
+    CALL(call_begin_device, dev_id);
+    REQUIRE(ub_id_info, INVALID_ARGUMENT);
+    REQUIRE(call.machine->unified_bus, NOT_SUPPORTED);
+    const struct board *board = &call.chip->board;
+    *ub_id_info = (struct dcmi_ub_id_info){ .device_id = (unsigned short)(board->pci_device_id >> 16), .vendor_id = board->pci_device_id & 0xFFFF,
+                                            .module_vendor_id = board->pci_subsystem_id & 0xFFFF,
+                                            .module_id = (unsigned short)(board->pci_subsystem_id >> 16) };
     return SUCCESS;
 }
 
@@ -260,6 +273,7 @@ EXPORT int dcmi_get_topo_info_by_device_id(int card_id1, int device_id1, int car
     int other = NO_DEVICE;
     CALL(call_begin_chip, card_id1, device_id1);
     REQUIRE(topo_type, INVALID_ARGUMENT);
+    REQUIRE(call.machine->topology, NOT_SUPPORTED);
     for (unsigned number = 0; number < seen_count(); number++) {
         const struct board *board = &call.machine->chips[seen_device(number)->chip].board;
         if (board->card == (unsigned)card_id2 && board->chip == (unsigned)device_id2)

@@ -22,12 +22,12 @@ EXPORT int dcmi_create_vdevice(int card_id, int device_id, struct dcmi_create_vd
     const int template = template_by_name(&chip->board, vdev->template_name);
     REQUIRE(template != ABSENT && !chip->board.templates[template].vm_only, INVALID_ARGUMENT);
     /* What has the whole chip open is in the way. */
-    REQUIRE(!user_of(call.machine, call.index, NO_DEVICE) && !chip_has_processes(chip), OCCUPIED);
+    REQUIRE(!user_of(call.machine, call.index, NO_DEVICE) && !chip_has_processes(chip), BUSY);
     uint32_t vid = vdev->vdev_id, group = vdev->vfg_id;
     result = slice_place(chip, &chip->board.templates[template], &vid, &group, &shortage);
     REQUIRE(result == SUCCESS, result);
     /* What no count shows. */
-    REQUIRE(!chip->fragmented || !chip_sliced(chip), PARTITION);
+    REQUIRE(!chip->fragmented || !chip_sliced(chip), INVALID_ARGUMENT);
     chip->fragmented = false;
     const unsigned index = vid - slice_vid(chip, 0);
     chip->slices[index] = (struct slice){ .serial = ++call.write->serial, .template = (uint32_t)template, .group = group };

@@ -6,18 +6,38 @@
  */
 #include "simulator.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { ANY_CHIP = INT32_MAX - 1 };
 
 static unsigned initialized;        /* enum interface; under the process lock */
+static atomic_uint threads_inside;  /* that are in a call, asleep or not */
 
 static void start(struct call *call, const char *function, unsigned interface)
 {
     *call = (struct call){ .function = function, .index = NO_DEVICE, .slice = NO_DEVICE, .card = NO_DEVICE, .device = NO_DEVICE,
-                           .interface = interface, .locked = true };
+                           .interface = interface, .locked = true, .inside = true };
+    atomic_fetch_add(&threads_inside, 1);
     process_lock();
+}
+
+/* A child has no thread but the one that forked. */
+static void leave_all(void) { atomic_store(&threads_inside, 0); }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, leave_all); }
+
+/* DCMI is not made for several threads of a process. What a real one does then nobody knows: this one ends the process. */
+static void refuse_threads(const struct call *call)
+{
+    if (!call->machine->single_thread || atomic_load(&threads_inside) <= 1)
+        return;
+    fprintf(stderr, "simulated DCMI: %s: another thread of this process is in a call\n", call->function);
+    abort();
 }
 
 static int initialize(const char *function, unsigned interface)
@@ -26,7 +46,11 @@ static int initialize(const char *function, unsigned interface)
     start(&call, function, interface);
     if (state_open() != SUCCESS || !(call.machine = state_refresh()))
         return INTERNAL;
+    refuse_threads(&call);
     count_call(function);
+    /* Programs that tell virtual machines and containers. A result that cannot be read is as good as none. */
+    if (call.machine->init_command[0] && system(call.machine->init_command) == -1)
+        fprintf(stderr, "simulated DCMI: the result of a program cannot be read\n");
     int result = faults_take(&call.machine, function, NO_DEVICE, false);
     REQUIRE(result == SUCCESS, result);
     REQUIRE(call.machine->interface == interface, NOT_SUPPORTED);
@@ -73,6 +97,7 @@ static int begin(struct call *call)
         return NOT_READY;
     call->machine = state_refresh();
     REQUIRE(call->machine, INTERNAL);
+    refuse_threads(call);
     visibility_follow(call->machine);
     count_call(call->function);
     resolve(call);
@@ -151,6 +176,8 @@ void call_end(struct call *call)
         state_abandon();
     if (call->locked)
         process_unlock();
+    if (call->inside)
+        atomic_fetch_sub(&threads_inside, 1);
 }
 
 int stub_answer(const char *function, int answer)

@@ -27,9 +27,8 @@ const char *code_text(int code)
     case INVALID_DEVICE: return "no such device";
     case NOT_FOUND: return "not found";
     case NOT_READY: return "not ready";
-    case IN_CONTAINER: return "not in a container";
+    case IN_CONTAINER: return "busy, or not in a container";
     case OCCUPIED: return "occupied";
-    case PARTITION: return "does not fit";
     case NOT_SUPPORTED: return "not supported";
     default: return "an internal error";
     }
@@ -88,6 +87,7 @@ static int run_load(int words, char **word, struct json *json, char *error, size
     *machine = loaded;
     machine->serial = serial;
     machine->loads = loads + 1;
+    machine->host_mount_namespace = own_mount_namespace();
     machine->faults_injected = faults;
     machine->events_written = events;
     machine->recover = true;
@@ -112,9 +112,11 @@ static int run_load(int words, char **word, struct json *json, char *error, size
 static int run_power_cycle(int words, char **word, struct json *json, char *error, size_t size)
 {
     struct machine *machine;
-    (void)words;
-    (void)word;
     (void)json;
+    if (words == 2 && strcmp(word[1], "late") != 0) {
+        snprintf(error, size, "power-cycle: found \"%s\", expected late or nothing", word[1]);
+        return INVALID_ARGUMENT;
+    }
     int result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
@@ -123,6 +125,22 @@ static int run_power_cycle(int words, char **word, struct json *json, char *erro
         chip_power_on(&machine->chips[index]);
         machine->chips[index].share = share;
     }
+    if (words == 1)
+        slices_replay(machine);
+    slices_commit(machine);
+    return SUCCESS;
+}
+
+/* What the driver's script does at a boot, which can be after other programs have started. */
+static int run_recover(int words, char **word, struct json *json, char *error, size_t size)
+{
+    struct machine *machine;
+    (void)words;
+    (void)word;
+    (void)json;
+    int result = begin_control_write(&machine, error, size);
+    if (result != SUCCESS)
+        return result;
     slices_replay(machine);
     slices_commit(machine);
     return SUCCESS;
@@ -264,7 +282,8 @@ const struct command commands[] = {
     { "load", run_load, 2, 2, "load PATH" },
     { "show", control_show, 1, 1, "show" },
     { "template", control_template, 3, 3, "template PHYSICAL NUMBER" },
-    { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
+    { "power-cycle", run_power_cycle, 1, 2, "power-cycle [late]" },
+    { "recover", run_recover, 1, 1, "recover" },
     { "unplug", run_unplug, 2, 2, "unplug NPU[,NPU…]" },
     { "plug", run_plug, 2, 2, "plug NPU[,NPU…]" },
     { "device-share", run_device_share, 3, 3, "device-share NPU 0|1" },

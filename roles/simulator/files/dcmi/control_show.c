@@ -102,6 +102,7 @@ int control_show(int words, char **word, struct json *json, char *error, size_t 
     json_text(json, "etc_root", machine->etc_root);
     json_text(json, "vnpu_mode", machine->vnpu_mode == MODE_VM ? "vm" : "docker");
     json_text(json, "work_mode", machine->work_mode == WORK_SMP ? "smp" : "amp");
+    json_bool(json, "in_container", in_container(machine));
     json_bool(json, "recover", machine->recover);
     json_bool(json, "share_recover", machine->share_recover);
     json_bool(json, "plus_rules", machine->plus_rules);

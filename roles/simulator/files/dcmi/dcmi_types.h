@@ -69,6 +69,11 @@ struct dcmi_pcie_info_all {
     unsigned char reserve[32];
 };
 
+struct dcmi_ub_id_info {
+    unsigned short device_id, vendor_id, module_vendor_id, module_id;
+    unsigned char reserved[32];
+};
+
 struct dcmi_die_id {
     unsigned int soc_die[DIE_ID_COUNT];
 };

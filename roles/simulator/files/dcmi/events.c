@@ -104,16 +104,40 @@ EXPORT int dcmiv2_subscribe_fault_event(int dev_id, struct dcmi_event_filter fil
     return result == SUCCESS ? subscribe(&call, filter, f_name) : result;
 }
 
-/* A reset repairs what was injected; slices and processes are in its way. */
+/* A reset takes others along: of the first 910 the ring, of the second all chips with HCCS, of modules the dies of both associated cards, of
+ * pairs the card. */
+static bool reset_together(const struct chip *one, const struct chip *other)
+{
+    const struct board *a = &one->board, *b = &other->board;
+    if (one == other)
+        return true;
+    if (a->sio)
+        return b->sio && a->card / 2 == b->card / 2;
+    if (a->hccs_group == ABSENT || b->hccs_group == ABSENT)
+        return false;
+    return a->sriov ? b->sriov : a->hccs_group == b->hccs_group;
+}
+
+/* A reset repairs what was injected; slices and processes on any of its chips are in its way. */
 static int reset(struct call *call)
 {
     WRITE_CALL(call);
-    REQUIRE(!chip_sliced(call->chip) && !chip_has_processes(call->chip) && !user_of(call->machine, call->index, NO_DEVICE), OCCUPIED);
-    struct chip *chip = call->chip_write;
-    for (unsigned index = 0; index < chip->error_count; index++)
-        event_add(call->write, call->index, chip->errors[index], 0, 0);
-    chip->health = HEALTH_OK;
-    chip->error_count = 0;
+    /* Of a pair only the first chip takes the call. */
+    REQUIRE(call->chip->board.hbm || call->chip->board.hccs_group == ABSENT || !call->chip->board.chip, NOT_SUPPORTED);
+    for (unsigned index = 0; index < call->machine->chip_count; index++) {
+        const struct chip *chip = &call->machine->chips[index];
+        REQUIRE(!reset_together(call->chip, chip) || (!chip_sliced(chip) && !chip_has_processes(chip)
+                                                      && !user_of(call->machine, (int)index, NO_DEVICE)), BUSY);
+    }
+    for (unsigned index = 0; index < call->machine->chip_count; index++) {
+        struct chip *chip = &call->write->chips[index];
+        if (!reset_together(call->chip, chip))
+            continue;
+        for (unsigned error = 0; error < chip->error_count; error++)
+            event_add(call->write, (int)index, chip->errors[error], 0, 0);
+        chip->health = HEALTH_OK;
+        chip->error_count = 0;
+    }
     return call_commit(call);
 }
 

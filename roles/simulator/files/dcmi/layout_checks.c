@@ -10,6 +10,7 @@
 SIZE(dcmi_chip_info, 100);
 SIZE(dcmi_chip_info_v2, 132);
 SIZE(dcmi_pcie_info_all, 64);
+SIZE(dcmi_ub_id_info, 40);
 SIZE(dcmi_die_id, 20);
 SIZE(dcmi_ecc_info, 36);
 SIZE(dcmi_hbm_info, 32);

@@ -66,7 +66,7 @@ int topology_between(const struct chip *one, const struct chip *other)
     if (a->card == b->card && a->sio)
         return TOPO_SIO;
     if (a->hccs_group != ABSENT && a->hccs_group == b->hccs_group)
-        return TOPO_HCCS;
+        return a->sio ? TOPO_HCCS_SW : TOPO_HCCS;    /* modules of two dies are linked through a switch */
     /* pciDDDD:BB/port/upstream/downstream/chip: a common upstream port is one switch, a common root port several. */
     switch (common_components(a->pci_path, b->pci_path)) {
     case 0: return a->numa_node == b->numa_node ? TOPO_PHB : TOPO_SYS;

@@ -12,12 +12,12 @@ const char section_word[] = "npu";
 
 bool parse_machine_statement(struct parser *parser, char *value)
 {
-    static const char *const administrators[] = { "capability", "root", NULL }, *const interfaces[] = { "none", "1", "2", NULL },
+    static const char *const administrators[] = { "capability", "root", "mount-namespace", NULL }, *const interfaces[] = { "none", "1", "2", NULL },
                       *const modes[] = { "docker", "vm", NULL }, *const works[] = { "amp", "smp", NULL },
                       *const policies[] = { "union", "independent", NULL };
     static const char *const keys[] = { "driver-version", "tool-version", "dev-root", "sys-root", "etc-root", "interface", "vnpu-mode",
         "work-mode", "multi-die-policy", "guard-destroy", "occupied-is-internal", "plus-rules", "operation-delay", "slice-nodes",
-        "slice-major", "administrator" };
+        "slice-major", "single-thread", "unified-bus", "topology", "init-command", "administrator" };
     struct machine *machine = parser->machine;
     size_t key = 0;
     while (key < COUNT_OF(keys) && strcmp(keys[key], parser->key) != 0)
@@ -44,10 +44,15 @@ bool parse_machine_statement(struct parser *parser, char *value)
     case 12: return read_number(parser, value, FIELD_U32, &machine->operation_delay, 600000);
     case 13: return read_bool(parser, value, &machine->slice_nodes);
     case 14: return read_number(parser, value, FIELD_U32, &machine->slice_major, 4095);
+    case 15: return read_bool(parser, value, &machine->single_thread);
+    case 16: return read_bool(parser, value, &machine->unified_bus);
+    case 17: return read_bool(parser, value, &machine->topology);
+    case 18: return read_text(parser, value, machine->init_command, sizeof machine->init_command);
     default:
         if (!read_choice(parser, value, administrators, &choice))
             return false;
         machine->administrator_root = choice == 1;
+        machine->mount_namespaces = choice == 2;
         return true;
     }
 }
@@ -55,7 +60,7 @@ bool parse_machine_statement(struct parser *parser, char *value)
 void machine_defaults(struct machine *machine)
 {
     machine->interface = INTERFACE_1;
-    machine->slice_nodes = true;
+    machine->slice_nodes = machine->topology = true;
     machine->slice_major = 237;
     copy_text(machine->etc_root, sizeof machine->etc_root, "/etc");
 }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { HCCS_LINK = 3, SIO_LINK = 8 };   /* of the topology */
+enum { HCCS_LINK = 3, SIO_LINK = 6, HCCS_SWITCH_LINK = 7 };   /* of the topology */
 
 static void show_board(const struct place *place)
 {
@@ -44,10 +44,12 @@ static void show_board(const struct place *place)
     pair("BOM ID", "%u", board.bom_id);
     pair("Slot ID", "%u", board.slot_id);
     pair("PCIe Bus Info", "%s", bus);
-    pair("PCI Vendor ID", "0x%04X", pci.venderid);
-    pair("PCI Device ID", "0x%04X", pci.deviceid);
-    pair("Subsystem Vendor ID", "0x%04X", pci.subvenderid);
-    pair("Subsystem Device ID", "0x%04X", pci.subdeviceid);
+    if (pci.venderid) {     /* chips on the unified bus have none */
+        pair("PCI Vendor ID", "0x%04X", pci.venderid);
+        pair("PCI Device ID", "0x%04X", pci.deviceid);
+        pair("Subsystem Vendor ID", "0x%04X", pci.subvenderid);
+        pair("Subsystem Device ID", "0x%04X", pci.subdeviceid);
+    }
     pair("VDie ID", "%08X %08X %08X %08X %08X", die.soc_die[0], die.soc_die[1], die.soc_die[2], die.soc_die[3], die.soc_die[4]);
 }
 
@@ -182,7 +184,7 @@ static unsigned links_of(const struct place *place)
         int kind = NONE;
         if (DCMI("dcmi_get_topo_info_by_device_id", (int, int, int, int, int *), place->card, place->chip, places[each].card, places[each].chip,
                  &kind) == OK)
-            links += kind == HCCS_LINK || kind == SIO_LINK;
+            links += kind == HCCS_LINK || kind == SIO_LINK || kind == HCCS_SWITCH_LINK;
     }
     return links < HCCS_MAX_PCS_NUM ? links : HCCS_MAX_PCS_NUM;
 }

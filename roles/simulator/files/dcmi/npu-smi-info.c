@@ -234,18 +234,18 @@ int show_map(void)
     return OK;
 }
 
-static const char *cell(const struct place *one, const struct place *other, bool modules)
+static const char *cell(const struct place *one, const struct place *other)
 {
-    static const char *const names[] = { "X", "SYS", "PHB", "HCCS", "PXB", "PIX", "NA", "NA", "SIO" };
+    static const char *const names[] = { "X", "SYS", "PHB", "HCCS", "PXB", "PIX", "SIO", "HCCS_SW", "UB", "NA" };
     int kind = NONE;
     if (one == other)
         return "X";
     if (second_interface())
         return "UB";
     if (DCMI("dcmi_get_topo_info_by_device_id", (int, int, int, int, int *), one->card, one->chip, other->card, other->chip, &kind) != OK
-        || kind < 0 || kind > 8)
+        || kind < 0 || kind > 9)
         return "NA";
-    return modules && kind == 3 ? "HCCS_SW" : names[kind];
+    return names[kind];
 }
 
 int show_topology(void)
@@ -262,6 +262,11 @@ int show_topology(void)
         puts("This device does not support querying topo.");
         return OK;
     }
+    int kind = NONE;
+    if (!second_interface() && count > 1
+        && DCMI("dcmi_get_topo_info_by_device_id", (int, int, int, int, int *), places[0].card, places[0].chip, places[1].card, places[1].chip, &kind)
+               == UNSUPPORTED)
+        fail(UNSUPPORTED, "Failed to query topo.");
     printf("\t%-12s", "");
     for (unsigned each = 0; each < count; each++) {
         char head[24];
@@ -277,7 +282,7 @@ int show_topology(void)
         snprintf(head, sizeof head, modules ? "Phy-ID%u" : "NPU%u", modules ? places[each].physical : (unsigned)places[each].logic);
         printf("\t%-12s", head);
         for (unsigned other = 0; other < count; other++)
-            printf("%-12s", cell(&places[each], &places[other], modules));
+            printf("%-12s", cell(&places[each], &places[other]));
         if (second_interface())
             DCMI("dcmiv2_get_affinity_cpu_info_by_dev_id", (int, char *, int *), places[each].logic, affinity, &length);
         else

@@ -246,22 +246,45 @@ static int result(int code, const char *done, const char *wrong)
     return code;
 }
 
-/* What there is too little of, with what is left: the message, and the end. */
-static void say_shortage(const struct place *place, const char *name)
+static bool refused_in_container(void)
+{
+    control("show");
+    if (reply_number("in_container") != 1)
+        return false;
+    puts("This command is not supported in a container.");
+    return true;
+}
+
+static void too_few(const char *what, float left)
+{
+    fail(UNSUPPORTED, "Insufficient number of %s available, unallocated %s number: %g.", what, what, (double)left);
+}
+
+/* The program compares the template with what is free before it calls the library. Groups and ids are for the library. */
+static void check_free(const struct place *place, const char *name)
 {
     struct dcmi_soc_free_resource left;
     struct row row;
-    if (ask(place, LEFT, &left, sizeof left) != OK)
-        return;
-    const float has[RESOURCES] = { left.computing.aic, left.computing.device_aicpu, left.media.vpc, left.media.venc,
-                                   left.media.vdec, left.media.jpegd, left.media.jpege, 1000000.0f };
-    static const char *const names[RESOURCES] = { "AICORE", "AICPU", "VPC", "VENC", "VDEC", "JPEGD", "JPEGE", "PNGD" };
+    const int code = ask(place, LEFT, &left, sizeof left);
+    if (code != OK)
+        fail(code, "Failed to query the free resources.");
+    const float media[RESOURCES] = { [VPC] = left.media.vpc, [VENC] = left.media.venc, [VDEC] = left.media.vdec,
+                                     [JPEGD] = left.media.jpegd, [JPEGE] = left.media.jpege };
     for (unsigned index = 0; read_row(place, index, &row); index++) {
-        for (unsigned each = 0; strcmp(row.name, name) == 0 && each < RESOURCES; each++) {
-            if (row.amounts[each] > (long long)(has[each] * THOUSANDTHS + 0.5f))
-                fail(UNSUPPORTED, "The free %s is %g; creating %s is not support.", names[each], (double)has[each], name);
+        if (strcmp(row.name, name) != 0)
+            continue;
+        if (row.amounts[AICORE] > (long long)(left.computing.aic * THOUSANDTHS + 0.5f))
+            too_few("cores", left.computing.aic);
+        if (row.amounts[AICPU] > (long long)left.computing.device_aicpu * THOUSANDTHS)
+            too_few("AICPU", left.computing.device_aicpu);
+        for (unsigned each = VPC; each <= JPEGE; each++) {
+            if (row.amounts[each] > (long long)(media[each] * THOUSANDTHS + 0.5f))
+                fail(UNSUPPORTED, "Insufficient number of DVPP available, unallocated DVPP number: VPC %g, VENC %g, VDEC %g, JPEGD %g, JPEGE %g.",
+                     (double)media[VPC], (double)media[VENC], (double)media[VDEC], (double)media[JPEGD], (double)media[JPEGE]);
         }
+        return;
     }
+    exit(exit_code(WRONG_PARAMETER));   /* an unknown template: it says nothing */
 }
 
 static int create(const struct options *options)
@@ -269,9 +292,12 @@ static int create(const struct options *options)
     struct dcmi_create_vdev_res_stru wanted = { .vdev_id = options->vid, .vfg_id = options->group };
     struct dcmi_create_vdev_out made;
     int mode = 0;
+    unsigned char work_mode = 0;
     const struct place place = chosen_place(options);
     if (!options->chip_given)
         fail(WRONG_PARAMETER, "Parameter -c is required.");
+    if (refused_in_container())
+        return OK;
     if (!options->template || strlen(options->template) >= sizeof wanted.template_name)
         fail(WRONG_PARAMETER, "Parameter -f is required: the name of a template.");
     const struct dcmi_chip_info_v2 info = chip_info(&place);
@@ -282,23 +308,25 @@ static int create(const struct options *options)
         puts("This command is not for the VM mode.");
         return OK;
     }
+    if (DCMI("dcmi_get_npu_work_mode", (int, unsigned char *), place.card, &work_mode) == OK && work_mode)
+        fail(UNSUPPORTED, "NPU works in SMP mode, which does not support vnpu creation.");
+    check_free(&place, options->template);
     strcpy(wanted.template_name, options->template);
     int code = DCMI("dcmi_create_vdevice", (int, int, struct dcmi_create_vdev_res_stru *, struct dcmi_create_vdev_out *), place.card, place.chip,
                     &wanted, &made);
-    switch (code) {
-    case OK: return result(OK, "Create vnpu success", NULL);
-    case REFUSED_IN_CONTAINER:
-        puts("This command is not supported in a container.");
-        return OK;
-    case DOES_NOT_FIT:
-        say_shortage(&place, options->template);
-        fail(UNSUPPORTED, "No vgroup or vnpu id is free; creating %s is not support.", options->template);
-    case WRONG_PARAMETER:
-        if (options->vid_given)
-            fail(code, "The vnpu id %u or the template %s is invalid.", options->vid, options->template);
-        fail(code, "The template %s is not found.", options->template);
-    default: return result(code, NULL, code == OCCUPIED ? "The resource is occupied" : "Failed to create the vnpu");
-    }
+    if (code != OK)
+        fail(code, "Failed to create vnpu.");
+    return result(OK, "Create vnpu success", NULL);
+}
+
+static bool exists(const struct place *place, unsigned vid)
+{
+    struct dcmi_soc_total_resource total;
+    bool found = false;
+    const int code = ask(place, TOTAL, &total, sizeof total);
+    for (unsigned each = 0; code == OK && each < total.vdev_num; each++)
+        found |= total.vdev_id[each] == vid;
+    return found;
 }
 
 static int destroy(const struct options *options)
@@ -307,13 +335,15 @@ static int destroy(const struct options *options)
     const struct place place = chosen_place(options);
     if (!options->chip_given || !options->vid_given)
         fail(WRONG_PARAMETER, "Parameters -c and -v are required.");
-    int code = DCMI("dcmi_set_destroy_vdevice", (int, int, unsigned), place.card, place.chip, options->vid);
-    if (code == REFUSED_IN_CONTAINER) {
-        puts("This command is not supported in a container.");
+    if (refused_in_container())
         return OK;
-    }
+    if (!exists(&place, options->vid))
+        fail(WRONG_PARAMETER, "Parameter -v names no vnpu of this chip.");
+    int code = DCMI("dcmi_set_destroy_vdevice", (int, int, unsigned), place.card, place.chip, options->vid);
+    if (code != OK)
+        fail(code, "Failed to destroy vnpu %u.", options->vid);
     snprintf(done, sizeof done, "Destroy vnpu %u success", options->vid);
-    return result(code, done, code == OCCUPIED ? "The resource is occupied" : "The vnpu does not exist");
+    return result(code, done, NULL);
 }
 
 static bool confirmed(const char *question)

@@ -13,7 +13,7 @@
 enum { CARDS_MAX = 64, CHIPS_OF_CARD_MAX = 4, NONE = -1 };
 /* Codes of the library, and those of the program that have no counterpart there. */
 enum { OK = 0, WRONG_PARAMETER = -8001, NOT_PERMITTED = -8002, MISSING = -8008, REFUSED_IN_CONTAINER = -8013, OCCUPIED = -8020,
-       DOES_NOT_FIT = -8022, UNSUPPORTED = -8255 };
+       UNSUPPORTED = -8255 };
 #define CHOOSE 0xFFFFFFFFu
 
 struct options {

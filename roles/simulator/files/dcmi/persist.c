@@ -16,7 +16,8 @@
 
 enum { LINE_MAX_BYTES = 256 };
 
-static const char *const switch_words[] = { "recover:disable", "recover:enable" };
+static const char *const switch_words[] = { "vnpu_config_recover:disable", "vnpu_config_recover:enable" };
+static const char section_start[] = "[vnpu-config start]", section_end[] = "[vnpu-config end]";
 
 static void file_path(const struct machine *machine, const char *suffix, char path[PATH_MAX_BYTES + 32])
 {
@@ -25,7 +26,7 @@ static void file_path(const struct machine *machine, const char *suffix, char pa
 
 static bool write_lines(FILE *file, const struct machine *machine)
 {
-    fprintf(file, "%s\n[start]\n", switch_words[machine->recover]);
+    fprintf(file, "%s\n%s\n", switch_words[machine->recover], section_start);
     /* By physical id, then by virtual id. */
     for (uint32_t physical = 0; machine->recover && physical < CHIPS_MAX; physical++) {
         for (unsigned index = 0; index < machine->chip_count; index++) {
@@ -43,7 +44,7 @@ static bool write_lines(FILE *file, const struct machine *machine)
             }
         }
     }
-    fputs("[end]\n", file);
+    fprintf(file, "%s\n", section_end);
     return fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
@@ -109,9 +110,9 @@ void slices_replay(struct machine *machine)
         line[strcspn(line, "\r\n")] = '\0';
         if (strcmp(line, switch_words[false]) == 0)
             machine->recover = false;
-        else if (strcmp(line, "[start]") == 0)
+        else if (strcmp(line, section_start) == 0)
             section = true;
-        else if (strcmp(line, "[end]") == 0)
+        else if (strcmp(line, section_end) == 0)
             break;
         else if (section && machine->recover)
             replay_line(machine, line);

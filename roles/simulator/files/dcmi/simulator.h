@@ -19,8 +19,8 @@ enum {
     IOCTL_FAILED = -8009,
     NOT_READY = -8012,
     IN_CONTAINER = -8013,
+    BUSY = IN_CONTAINER,            /* the driver's own "busy" has the same code */
     OCCUPIED = -8020,
-    PARTITION = -8022,              /* what is asked for does not fit */
     NOT_SUPPORTED = -8255,
     /* What the common code asks for by other names. */
     DRIVER_NOT_LOADED = NOT_READY,
@@ -58,7 +58,8 @@ enum vnpu_mode { MODE_DOCKER, MODE_VM };
 enum work_mode { WORK_AMP, WORK_SMP };
 enum health { HEALTH_OK, HEALTH_WARNING, HEALTH_ALARM, HEALTH_CRITICAL };
 enum resource { AICORE, AICPU, VPC, VENC, VDEC, JPEGD, JPEGE, PNGD, RESOURCES };
-enum topology { TOPO_SELF, TOPO_SYS, TOPO_PHB, TOPO_HCCS, TOPO_PXB, TOPO_PIX, TOPO_SIO = 8 };
+enum topology { TOPO_SELF, TOPO_SYS, TOPO_PHB, TOPO_HCCS, TOPO_PXB, TOPO_PIX, TOPO_SIO, TOPO_HCCS_SW,
+                TOPO_UB, TOPO_UNKNOWN };
 
 struct template {
     char name[TEMPLATE_NAME_LEN];
@@ -121,10 +122,12 @@ struct event { uint64_t sequence, time; uint32_t chip, code, severity, assertion
 
 struct machine {
     SHARED_OF_MACHINE
-    char tool_version[32], etc_root[PATH_MAX_BYTES];
+    char tool_version[32], etc_root[PATH_MAX_BYTES], init_command[PATH_MAX_BYTES];
     uint32_t interface, vnpu_mode, work_mode, multi_die_policy;
     uint32_t slice_major;           /* of /dev/vdavinciV */
-    bool slice_nodes, recover, share_recover, guard_destroy, occupied_is_internal, plus_rules;
+    bool slice_nodes, recover, share_recover, guard_destroy, occupied_is_internal, plus_rules, single_thread, mount_namespaces,
+        unified_bus, topology;      /* chips without a PCI function; whether the links between chips can be read */
+    uint64_t host_mount_namespace;  /* of the process that loaded the machine */
     uint32_t chip_count;
     struct event events[EVENTS_MAX];
     struct chip chips[CHIPS_MAX];   /* last: only the used part is copied */
@@ -141,7 +144,7 @@ struct call {
     struct chip *chip_write;
     int card, device;
     unsigned interface;
-    bool locked, writing;
+    bool locked, writing, inside;
 };
 
 int call_begin(struct call *call, const char *function, unsigned interface);
@@ -190,6 +193,7 @@ int stub_answer(const char *function, int answer);
 
 /* visibility.c: what this process has. */
 struct seen { int chip, slice; uint64_t serial, epoch; };   /* slice NO_DEVICE: the whole chip */
+uint64_t own_mount_namespace(void);
 bool in_container(const struct machine *machine);
 int visibility_enter(const struct machine *machine);  /* at the initialization; what others have is occupied */
 void visibility_follow(const struct machine *machine);   /* anew, when another machine was loaded */

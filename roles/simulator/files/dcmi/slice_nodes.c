@@ -6,9 +6,23 @@
 #include "simulator.h"
 
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { EVERYBODY_MAY = 0666 };
+enum { EVERYBODY_MAY = 0666, PERMISSIONS = 07777 };
+
+/* A node has the owner, the group, and the mode of its chip's node, as the driver's manager of devices gives them. */
+static void make_node(const struct machine *machine, const char *path, uint32_t physical, uint32_t vid)
+{
+    char chip[PATH_MAX_BYTES + 64];
+    struct stat status;
+    if (access(path, F_OK) == 0)
+        return;
+    make_device_node(path, machine->slice_major, vid, EVERYBODY_MAY);
+    snprintf(chip, sizeof chip, "%s/davinci%u", machine->dev_root, physical);
+    if (stat(chip, &status) == 0 && (chown(path, status.st_uid, status.st_gid) != 0 || chmod(path, status.st_mode & PERMISSIONS) != 0))
+        unlink(path);
+}
 
 static void follow(const struct machine *machine, bool make)
 {
@@ -18,7 +32,7 @@ static void follow(const struct machine *machine, bool make)
             char path[PATH_MAX_BYTES + 64];
             snprintf(path, sizeof path, "%s/vdavinci%u", machine->dev_root, slice_vid(chip, slice));
             if (make && chip->slices[slice].serial)
-                make_device_node(path, machine->slice_major, slice_vid(chip, slice), EVERYBODY_MAY);
+                make_node(machine, path, chip->board.physical, slice_vid(chip, slice));
             if (!make && !chip->slices[slice].serial)
                 unlink(path);
         }

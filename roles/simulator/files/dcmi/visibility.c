@@ -4,16 +4,24 @@
  * What this process has. The device nodes decide: a chip is there for who can open davinciN, N its physical id; a slice for who
  * has no node of its chip, and davinciV, V its virtual id, as a container is given it.
  *
- * What a container has it locks, on a byte that names the container (its PID namespace) among those of the chip or slice: so nobody else
- * gets it meanwhile, others can tell who has it, and it is free again with the last of the container's processes.
+ * A container locks one byte of the file of its chip or slice. The position of the byte is that of the container's PID namespace, or mount
+ * namespace. While the lock exists, no other container gets the chip or slice, and others can read which container has it. The kernel
+ * releases the lock at the end of the last process of the container.
  */
 #include "simulator.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+enum { FURTHER_CAPABILITIES = 0x3F };   /* 32 to 37, in the second word */
 
 #define CONTAINERS (1ll << 32)     /* bytes of one chip or slice */
 #define FIRST_OF_CHIPS (1ll << 40)
@@ -30,17 +38,55 @@ static long long first_byte(const struct machine *machine, int chip, int slice)
     return FIRST_OF_SLICES + (long long)machine->chips[chip].slices[slice].serial * CONTAINERS;
 }
 
-static long long own_container(void)
+uint64_t own_mount_namespace(void)
+{
+    struct stat status;
+    return stat("/proc/self/ns/mnt", &status) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
+static long long own_container(const struct machine *machine)
 {
     uint64_t started, number;
     process_identity((uint32_t)getpid(), &started, &number);
-    return (long long)(number % CONTAINERS);
+    return (long long)((machine->mount_namespaces ? own_mount_namespace() : number) % CONTAINERS);
+}
+
+static bool in_initial_user_namespace(void)
+{
+    unsigned long inside = 1, outside = 1, count = 0;
+    FILE *file = fopen("/proc/self/uid_map", "re");
+    const bool read = file && fscanf(file, "%lu %lu %lu", &inside, &outside, &count) == 3;
+    if (file)
+        fclose(file);
+    return read && inside == 0 && outside == 0 && count == UINT32_MAX;
+}
+
+/* A container that the driver takes for the host: user 0 with all capabilities of Linux 5.1, and control groups that it may change. */
+static bool privileged(const struct machine *machine)
+{
+    struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+    struct __user_cap_data_struct data[2] = { { 0 } };
+    char path[PATH_MAX_BYTES + 64];
+    struct statvfs groups;
+    if (geteuid() != 0 || !in_initial_user_namespace() || syscall(SYS_capget, &header, data) != 0)
+        return false;
+    if (data[0].effective != UINT32_MAX || (data[1].effective & FURTHER_CAPABILITIES) != FURTHER_CAPABILITIES)
+        return false;
+    snprintf(path, sizeof path, "%s/fs/cgroup/memory", machine->sys_root);
+    return statvfs(path, &groups) != 0 || !(groups.f_flag & ST_RDONLY);
+}
+
+static bool on_host(const struct machine *machine)
+{
+    if (machine->mount_namespaces)
+        return own_mount_namespace() == machine->host_mount_namespace || privileged(machine);
+    return administrator(machine);
 }
 
 /* Another container than this process's that has it open; 0: none. */
-static long long other_container(long long first)
+static long long other_container(const struct machine *machine, long long first)
 {
-    const long long self = own_container();
+    const long long self = own_container(machine);
     long long found = locked_in(first, self);
     if (found < 0)
         found = locked_in(first + self + 1, CONTAINERS - self - 1);
@@ -53,7 +99,7 @@ uint32_t user_of(const struct machine *machine, int chip, int slice)
     return found < 0 ? 0 : (uint32_t)(found - first);
 }
 
-bool in_container(const struct machine *machine) { return geteuid() == 0 && !administrator(machine); }
+bool in_container(const struct machine *machine) { return geteuid() == 0 && !on_host(machine); }
 
 static bool node_openable(const struct machine *machine, const char *name, unsigned number)
 {
@@ -93,7 +139,7 @@ void visibility_follow(const struct machine *machine)
 /* Of a chip that is shared, several containers may have the whole. */
 static bool free_for_this(const struct machine *machine, const struct seen *seen)
 {
-    return (seen->slice == NO_DEVICE && machine->chips[seen->chip].share) || !other_container(first_byte(machine, seen->chip, seen->slice));
+    return (seen->slice == NO_DEVICE && machine->chips[seen->chip].share) || !other_container(machine, first_byte(machine, seen->chip, seen->slice));
 }
 
 /* In a container all that is seen is opened at once, or nothing is. */
@@ -106,7 +152,7 @@ static bool take_all(const struct machine *machine)
     for (unsigned index = 0; taken && index < device_count; index++)
         taken = free_for_this(machine, &devices[index]);
     for (unsigned index = 0; taken && index < device_count; index++)
-        lock_byte(first_byte(machine, devices[index].chip, devices[index].slice) + own_container());
+        lock_byte(first_byte(machine, devices[index].chip, devices[index].slice) + own_container(machine));
     if (guard >= 0)
         close(guard);
     return taken;
@@ -119,7 +165,7 @@ int visibility_enter(const struct machine *machine)
     scan(machine);
     locks_leave();
     locks_enter();
-    if (!administrator(machine) && !take_all(machine))
+    if (!on_host(machine) && !take_all(machine))
         return machine->occupied_is_internal ? INTERNAL : OCCUPIED;
     return SUCCESS;
 }

@@ -96,6 +96,7 @@ static bool choose_vid(const struct chip *chip, uint32_t *vid)
     return false;
 }
 
+/* A value that does not fit and one that does not exist have the same answer. */
 int slice_place(const struct chip *chip, const struct template *template, uint32_t *vid, uint32_t *group, struct shortage *shortage)
 {
     const struct board *board = &chip->board;
@@ -110,15 +111,15 @@ int slice_place(const struct chip *chip, const struct template *template, uint32
         if (left == ABSENT || (uint32_t)left >= template->amounts[resource])
             continue;
         *shortage = (struct shortage){ .resource = resource, .free = (uint32_t)left };
-        return PARTITION;
+        return INVALID_ARGUMENT;
     }
     if (memory_free(chip) < template->memory) {
         *shortage = (struct shortage){ .resource = RESOURCES, .free = memory_free(chip) * THOUSAND };
-        return PARTITION;
+        return INVALID_ARGUMENT;
     }
     if (!choose_vid(chip, vid))
-        return *vid == CHOOSE ? PARTITION : OCCUPIED;
-    return !board->groups || choose_group(chip, template, group) ? SUCCESS : PARTITION;
+        return *vid == CHOOSE ? INVALID_ARGUMENT : OCCUPIED;
+    return !board->groups || choose_group(chip, template, group) ? SUCCESS : INVALID_ARGUMENT;
 }
 
 /* What has to be so of the machine before anything is cut here. */

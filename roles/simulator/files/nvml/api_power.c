@@ -217,11 +217,17 @@ EXPORT nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t device)
     return call_commit(&call);
 }
 
+/* From Ampere on, but not Hopper, whose memory clock is locked at the next initialization only. */
+static bool locks_memory_clock(const struct board *board)
+{
+    enum { AMPERE = 7, HOPPER = 9 };
+    return board->architecture >= AMPERE && board->architecture != HOPPER && board->maximum_clocks[MEMORY_CLOCK];
+}
+
 EXPORT nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device, unsigned minimum, unsigned maximum)
 {
-    enum { AMPERE = 7 };
     DEVICE_CALL(device, ACCEPT_GPU);
-    REQUIRE(call.gpu->board.architecture >= AMPERE && call.gpu->board.maximum_clocks[MEMORY_CLOCK], NOT_SUPPORTED);
+    REQUIRE(locks_memory_clock(&call.gpu->board), NOT_SUPPORTED);
     REQUIRE(minimum <= maximum && maximum > 0 && maximum <= call.gpu->board.maximum_clocks[MEMORY_CLOCK], INVALID_ARGUMENT);
     WRITE_CALL();
     call.gpu_write->memory_locked_minimum = minimum;
@@ -232,6 +238,7 @@ EXPORT nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t device, unsigne
 EXPORT nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 {
     DEVICE_CALL(device, ACCEPT_GPU);
+    REQUIRE(locks_memory_clock(&call.gpu->board), NOT_SUPPORTED);
     WRITE_CALL();
     call.gpu_write->memory_locked_minimum = call.gpu_write->memory_locked_maximum = 0;
     return call_commit(&call);
@@ -240,18 +247,30 @@ EXPORT nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 enum { REASON_IDLE = 0x1, REASON_USER_CLOCKS = 0x2, REASON_SW_POWER_CAP = 0x4, REASON_HW_SLOWDOWN = 0x8, REASON_SYNC_BOOST = 0x10,
        REASON_SW_THERMAL = 0x20, REASON_HW_THERMAL = 0x40, REASON_HW_POWER_BRAKE = 0x80, REASON_DISPLAY = 0x100 };
 
+static unsigned long long clocks_reasons(const struct gpu *gpu)
+{
+    unsigned long long reasons = gpu->thermal ? REASON_SW_THERMAL | REASON_HW_THERMAL | REASON_HW_SLOWDOWN : gpu_in_use(gpu) ? 0 : REASON_IDLE;
+    if (gpu->slowdown)
+        reasons = (reasons & ~(unsigned long long)REASON_IDLE) | gpu->slowdown;
+    return gpu->application_graphics ? reasons | REASON_USER_CLOCKS : reasons;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
     DEVICE_CALL(device, ACCEPT_GPU);
     REQUIRE(reasons, INVALID_ARGUMENT);
-    *reasons = call.gpu->thermal ? REASON_SW_THERMAL | REASON_HW_THERMAL | REASON_HW_SLOWDOWN : gpu_in_use(call.gpu) ? 0 : REASON_IDLE;
-    if (call.gpu->slowdown)
-        *reasons = (*reasons & ~(unsigned long long)REASON_IDLE) | call.gpu->slowdown;
-    if (call.gpu->application_graphics)
-        *reasons |= REASON_USER_CLOCKS;
+    *reasons = clocks_reasons(call.gpu);
     return SUCCESS;
 }
-ALIAS(nvmlDeviceGetCurrentClocksThrottleReasons, nvmlDeviceGetCurrentClocksEventReasons, nvmlDevice_t, unsigned long long *);
+
+/* No alias of it: drivers before 535 have this name alone, so that the other one can have a fault of its own. */
+EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+    DEVICE_CALL(device, ACCEPT_GPU);
+    REQUIRE(reasons, INVALID_ARGUMENT);
+    *reasons = clocks_reasons(call.gpu);
+    return SUCCESS;
+}
 
 EXPORT nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
 {

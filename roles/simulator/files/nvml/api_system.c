@@ -184,7 +184,7 @@ EXPORT nvmlReturn_t nvmlSystemGetConfComputeState(nvmlConfComputeSystemState_t *
 {
     CALL(call_begin);
     REQUIRE(state, INVALID_ARGUMENT);
-    *state = (nvmlConfComputeSystemState_t){ 0 };
+    *state = (nvmlConfComputeSystemState_t){ .ccFeature = call.machine->confidential_on };
     return SUCCESS;
 }
 
@@ -193,7 +193,8 @@ EXPORT nvmlReturn_t nvmlSystemGetConfComputeSettings(nvmlSystemConfComputeSettin
     CALL(call_begin);
     REQUIRE(settings, INVALID_ARGUMENT);
     REQUIRE(settings->version == VERSION_WORD(nvmlSystemConfComputeSettings_t, 1), ARGUMENT_VERSION_MISMATCH);
-    *settings = (nvmlSystemConfComputeSettings_t){ .version = settings->version };
+    *settings = (nvmlSystemConfComputeSettings_t){
+        .version = settings->version, .ccFeature = call.machine->confidential_on, .multiGpuMode = call.machine->protected_pcie };
     return SUCCESS;
 }
 

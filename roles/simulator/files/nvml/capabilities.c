@@ -191,17 +191,24 @@ static void prune_gpu(const struct machine *machine, int index)
     remove_others(path, "gi", wanted, INSTANCES_MAX);
 }
 
-/* The node of a GPU that has moved: of the kind that it had. */
-static void add_moved(const struct machine *machine, const struct gpu *gpu)
+/* The node of a GPU's minor: of the kind of a node that is there. */
+static void add_node(const struct machine *machine, const struct gpu *gpu, const char *other)
 {
     char old[PATH_BYTES], new[PATH_BYTES];
     struct stat status;
-    snprintf(old, sizeof old, "%s/nvidia%u", machine->dev_root, gpu->former_minor);
+    snprintf(old, sizeof old, "%s/%s", machine->dev_root, other);
     snprintf(new, sizeof new, "%s/nvidia%u", machine->dev_root, gpu->minor);
     if (access(new, F_OK) == 0 || stat(old, &status) != 0)
         return;
     if (mknod(new, status.st_mode, makedev(major(status.st_rdev), gpu->minor)) == 0 && chmod(new, status.st_mode & 07777) != 0)
         unlink(new);
+}
+
+static void add_moved(const struct machine *machine, const struct gpu *gpu)
+{
+    char old[32];
+    snprintf(old, sizeof old, "nvidia%u", gpu->former_minor);
+    add_node(machine, gpu, old);
 }
 
 /* /proc/driver/nvidia/gpus/<address>/information names the minor. */
@@ -224,24 +231,37 @@ static void rewrite_information(const struct machine *machine, const struct gpu 
     fclose(file);
 }
 
-static void prune_moved(const struct machine *machine, const struct gpu *gpu)
+static bool minor_held(const struct machine *machine, unsigned minor)
+{
+    bool held = false;
+    for (unsigned index = 0; index < machine->gpu_count; index++)
+        held |= gpu_holds_minor(&machine->gpus[index], minor);
+    return held;
+}
+
+/* The tree of a minor that no GPU has any more. */
+static void remove_tree(const struct machine *machine, unsigned minor)
 {
     char path[PATH_BYTES];
     static const char *const parts[] = { "/mig/config", "/mig/monitor", "/mig", "" };
     static const bool none[INSTANCES_MAX];
-    for (unsigned index = 0; index < machine->gpu_count; index++) {
-        if (machine->gpus[index].minor == gpu->former_minor)
-            return;
-    }
-    snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, gpu->former_minor);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, gpu->former_minor);
+    snprintf(path, sizeof path, "%s/capabilities/gpu%u/mig", machine->proc_root, minor);
     remove_others(path, "gi", none, INSTANCES_MAX);
     for (size_t part = 0; part < COUNT_OF(parts); part++) {
-        snprintf(path, sizeof path, "%s/capabilities/gpu%u%s", machine->proc_root, gpu->former_minor, parts[part]);
+        snprintf(path, sizeof path, "%s/capabilities/gpu%u%s", machine->proc_root, minor, parts[part]);
         remove(path);
     }
+}
+
+static void prune_moved(const struct machine *machine, const struct gpu *gpu)
+{
+    char path[PATH_BYTES];
     rewrite_information(machine, gpu);
+    if (minor_held(machine, gpu->former_minor))
+        return;
+    snprintf(path, sizeof path, "%s/nvidia%u", machine->dev_root, gpu->former_minor);
+    unlink(path);
+    remove_tree(machine, gpu->former_minor);
 }
 
 static bool moved(const struct gpu *gpu) { return gpu->minor != gpu->former_minor; }
@@ -260,17 +280,29 @@ static void commit(const struct machine *machine, uint64_t gpus)
     gpus |= there ? state_unfollowed() : ALL_GPUS;
     state_set_unfollowed(gpus);
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
-        if (moved(&machine->gpus[index]))
-            add_moved(machine, &machine->gpus[index]);
-        if (machine->gpus[index].board.mig != MIG_NONE && (wanted(gpus, index) || moved(&machine->gpus[index])))
+        const struct gpu *gpu = &machine->gpus[index];
+        if (!gpu_holds_minor(gpu, gpu->minor))
+            continue;
+        if (moved(gpu))
+            add_moved(machine, gpu);
+        if (gpu->board.mig != MIG_NONE && (wanted(gpus, index) || moved(gpu)))
             add_gpu(machine, (int)index);
     }
     state_publish();
     for (unsigned index = 0; writable && index < machine->gpu_count; index++) {
-        if (machine->gpus[index].board.mig != MIG_NONE && (wanted(gpus, index) || moved(&machine->gpus[index])))
+        const struct gpu *gpu = &machine->gpus[index];
+        if (!gpu_holds_minor(gpu, gpu->minor)) {
+            const unsigned freed[] = { gpu->minor, gpu->former_minor };
+            for (size_t each = 0; wanted(gpus, index) && each < COUNT_OF(freed); each++) {
+                if (!minor_held(machine, freed[each]))
+                    remove_tree(machine, freed[each]);
+            }
+            continue;
+        }
+        if (gpu->board.mig != MIG_NONE && (wanted(gpus, index) || moved(gpu)))
             prune_gpu(machine, (int)index);
-        if (moved(&machine->gpus[index]))
-            prune_moved(machine, &machine->gpus[index]);
+        if (moved(gpu))
+            prune_moved(machine, gpu);
     }
     if (writable)
         state_set_unfollowed(0);
@@ -280,3 +312,16 @@ static void commit(const struct machine *machine, uint64_t gpus)
 void capabilities_commit(const struct machine *machine) { commit(machine, ALL_GPUS); }
 
 void capabilities_commit_of(const struct machine *machine, int gpu) { commit(machine, (uint64_t)1 << gpu); }
+
+/* After the driver has got or lost these GPUs. NVIDIA's programs make the nodes of minors, and leave them when a GPU goes. */
+void capabilities_commit_bound(const struct machine *machine, const bool *gpus)
+{
+    for (unsigned index = 0; index < machine->gpu_count; index++) {
+        const struct gpu *gpu = &machine->gpus[index];
+        if (gpus[index] && gpu_holds_minor(gpu, gpu->minor)) {
+            add_node(machine, gpu, "nvidiactl");
+            rewrite_information(machine, gpu);
+        }
+    }
+    commit(machine, ALL_GPUS);
+}

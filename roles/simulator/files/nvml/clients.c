@@ -11,6 +11,9 @@
  *
  * CUDA contexts are locks of the same kind on other bytes: in exclusive mode the first process that has one is the only one. For who
  * looks and then locks that has to be one step: he holds the file itself meanwhile, which a reader may as well.
+ *
+ * An initialized library has all GPUs that it sees attached, by further bytes: without persistence mode the driver deinitializes a GPU when
+ * its last client closes it, and the settings of that GPU are the default. A client that was killed says nothing, so the next one looks, too.
  */
 #include "simulator.h"
 
@@ -22,6 +25,8 @@
 #define FIRST_INSTANCE (1ll << 41)
 #define FIRST_CONTEXT_OF_GPU (1ll << 42)
 #define FIRST_CONTEXT_OF_INSTANCE (3ll << 41)
+#define FIRST_ATTACHED_GPU (5ll << 40)
+#define FABRIC_MANAGER (7ll << 40)
 
 enum { COMPUTE_PROHIBITED = 2, COMPUTE_EXCLUSIVE_PROCESS = 3 };
 
@@ -37,10 +42,12 @@ void client_of_instance(const struct machine *machine, int gpu, int instance, in
 
 void client_enter(const struct machine *machine, bool attach)
 {
+    settle_idle_gpus();
     locks_enter();
     const bool all = !administrator(machine);
     for (unsigned index = 0; attach && index < visible_count(); index++) {
         const int gpu = visible_gpu(index);
+        lock_byte(FIRST_ATTACHED_GPU + gpu);
         if (all || machine->clients_hold_gpus)
             client_of_gpu(gpu);
         for (int instance = 0; instance < INSTANCES_MAX; instance++) {
@@ -52,7 +59,37 @@ void client_enter(const struct machine *machine, bool attach)
     }
 }
 
-void client_leave(void) { locks_leave(); }
+void client_leave(void)
+{
+    locks_leave();
+    settle_idle_gpus();
+}
+
+static bool is_idle(const struct machine *machine, int index)
+{
+    const struct gpu *gpu = &machine->gpus[index];
+    return !gpu->persistence && gpu_has_settings(gpu) && !gpu_in_use(gpu) && !byte_locked(FIRST_ATTACHED_GPU + index)
+           && !gpu_has_clients(index) && !byte_locked(FIRST_CONTEXT_OF_GPU + index);
+}
+
+/* This process has no locks now. A client that comes meanwhile sets nothing before its lock is there, nor while the state is locked. */
+void settle_idle_gpus(void)
+{
+    const struct machine *machine = state_refresh();
+    struct machine *written;
+    bool found = false;
+    for (unsigned index = 0; machine && machine->loaded && !machine->idle_gpus_keep_settings && index < machine->gpu_count; index++)
+        found |= is_idle(machine, (int)index);
+    if (!found || state_begin_write(&written) != SUCCESS)
+        return;
+    for (unsigned index = 0; index < written->gpu_count; index++) {
+        if (is_idle(written, (int)index))
+            gpu_deinitialize(&written->gpus[index]);
+    }
+    state_commit();
+}
+
+bool fabric_manager_runs(void) { return byte_locked(FABRIC_MANAGER); }
 
 bool gpu_has_clients(int gpu) { return byte_locked(FIRST_GPU + gpu); }
 

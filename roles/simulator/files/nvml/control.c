@@ -10,6 +10,9 @@
 #include <strings.h>
 #include <unistd.h>
 
+/* Major compute capabilities: Ampere and Hopper. */
+enum { FIRST_RESET_ALONE = 8, FIRST_RESET_WITHOUT_MANAGER = 9 };
+
 bool find_devices(const struct machine *machine, const char *selection, bool chosen[DEVICES_MAX], char *error, size_t size)
 {
     char copy[1024], *rest = copy;
@@ -85,6 +88,7 @@ static nvmlReturn_t cycle(bool repair_lost, char *error, size_t size)
         bool lost = machine->gpus[gpu].lost && !repair_lost;
         gpu_power_on(&machine->gpus[gpu], false);
         machine->gpus[gpu].lost |= lost;
+        machine->gpus[gpu].unbound &= !repair_lost;     /* a boot gives every GPU to its own driver */
     }
     machine->ready_state = 0;
     capabilities_commit(machine);
@@ -107,6 +111,34 @@ static nvmlReturn_t run_driver_reload(int words, char **word, struct json *json,
     return cycle(false, error, size);
 }
 
+static bool leads_to(const struct gpu *gpu, const struct gpu *peer)
+{
+    for (unsigned link = 0; link < LINKS_MAX; link++) {
+        const struct nvlink *each = &gpu->board.links[link];
+        if (each->present && each->remote == REMOTE_GPU && same_address(&each->address, &peer->board.address))
+            return true;
+    }
+    return false;
+}
+
+static bool leads_to_switch(const struct gpu *gpu)
+{
+    for (unsigned link = 0; link < LINKS_MAX; link++)
+        if (gpu->board.links[link].present && gpu->board.links[link].remote == REMOTE_SWITCH)
+            return true;
+    return false;
+}
+
+/* Whether NVLinks of a GPU require one reset of both: the tables of --gpu-reset in the manual of nvidia-smi. */
+static bool is_reset_with(const struct gpu *gpu, const struct gpu *peer)
+{
+    const unsigned generation = gpu->board.capability_major;
+    if (leads_to(gpu, peer))
+        return generation < FIRST_RESET_ALONE;
+    return generation < FIRST_RESET_WITHOUT_MANAGER && leads_to_switch(gpu) && leads_to_switch(peer)
+           && (generation < FIRST_RESET_ALONE || !fabric_manager_runs());
+}
+
 /* Why these GPUs cannot be reset now, or SUCCESS. */
 static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen[DEVICES_MAX], char *error, size_t size)
 {
@@ -123,12 +155,9 @@ static nvmlReturn_t check_reset(const struct machine *machine, const bool chosen
             return IN_USE;
         }
         for (unsigned other = 0; other < machine->gpu_count; other++) {
-            for (unsigned link = 0; link < LINKS_MAX && !chosen[other]; link++) {
-                const struct nvlink *each = &target->board.links[link];
-                if (each->present && each->remote == REMOTE_GPU && same_address(&each->address, &machine->gpus[other].board.address)) {
-                    snprintf(error, size, "GPU %u is linked to GPU %u; expected both in one reset", gpu, other);
-                    return INVALID_ARGUMENT;
-                }
+            if (other != gpu && !chosen[other] && is_reset_with(target, &machine->gpus[other])) {
+                snprintf(error, size, "GPU %u is linked to GPU %u; expected both in one reset", gpu, other);
+                return INVALID_ARGUMENT;
             }
         }
     }
@@ -160,13 +189,12 @@ static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, cha
     return SUCCESS;
 }
 
-/* The driver has a GPU anew that another one had: nothing of before is left in it. */
-static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, char *error, size_t size)
+/* "driver-unbind GPU": the driver has it no more, and its minor is free. "driver-bind GPU": the driver has a GPU anew that another
+ * one had: with the lowest free minor, and nothing of before left in it. */
+static nvmlReturn_t change_driver(char **word, bool bound, char *error, size_t size)
 {
     bool chosen[DEVICES_MAX];
     struct machine *machine;
-    (void)words;
-    (void)json;
     nvmlReturn_t result = begin_control_write(&machine, error, size);
     if (result != SUCCESS)
         return result;
@@ -174,15 +202,35 @@ static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, c
         state_abandon();
         return NOT_FOUND;
     }
-    for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
-        bool lost = machine->gpus[gpu].lost;
-        if (!chosen[gpu])
+    for (unsigned index = 0; index < machine->gpu_count; index++) {
+        struct gpu *gpu = &machine->gpus[index];
+        bool lost = gpu->lost;
+        if (!chosen[index])
             continue;
-        gpu_power_on(&machine->gpus[gpu], false);
-        machine->gpus[gpu].lost = lost;
+        if (bound) {
+            gpu_power_on(gpu, false);
+            gpu_take_minor(machine, gpu);
+            gpu->lost = lost;
+        } else {
+            gpu->unbound = true;
+        }
     }
-    capabilities_commit(machine);
+    capabilities_commit_bound(machine, chosen);
     return SUCCESS;
+}
+
+static nvmlReturn_t run_driver_bind(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)json;
+    return change_driver(word, true, error, size);
+}
+
+static nvmlReturn_t run_driver_unbind(int words, char **word, struct json *json, char *error, size_t size)
+{
+    (void)words;
+    (void)json;
+    return change_driver(word, false, error, size);
 }
 
 /* "unplug GPU": out of the machine, for whoever has it open at once. "plug GPU": in again, with nothing of before left in it. */
@@ -198,12 +246,15 @@ static nvmlReturn_t change_presence(char **word, bool present, char *error, size
         return NOT_FOUND;
     }
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {
-        if (!chosen[gpu] || machine->gpus[gpu].unplugged != present)
+        chosen[gpu] &= machine->gpus[gpu].unplugged == present;
+        if (!chosen[gpu])
             continue;
         machine->gpus[gpu].unplugged = !present;
         gpu_power_on(&machine->gpus[gpu], false);
+        if (present)
+            gpu_take_minor(machine, &machine->gpus[gpu]);
     }
-    capabilities_commit(machine);
+    capabilities_commit_bound(machine, chosen);
     return SUCCESS;
 }
 
@@ -281,7 +332,10 @@ static nvmlReturn_t run_clear(int words, char **word, struct json *json, char *e
         state_abandon();
         return NOT_FOUND;
     }
-    clear_call_faults(machine, chosen, words == 1 || strcmp(word[1], "all") == 0);
+    const bool all = words == 1 || strcmp(word[1], "all") == 0;
+    clear_call_faults(machine, chosen, all);
+    machine->confidential_on &= !all;
+    machine->protected_pcie &= !all;
     for (unsigned index = 0; index < machine->gpu_count; index++) {
         struct gpu *gpu = &machine->gpus[index];
         if (!chosen[index])
@@ -314,6 +368,7 @@ const struct command commands[] = {
     { "power-cycle", run_power_cycle, 1, 1, "power-cycle" },
     { "driver-reload", run_driver_reload, 1, 1, "driver-reload" },
     { "driver-bind", run_driver_bind, 2, 2, "driver-bind GPU[,GPU…]" },
+    { "driver-unbind", run_driver_unbind, 2, 2, "driver-unbind GPU[,GPU…]" },
     { "unplug", run_unplug, 2, 2, "unplug GPU[,GPU…]" },
     { "plug", run_plug, 2, 2, "plug GPU[,GPU…]" },
     { "gpu-reset", run_gpu_reset, 2, 2, "gpu-reset GPU[,GPU…]" },
@@ -324,6 +379,6 @@ const struct command commands[] = {
     { "use", control_use, 4, 5, "use UUID PID MIB [HOLDER]" },
     { "leave", control_leave, 3, 3, "leave UUID PID" },
     { "context", control_context, 3, 3, "context UUID enter|leave" },
-    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|event|row-remap|lost|thermal|slowdown|fabric|process|call|nvlink|recovery-action …" },
+    { "fault", control_fault, 3, COMMAND_WORDS_MAX, "fault GPU xid|ecc|event|row-remap|lost|thermal|slowdown|fabric|process|call|nvlink|recovery-action|confidential-computing …" },
     { 0 },
 };

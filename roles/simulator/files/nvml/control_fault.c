@@ -230,7 +230,22 @@ static bool fault_recovery(struct fault *fault)
     return true;
 }
 
+/* The feature is the machine's: whichever GPU is named, all have it. A machine with it starts without accepting work. */
+static bool fault_confidential(struct fault *fault)
+{
+    const char *mode = fault->words == 1 ? fault->word[0] : "";
+    const bool on = strcmp(mode, "on") == 0, protected_pcie = strcmp(mode, "protected-pcie") == 0;
+    if (!on && !protected_pcie && strcmp(mode, "off") != 0)
+        return refuse(fault, fault->words ? fault->word[0] : NULL, "on, protected-pcie or off");
+    fault->machine->confidential |= on || protected_pcie;
+    fault->machine->confidential_on = on;
+    fault->machine->protected_pcie = protected_pcie;
+    fault->machine->ready_state = 0;
+    return true;
+}
+
 const struct fault_kind fault_kinds[] = {
     { "xid", fault_xid }, { "ecc", fault_ecc }, { "row-remap", fault_row_remap }, { "lost", fault_lost }, { "thermal", fault_thermal },
     { "event", fault_event }, { "slowdown", fault_slowdown }, { "fabric", fault_fabric }, { "process", fault_process },
-    { "nvlink", fault_link }, { "recovery-action", fault_recovery }, { "call", fault_call }, { 0 } };
+    { "nvlink", fault_link }, { "recovery-action", fault_recovery }, { "confidential-computing", fault_confidential },
+    { "call", fault_call }, { 0 } };

@@ -7,19 +7,27 @@
 
 #include <string.h>
 
-/* The lowest number that no GPU has, for who comes anew before his old one is free. */
-static void move_minor(const struct machine *machine, struct gpu *gpu)
+/* The driver has a table of minors, in which a GPU has an entry from its probe to its removal. */
+bool gpu_holds_minor(const struct gpu *gpu, unsigned minor) { return !gpu->unbound && !gpu->unplugged && gpu->minor == minor; }
+
+/* The lowest number that no GPU has but perhaps this one, which gives its own back first. */
+static unsigned free_minor(const struct machine *machine, const struct gpu *except)
 {
-    bool taken[GPUS_MAX] = { false };
-    for (unsigned index = 0; index < machine->gpu_count; index++)
-        taken[machine->gpus[index].minor % GPUS_MAX] = true;
     for (unsigned minor = 0; minor < GPUS_MAX; minor++) {
-        if (!taken[minor]) {
-            gpu->former_minor = gpu->minor;
-            gpu->minor = minor;
-            return;
-        }
+        bool taken = false;
+        for (unsigned index = 0; index < machine->gpu_count; index++)
+            taken |= &machine->gpus[index] != except && gpu_holds_minor(&machine->gpus[index], minor);
+        if (!taken)
+            return minor;
     }
+    return GPUS_MAX;
+}
+
+/* What a probe by the driver does: the lowest free minor, whichever the GPU had before. */
+void gpu_take_minor(struct machine *machine, struct gpu *gpu)
+{
+    gpu->unbound = false;
+    gpu->minor = gpu->former_minor = free_minor(machine, gpu);
 }
 
 /* The mode takes effect: the GPU has no instances. Its own handle stays valid: NVIDIA's programs keep it over the change. */
@@ -28,9 +36,29 @@ void gpu_apply_mig_mode(struct machine *machine, struct gpu *gpu, unsigned mode)
     gpu->mig_current = gpu->mig_pending = mode;
     gpu->compute_mode = 0;
     memset(gpu->instances, 0, sizeof gpu->instances);
-    if (machine->mode_change_moves_minor)
-        move_minor(machine, gpu);
+    unsigned minor = machine->mode_change_moves_minor ? free_minor(machine, NULL) : GPUS_MAX;
+    if (minor < GPUS_MAX) {         /* it comes anew before its old one is free */
+        gpu->former_minor = gpu->minor;
+        gpu->minor = minor;
+    }
     event_add(machine, (int)(gpu - machine->gpus), 0x100, mode, NOT_TIED, NOT_TIED);
+}
+
+/* What the driver has of a GPU only as long as that is initialized. */
+bool gpu_has_settings(const struct gpu *gpu)
+{
+    return gpu->power_limit != gpu->board.power_default || gpu->compute_mode || gpu->accounting || gpu->time_slice || gpu->workload_requested
+           || gpu->locked_maximum || gpu->memory_locked_maximum || gpu->application_memory || gpu->application_graphics;
+}
+
+void gpu_deinitialize(struct gpu *gpu)
+{
+    gpu->power_limit = gpu->board.power_default;
+    gpu->compute_mode = gpu->accounting = gpu->time_slice = 0;
+    gpu->workload_requested = 0;
+    gpu->locked_minimum = gpu->locked_maximum = gpu->memory_locked_minimum = gpu->memory_locked_maximum = 0;
+    gpu->application_memory = gpu->application_graphics = 0;
+    memset(gpu->ecc_volatile, 0, sizeof gpu->ecc_volatile);
 }
 
 /* What both a reset and a power cycle repair or make effective. */

@@ -25,7 +25,7 @@ bool parse_machine_statement(struct parser *parser, char *value)
     static const char *const administrators[] = { "capability", "root", NULL }, *const orders[] = { "ascending", "reversed", NULL };
     static const char *const keys[] = { "driver-version", "nvml-version", "cuda-version", "proc-root", "dev-root", "sys-root",
         "caps-major", "cap-nodes", "profile-info-versions", "profiles-need-mig-mode", "mode-change-moves-minor", "operation-delay",
-        "confidential-computing", "mig-id-order", "clients-hold-gpus", "administrator" };
+        "confidential-computing", "mig-id-order", "clients-hold-gpus", "idle-gpus-keep-settings", "administrator" };
     struct machine *machine = parser->machine;
     size_t key = 0;
     while (key < COUNT_OF(keys) && strcmp(keys[key], parser->key) != 0)
@@ -56,6 +56,7 @@ bool parse_machine_statement(struct parser *parser, char *value)
         machine->mig_reversed = choice == 1;
         return true;
     case 14: return read_bool(parser, value, &machine->clients_hold_gpus);
+    case 15: return read_bool(parser, value, &machine->idle_gpus_keep_settings);
     default:
         if (!read_choice(parser, value, administrators, &choice))
             return false;

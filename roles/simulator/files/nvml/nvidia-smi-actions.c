@@ -156,12 +156,23 @@ static void reset(const struct options *options)
     if (code == IN_USE)
         fail(code, "GPU reset: a process uses the device or one linked to it; end it first");
     if (code == INVALID_ARGUMENT)
-        fail(code, "GPU reset: %s: GPUs linked to it directly must be reset together with it", asked);
+        fail(code, "GPU reset: %s: GPUs connected to it by NVLink must be reset together with it", asked);
     if (code == NOT_FOUND)
         fail(code, "GPU reset: %s: no such GPU", asked);
     if (code != SUCCESS)
         fail(code, "GPU reset was refused");
     printf("GPU %s was successfully reset.\nAll done.\n", asked);
+}
+
+static void ready_state(const char *value)
+{
+    unsigned accepting = 0;
+    nvmlReturn_t code = value ? NVML("nvmlSystemSetConfComputeGpusReadyState", (unsigned), (unsigned)number(value, 1))
+                              : NVML("nvmlSystemGetConfComputeGpusReadyState", (unsigned *), &accepting);
+    if (code != SUCCESS)
+        fail(code, "the ready state of confidential computing");
+    if (!value)
+        printf("Confidential Compute GPUs Ready state: %s\n", accepting ? "ready" : "not-ready");
 }
 
 int run_action(const struct options *options)
@@ -173,6 +184,7 @@ int run_action(const struct options *options)
     case ACTION_DETAILS: print_details(options); return 0;
     case ACTION_QUERY_PROCESSES: query_processes(options); return 0;
     case ACTION_RESET: reset(options); return 0;
+    case ACTION_READY_STATE: ready_state(options->value); return 0;
     case ACTION_SHOW_TIMESLICE: for_each_gpu(options->gpus, show_timeslice, NULL); return 0;
     default: break;
     }

@@ -134,6 +134,7 @@ static void usage(void)
          "nvidia-smi --gpu-reset -i GPU,…                reset\n"
          "nvidia-smi -mig 0|1 | -pm 0|1 | -pl WATT | -c MODE | -lgc MIN,MAX | -rgc  [-i GPU,…]\n"
          "nvidia-smi compute-policy [-l] [--set-timeslice=0..3] [-i GPU,…]\n"
+         "nvidia-smi conf-compute -grs | -srs 0|1\n"
          "nvidia-smi power-profiles -l | -gr | -ge  [-i GPU,…]\n"
          "nvidia-smi mig -lgip | -lgipp | -lgi | -lci | -cgi ID[:START],… [-C] | -dci -gi ID | -dgi [-gi ID]  [-i GPU,…]");
 }
@@ -166,7 +167,7 @@ static unsigned loop_seconds(const char *text)
 static void parse(struct options *options, int argc, char **argv)
 {
     int position = 1;
-    if (position < argc && (!strcmp(argv[1], "mig") || !strcmp(argv[1], "compute-policy") || !strcmp(argv[1], "power-profiles")))
+    if (position < argc && (!strcmp(argv[1], "mig") || !strcmp(argv[1], "compute-policy") || !strcmp(argv[1], "power-profiles") || !strcmp(argv[1], "conf-compute")))
         options->group = argv[position++];
     for (; position < argc; position++) {
         const char *word = argv[position];
@@ -196,6 +197,10 @@ static void parse(struct options *options, int argc, char **argv)
             else if (is(word, "-dgi")) options->action = ACTION_MIG_DESTROY;
             else if (is(word, "-gi")) options->instance = value_of(word, argc, argv, &position);
             else fail(SUCCESS, "%s: no such option of mig; `nvidia-smi --help` lists them", word);
+        } else if (options->group && !strcmp(options->group, "conf-compute")) {
+            if (is(word, "-grs")) options->action = ACTION_READY_STATE;
+            else if (is(word, "-srs")) options->action = ACTION_READY_STATE, options->value = value_of(word, argc, argv, &position);
+            else fail(SUCCESS, "%s: no such option of conf-compute; `nvidia-smi --help` lists them", word);
         } else if (options->group && !strcmp(options->group, "power-profiles")) {
             if (is(word, "-l")) options->action = ACTION_WORKLOAD_PROFILES;
             else if (is(word, "-gr")) options->action = ACTION_REQUESTED_PROFILES;

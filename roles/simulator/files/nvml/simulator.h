@@ -122,8 +122,9 @@ enum fabric_fault { FABRIC_WELL, FABRIC_NOT_STARTED, FABRIC_JOINING, FABRIC_FAIL
 struct gpu {
     struct board board;
     uint64_t epoch;                 /* of the attachment: handles of an earlier one are invalid */
-    uint32_t minor, former_minor;   /* a change of the MIG mode may move it */
+    uint32_t minor, former_minor;   /* a change of the MIG mode may move it, and another driver's turn */
     bool lost, thermal, unplugged;  /* unplugged: not in the machine, and lost for who had it */
+    bool unbound;                   /* another driver has it, or none: it holds no minor */
     uint32_t slowdown;              /* further reasons for slow clocks: bits of nvmlClocksEventReason… */
     uint32_t fabric_fault;          /* enum fabric_fault */
     uint32_t mig_current, mig_pending, ecc_current, ecc_pending, compute_mode, persistence, accounting, time_slice;
@@ -149,6 +150,8 @@ struct event {
 struct machine {
     SHARED_OF_MACHINE
     bool cap_nodes, profile_info_versions, profiles_need_mig_mode, mode_change_moves_minor, mig_reversed, confidential, clients_hold_gpus;
+    bool confidential_on, protected_pcie;       /* the feature, which needs the capability, and the mode for NVSwitches without it */
+    bool idle_gpus_keep_settings;
     char nvml_version[40], proc_root[PATH_MAX_BYTES];
     uint32_t cuda_version, caps_major, ready_state;
     uint32_t gpu_count;
@@ -233,6 +236,7 @@ unsigned capability_minor_instance(const struct gpu *gpu, int instance);
 unsigned capability_minor_compute(const struct gpu *gpu, int instance, int compute);
 void capability_path(const struct machine *machine, int gpu, int instance, int compute, char *path, size_t size);
 void capabilities_commit(const struct machine *machine);   /* commits, and makes the tree equal to the state, where it may */
+void capabilities_commit_bound(const struct machine *machine, const bool *gpus);   /* after the driver has got or lost these GPUs */
 void capabilities_commit_of(const struct machine *machine, int gpu);   /* the same where only one GPU has changed */
 
 /* mig.c: rules of partitioning; no I/O. */
@@ -257,7 +261,9 @@ void mig_uuid(const struct gpu *gpu, int instance, int compute, char uuid[48]);
 /* clients.c: who has a GPU or an instance open; locks that end with their process. */
 void client_enter(const struct machine *machine, bool attach);      /* the first initialization of a process */
 void client_leave(void);
+void settle_idle_gpus(void);                         /* what GPUs without a client have lost; after the last client, and before the next */
 void client_of_gpu(int gpu);
+bool fabric_manager_runs(void);                      /* it has a lock of its own */
 void client_of_instance(const struct machine *machine, int gpu, int instance, int compute);
 bool gpu_has_clients(int gpu);                       /* others than this process */
 bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute);
@@ -265,8 +271,12 @@ bool context_enter(const struct machine *machine, int gpu, int instance, int com
 void context_leave(const struct machine *machine, int gpu, int instance, int compute);
 
 /* life.c: what resets and power do to a GPU. */
+bool gpu_holds_minor(const struct gpu *gpu, unsigned minor);
+void gpu_take_minor(struct machine *machine, struct gpu *gpu);
 void gpu_power_on(struct gpu *gpu, bool first);
 void gpu_reset(struct machine *machine, struct gpu *gpu);
+bool gpu_has_settings(const struct gpu *gpu);        /* that it loses when the driver deinitializes it */
+void gpu_deinitialize(struct gpu *gpu);
 void gpu_apply_mig_mode(struct machine *machine, struct gpu *gpu, unsigned mode);
 
 /* processes.c */

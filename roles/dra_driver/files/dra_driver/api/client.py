@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A client of the Kubernetes API that sends and returns plain JSON over connections that it keeps open.
+"""A client for the Kubernetes API that sends and returns plain JSON over persistent connections.
 
-Typed models are not used on purpose: they drop every field that they do not know, so that an older client would delete
-what a newer server holds, and they cost four times the memory.
+Typed models are avoided on purpose. They drop unknown fields, so an older client would delete data of a newer server.
+They also need four times the memory.
 """
 
 from __future__ import annotations
@@ -25,77 +25,47 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from ..core.decoding import SkippedObject, UndecodableObject, decode, describe_skipped
-from ..core.errors import AcceleratorError
+from ..core.decoding import Decoded, SkippedObject, UndecodableObject, decode, describe_skipped, status_reason
 from ..deadlines import within
 from ..logs import StateLog
-from .exchange import Exchange, NoHttp
+from . import liveness
+from .errors import ApiError, ApiUnreachable, TooLarge
+from .exchange import AnswerTooLarge, Exchange, InvalidHttpResponse
 from .kubeconfig import Access, InvalidKubeconfig, load_access
-from .liveness import PROBE_PATH, WatchGuard
+from .liveness import end_when_unacknowledged
+from .throttling import is_passing, pause_after
 from .token import refusal
 
 LOG = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 15.0
-#: The most bytes of one event of a watch: the API server keeps no object above 1.5 MiB.
+# The range of a watch's duration, in seconds. It is random, so that nodes that started together do not reconnect
+# together.
+WATCH_SECONDS = (240, 480)
+#: The maximum number of bytes of one watch event. The API server stores no object above 1.5 MiB.
 LONGEST_EVENT = 16 * 1024 * 1024
-# A watch that says nothing for longer than its own time limit plus this has lost its connection.
-WATCH_GRACE_SECONDS = 30.0
-# A watch whose answer has not begun after so long has none: a busy server lets a request wait for 15 s.
+# The timeout, in seconds, for the response headers of a watch. A busy server lets a request wait for 15 s.
 HEAD_SECONDS = 30.0
 LONGEST_RETRY_AFTER = 300.0
-# The limit for consecutive refusals of a page of a list, and for restarts of a list after its snapshot has expired.
+#: Responses and events above this size in bytes are decoded in a thread, while the event loop continues.
+THREAD_BYTES = 1024 * 1024
+# The limits for consecutive failures of a page of a list, and for restarts of a list after its snapshot has expired.
 PAGE_REFUSALS, LIST_RESTARTS = 5, 3
-# So many requests are answered side by side. Each needs a connection of its own, and to open one costs both sides more than a request: who
-# asks for much at once, after a start or when many pods come together, waits less for few that are used again than for many new ones.
+# The maximum number of concurrent requests. Each needs a connection, and opening one costs both sides more than a
+# request. For many requests at once, such as after a start or for many new pods, a few reused connections are faster
+# than many new ones.
 CONNECTIONS = 16
-# Claims and templates are read without opaque parameters: only prepare and explain need them, which GET one claim.
+# Requests for the Lease have a separate connection, so that its renewal does not wait for slow requests.
+_LEASES = "/apis/coordination.k8s.io/"
+# Claims and templates are read without opaque parameters. Only prepare and explain need these, and they GET a single
+# claim.
 _CLAIMS = re.compile(r"/resourceclaim(?:s|templates)(?P<name>/[^/]+)?(?:/status)?$")
-
-
-class ApiUnreachable(AcceleratorError):
-    """The API server did not answer."""
-
-    default_code = "api-unreachable"
-
-
-class ApiError(AcceleratorError):
-    """The API server answered with an error.
-
-    ``status`` is the HTTP status, ``reason`` Kubernetes' own word, ``retry_after`` how many seconds the server wants to be
-    left alone (None: it did not say).
-    """
-
-    default_code = "api-error"
-
-    def __init__(
-        self, message: str, *, status: int, reason: str = "", hint: str = "", retry_after: float | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-        self.reason = reason
-        self.retry_after = retry_after
-
-    @property
-    def is_not_found(self) -> bool:
-        """Return whether the API server says that the object does not exist.
-
-        A server that does not serve the path, such as an older one during an upgrade of the control plane, or a load balancer, answers
-        with status 404 and no reason, which does not mean that the object is missing. Facts: k8s.io/apiserver/pkg/server/mux/pathrecorder.go
-        (NotFoundHandler), k8s.io/apimachinery/pkg/api/errors (NewNotFound).
-        """
-        return self.status == 404 and self.reason == "NotFound"
-
-    @property
-    def is_of_server(self) -> bool:
-        """Return whether the same request for other objects fails as well: the identity, its rights, or the server is the cause."""
-        return self.status in (401, 403, 429) or self.status >= 500 or (self.status == 404 and not self.is_not_found)
 
 
 @dataclass(frozen=True)
 class _Connections:
-    """The connections to the server: of requests, of watches, which stay open for minutes, and one for liveness probes.
+    """The connections to the server: for requests, for watches, which stay open for minutes, and for the Lease.
 
     ``access`` is the access with which the connections were opened. Its token can be outdated.
     """
@@ -103,19 +73,19 @@ class _Connections:
     access: Access
     requests: Exchange
     watches: aiohttp.ClientSession
-    probes: Exchange
+    leases: Exchange
 
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """One event of a watch: type ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
+    """One event of a watch: type ADDED, MODIFIED, DELETED, or BOOKMARK, and the object."""
 
     type: str
     object: Json
 
 
 class ApiClient:
-    """Requests to one API server. All methods raise ApiUnreachable or ApiError. Use it within one event loop."""
+    """A client for one API server. All methods raise ApiUnreachable or ApiError. Use it within one event loop."""
 
     def __init__(
         self,
@@ -125,7 +95,8 @@ class ApiClient:
         observer: Callable[[str, str, str, float], None] | None = None,
     ) -> None:
         self._kubeconfig = kubeconfig
-        # Told of each request its verb, its path, the HTTP status or "unreachable", and how long it took.
+        # Called for each request with its verb, its path, the HTTP status or "unreachable", and its duration in
+        # seconds.
         self._observe = observer or (lambda _verb, _path, _code, _seconds: None)
         self._user_agent = user_agent
         self._connections: _Connections | None = None
@@ -137,12 +108,11 @@ class ApiClient:
         self._retired: list[aiohttp.ClientSession] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._skipped: dict[str, StateLog] = {}
-        self._guard = WatchGuard(self._probe, self._retire)
         #: Drivers whose opaque parameters are decoded in a claim that is read individually. Each driver adds its name.
         self.opaque_of: set[str] = set()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Json:
-        """GET an object or a list."""
+        """GET an object or a list, and return it."""
         return await self.request("GET", path, params=params)
 
     async def list_all(self, path: str, params: Mapping[str, str] | None = None, *, page: int) -> list[Json]:
@@ -151,32 +121,41 @@ class ApiClient:
         async for answer, is_first in self.pages(path, params, page=page):
             if is_first:
                 found.clear()
-            found += answer.get("items") or ()
+            found += answer["items"] or ()
         return found
 
     async def pages(
         self, path: str, params: Mapping[str, str] | None = None, *, page: int
     ) -> AsyncIterator[tuple[Json, bool]]:
-        """GET a list in answers of up to ``page`` objects, each with whether it is the first one of the list.
+        """GET a list in pages of up to ``page`` objects, and yield each page with whether it is the first one of the list.
 
-        A later page that the server refuses with Retry-After is requested again after that time: the pages before it stay valid. If the
-        snapshot of the list has expired (410), the list begins again with a first page, and the caller drops all earlier pages.
+        If a later page fails with a temporary error, it is requested again after a pause, and the earlier pages stay
+        valid. If the snapshot of the list has expired (410), the list starts again with a first page, and the caller
+        discards all earlier pages. A page that is too large is requested again with half of its objects, as are all
+        later pages.
         """
-        query, refusals, restarts = {**(params or {}), "limit": str(page)}, 0, 0
+        query, refusals, restarts = dict(params or {}), 0, 0
         while True:
-            is_first = "continue" not in query
+            is_first, query["limit"] = "continue" not in query, str(page)
             try:
                 answer = await self.get(path, query)
-            except ApiError as error:
-                if not is_first and error.status == 410 and restarts < LIST_RESTARTS:
+            except TooLarge:
+                if page == 1:
+                    raise
+                page //= 2
+                continue
+            except (ApiError, ApiUnreachable) as error:
+                is_expired = isinstance(error, ApiError) and error.status == 410
+                if not is_first and is_expired and restarts < LIST_RESTARTS:
                     restarts += 1
                     del query["continue"]
                     continue
                 refusals += 1
-                if is_first or error.retry_after is None or refusals > PAGE_REFUSALS:
+                if is_first or not is_passing(error) or refusals > PAGE_REFUSALS:
                     raise
-                await asyncio.sleep(error.retry_after)
+                await asyncio.sleep(pause_after(error, refusals))
                 continue
+            list_items(answer, path)
             yield answer, is_first
             refusals, rest = 0, str((answer.get("metadata") or {}).get("continue") or "")
             if not rest:
@@ -192,17 +171,20 @@ class ApiClient:
         body: Any | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        """Send one request and return the JSON object of the answer ({} for an empty one)."""
+        """Send one request and return the JSON object in the response; {} for an empty response."""
         connections, access = await self._connected()
         headers = {"Content-Type": content_type} if body is not None else {}
         self._authorise(access, headers)
         data = json.dumps(body, separators=(",", ":")).encode() if body is not None else None
         target = f"{path}?{urlencode(params)}" if params else path
+        exchange = connections.leases if path.startswith(_LEASES) else connections.requests
         began, code = time.perf_counter(), "unreachable"
         try:
-            answer = await connections.requests.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
+            answer = await exchange.ask(method, target, headers=headers, body=data, seconds=REQUEST_SECONDS)
             status, payload, asked_for = answer.status, answer.payload, answer.headers.get("retry-after", "")
             code = str(status)
+        except AnswerTooLarge as error:
+            raise TooLarge(f"{method} {path} cannot be read: {error}", status=502) from error
         except (asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
         except ValueError as error:
@@ -211,11 +193,11 @@ class ApiClient:
             ) from error
         finally:
             self._observe(method, path, code, time.perf_counter() - began)
-        if status >= 300:  # nobody but a server that is none of Kubernetes' leads elsewhere
+        if status >= 300:  # the API server does not redirect
             if status == 401:
                 self._access = None  # the next request reads the kubeconfig again
             raise _error(method, path, status, payload, asked_for, headers)
-        return self._decoded(payload, path, is_read=method == "GET")
+        return (await self._decoded(payload, path, is_read=method == "GET"))[0]
 
     async def watch(
         self,
@@ -225,15 +207,15 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[WatchEvent]:
-        """Yield the changes after ``resource_version`` until the server ends the watch (some minutes).
+        """Yield the changes after ``resource_version`` until the server ends the watch after some minutes.
 
-        ``opened`` is called once the server has accepted the watch, before the first event.
-        An expired resource version raises ApiError with status 410: list again, then watch from there. An object that cannot be
-        decoded is reported as DELETED, with only its metadata: a list omits it as well.
+        ``opened`` is called once the server has accepted the watch, before the first event. A watch that receives
+        nothing, not even a bookmark, for a time in ``liveness.SILENCE_SECONDS`` raises ApiUnreachable. An expired
+        resource version raises ApiError with status 410; the caller lists again and watches from there. An object that
+        cannot be decoded is reported as DELETED, with its metadata only, because a list omits it as well.
         """
         connections, access = await self._connected()
-        # Many nodes that start together should not come back together.
-        seconds = random.randint(240, 480)  # noqa: S311  no secret is made of it
+        seconds = random.randint(*WATCH_SECONDS)  # noqa: S311  no secret is made of it
         query = {
             **(params or {}),
             "watch": "1",
@@ -243,7 +225,8 @@ class ApiClient:
         }
         headers: dict[str, str] = {}
         self._authorise(access, headers)
-        limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=seconds + WATCH_GRACE_SECONDS)
+        silence = random.uniform(*liveness.SILENCE_SECONDS)  # noqa: S311  no secret is made of it
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=silence)
         answered = False
         try:
             asking = connections.watches.get(
@@ -252,51 +235,53 @@ class ApiClient:
                 headers=headers,
                 timeout=limit,
                 server_hostname=access.server_name or None,
+                allow_redirects=False,
             )
-            # The head of the answer is sent at once, even if nothing changes for hours.
+            # The server sends the response headers at once, even if nothing changes for hours.
             begun = await within(asking, HEAD_SECONDS)
             transport = begun.connection.transport if begun.connection is not None else None
             async with begun as response:
-                with self._guard.guarding(transport):
-                    answered = True
-                    self._observe("WATCH", path, str(response.status), 0.0)
-                    if response.status >= 400:
-                        if response.status == 401:
-                            self._access = None
-                        asked_for = response.headers.get("Retry-After", "")
-                        raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
-                    opened()
-                    async for line in _lines(response.content, self._guard.hear):
-                        event, skipped = self._decoded_event(line, path)
-                        if event.get("type") == "ERROR":
-                            status = event.get("object", {})
-                            raise ApiError(
-                                f"The watch of {path} ended: {status.get('message', 'no reason given')}",
-                                status=int(status.get("code", 500)),
-                                reason=str(status.get("reason", "")),
-                            )
-                        kind = "DELETED" if skipped else str(event.get("type"))
-                        yield WatchEvent(type=kind, object=event.get("object") or {})
+                end_when_unacknowledged(transport)
+                answered = True
+                self._observe("WATCH", path, str(response.status), 0.0)
+                if response.status >= 300:  # the API server does not redirect
+                    if response.status == 401:
+                        self._access = None
+                    asked_for = response.headers.get("Retry-After", "")
+                    raise _error("WATCH", path, response.status, await response.read(), asked_for, headers)
+                opened()
+                async for line in _lines(response.content):
+                    event, skipped = await self._decoded(line, path)
+                    if event.get("type") == "ERROR":
+                        status = event.get("object", {})
+                        raise ApiError(
+                            f"The watch of {path} ended: {status.get('message', 'no reason given')}",
+                            status=int(status.get("code", 500)),
+                            reason=str(status.get("reason", "")),
+                        )
+                    kind = "DELETED" if skipped else str(event.get("type"))
+                    yield WatchEvent(type=kind, object=event.get("object") or {})
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             if not answered:
                 self._observe("WATCH", path, "unreachable", 0.0)
             raise self._unreachable(access, error) from error
 
-    def _decoded(self, payload: bytes, path: str, *, is_read: bool) -> Json:
-        return self._decoded_event(payload, path, is_read=is_read)[0]
+    async def _decoded(self, payload: bytes, path: str, *, is_read: bool = False) -> tuple[Json, bool]:
+        """Decode a response and return whether objects were left out of it. Raises ApiError.
 
-    def _decoded_event(self, payload: bytes, path: str, *, is_read: bool = False) -> tuple[Json, bool]:
-        """Decode an answer and return whether objects were left out of it. Raises ApiError.
-
-        ``is_read``: the answer to a GET. The answer to a write has all opaque parameters of the claim, and a write that succeeded must
-        not fail because of them.
+        ``is_read`` means the response to a GET. The response to a write has all opaque parameters of the claim, and a
+        successful write must not fail because of them.
         """
         if not payload.strip():
             return {}, False
         claims = _CLAIMS.search(path)
-        opaque_of = (self.opaque_of if claims["name"] and is_read else ()) if claims else None
+        opaque_of = (tuple(self.opaque_of) if claims["name"] and is_read else ()) if claims else None
+
+        def decoding() -> Decoded:
+            return decode(payload, opaque_of=opaque_of)
+
         try:
-            decoded = decode(payload, opaque_of=opaque_of)
+            decoded = await asyncio.to_thread(decoding) if len(payload) > THREAD_BYTES else decoding()
         except UndecodableObject as error:
             raise ApiError(error.message, status=502, hint=error.hint) from error
         except ValueError as error:
@@ -308,49 +293,23 @@ class ApiClient:
         return decoded.value, bool(decoded.skipped)
 
     def _warn_skipped(self, path: str, skipped: tuple[SkippedObject, ...]) -> None:
-        """Log skipped objects, once as long as they are the same."""
+        """Log the skipped objects unless they are the same as before."""
         log = self._skipped.setdefault(path, StateLog(LOG))
         log.report(describe_skipped(skipped), level=logging.WARNING, path=path)
 
-    async def _probe(self, seconds: float) -> None:
-        """Wait for any answer of the server, on a connection for probes. Raises OSError and asyncio.TimeoutError.
-
-        The status does not matter: a server that answers 401, 403 or 404 is alive. Without a valid kubeconfig or token no probe is
-        possible, and the open connections stay.
-        """
-        try:
-            connections, access = await self._connected()
-        except InvalidKubeconfig:
-            return
-        headers: dict[str, str] = {}
-        self._authorise(access, headers)
-        began, code = time.perf_counter(), "unreachable"
-        try:
-            code = str((await connections.probes.ask("GET", PROBE_PATH, headers=headers, seconds=seconds)).status)
-        except OSError:  # also a certificate that is not valid, which is a ValueError too
-            raise
-        except ValueError:
-            return
-        finally:
-            self._observe("GET", PROBE_PATH, code, time.perf_counter() - began)
-
     async def close(self) -> None:
         """Close all connections. The next request opens new ones with freshly read credentials."""
-        self._guard.stop()
-        self._retire()
-        for session in tuple(self._retired):
-            await self._close_retired(session)
-
-    def _retire(self) -> None:
-        """Open new connections for later requests. Requests in progress complete on the previous connections."""
         connections, self._connections = self._connections, None
         self._access = None
         self._close_later(connections)
+        for session in tuple(self._retired):
+            await self._close_retired(session)
 
     def _close_later(self, connections: _Connections | None) -> None:
+        """Close connections that are no longer used for new requests. Requests in progress complete on them."""
         if connections is not None:
             connections.requests.close()
-            connections.probes.close()
+            connections.leases.close()
             self._retired.append(connections.watches)
             asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._begin_closing, connections.watches)
 
@@ -376,7 +335,7 @@ class ApiClient:
                         access=access,
                         requests=self._exchange(access, context, CONNECTIONS),
                         watches=self._watching(context),
-                        probes=self._exchange(access, context, 1),
+                        leases=self._exchange(access, context, 1),
                     )
                     self._close_later(self._connections)
                     self._connections = opened
@@ -397,26 +356,27 @@ class ApiClient:
                 server_name=access.server_name,
                 headers=self._headers,
                 connections=connections,
-                heard=self._guard.hear,
             )
         except ValueError as error:
             raise InvalidKubeconfig(f"The server {access.server!r} is no address: {error}") from error
 
     def _watching(self, context: ssl.SSLContext | None) -> aiohttp.ClientSession:
-        """Return a session with as many connections as are asked for."""
+        """Return a session without a limit for connections."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=120, ssl=context if context is not None else True)
-        # No cookies, as Go's client: whoever is asked for is said by what authorises the request alone.
+        # No cookies, as in the Go client. Only the Authorization header or the client certificate identifies the
+        # caller.
         cookies = aiohttp.DummyCookieJar()
-        # No compression: a small stream could be unpacked to any size.
+        # No compression, because a small stream could expand to any size.
         headers = {**self._headers, "Accept-Encoding": "identity"}
         return aiohttp.ClientSession(
             connector=connector, headers=headers, cookie_jar=cookies, trust_env=False, auto_decompress=False
         )
 
     async def reload_if_changed(self) -> bool:
-        """Read the kubeconfig again if it or a file that it names has changed. Return whether something has changed.
+        """Read the kubeconfig again if it or a file that it names has changed, and return whether it has changed.
 
-        A new token keeps the open connections and their watches: the API server authenticates a watch only when it begins.
+        A new token keeps the open connections and their watches, because the API server authenticates a watch only at
+        its start.
         """
         access = self._access
         if access is None or access.fingerprint() == self._fingerprint:
@@ -447,14 +407,28 @@ class ApiClient:
         )
 
 
-async def _lines(stream: aiohttp.StreamReader, heard: Callable[[], None] = lambda: None) -> AsyncIterator[bytes]:
-    # StreamReader.readline refuses lines beyond its buffer; a slice of 128 devices is one long line.
+def list_items(answer: Json, path: str) -> list[Json]:
+    """Return the objects in the response to a GET of a list.
+
+    Raises ApiError if the response is not a list of an API server.
+    """
+    if "items" not in answer:
+        raise ApiError(
+            f"The answer for the list {path} is not from an API server: it has no items",
+            status=502,
+            hint="Check that a load balancer in front of the API server has a healthy API server.",
+        )
+    items: list[Json] = answer["items"] or []
+    return items
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    # StreamReader.readline rejects lines beyond its buffer. A slice with 128 devices is one long line.
     buffer = bytearray()
     async for chunk in stream.iter_any():
-        heard()
         buffer += chunk
         if len(buffer) > LONGEST_EVENT:
-            raise NoHttp(f"an event of the watch has more than {LONGEST_EVENT} bytes")
+            raise InvalidHttpResponse(f"an event of the watch has more than {LONGEST_EVENT} bytes")
         while (end := buffer.find(b"\n")) >= 0:
             line = bytes(buffer[:end])
             del buffer[: end + 1]
@@ -468,7 +442,7 @@ def _error(
     message, reason = payload[:300].decode(errors="replace").strip(), ""
     with contextlib.suppress(ValueError, AttributeError):
         document = decode(payload).value
-        message, reason = str(document.get("message") or message), str(document.get("reason") or "")
+        message, reason = str(document.get("message") or message), status_reason(document, path)
     hints = {
         401: refusal(headers.get("Authorization", "").partition(" ")[2], time.time()),
         403: "This identity lacks a right; run the role that grants what is needed again: dra_driver, or dra_controller.",
@@ -478,9 +452,18 @@ def _error(
         status=status,
         reason=reason,
         hint=hints.get(status, ""),
-        # Kubernetes sends seconds, never a date. Hours would be a mistake of somebody in between.
-        retry_after=min(float(retry_after), LONGEST_RETRY_AFTER) if retry_after.isdigit() else None,
+        # Kubernetes sends seconds, never a date. Hours would be a mistake of a proxy.
+        retry_after=min(float(retry_after), LONGEST_RETRY_AFTER) if retry_after.isdecimal() else None,
     )
 
 
-__all__ = ["ApiClient", "ApiError", "ApiUnreachable", "InvalidKubeconfig", "Json", "WatchEvent"]
+__all__ = [
+    "ApiClient",
+    "ApiError",
+    "ApiUnreachable",
+    "InvalidKubeconfig",
+    "Json",
+    "TooLarge",
+    "WatchEvent",
+    "list_items",
+]

@@ -9,13 +9,15 @@ import functools
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import Callable, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from ..core.errors import AcceleratorError
 from ..core.times import now_text
 from ..logs import current_operation
 from .client import ApiClient, ApiError, Json
+from .throttling import retry
 
 LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -33,6 +35,11 @@ TOTAL_REFILL_SECONDS = 1.0
 NAMESPACE_BURST = 150
 NAMESPACE_REFILL_SECONDS = 2.0
 REMEMBERED = 512
+#: The maximum number of Events that wait for their write, for each group (cluster-scoped objects, objects in
+#: namespaces). More are dropped.
+PENDING_LIMIT = 300
+# The time, in seconds, during which an Event rejected with status 429 or 503 is sent again.
+THROTTLED_SECONDS = 60.0
 MESSAGE_LIMIT = 1024
 # The annotation with the operation's ID. The log lines of the operation have the same ID.
 OPERATION = "dra-accelerators/operation"
@@ -40,7 +47,7 @@ OPERATION = "dra-accelerators/operation"
 
 @dataclass(frozen=True)
 class Subject:
-    """The object that an Event is about. ``namespace`` is "" for a cluster-scoped one."""
+    """The object that an Event is about. ``namespace`` is "" for a cluster-scoped object."""
 
     kind: str
     api_version: str
@@ -56,8 +63,6 @@ class _Written:
     count: int
     at: float
     order: int = 0
-    # Serializes the writes of one Event. Concurrent writes would create it twice instead of incrementing its count.
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _TokenBucket:
@@ -94,11 +99,15 @@ class _ObjectState:
 class _Budget:
     """The limits of a group of objects, and their written Events.
 
-    Cluster-scoped objects are one group, objects in namespaces are the other. A group can neither exhaust the limits of the other
-    group nor evict its written Events.
+    Cluster-scoped objects are one group, and objects in namespaces are the other. A group cannot exhaust the limits of
+    the other group, evict its written Events, or delay its writes.
     """
 
     def __init__(self, now: float) -> None:
+        # One write of the group at a time. Writes that hang, for example in an admission webhook, leave the other connections of the
+        # client free, and concurrent writes of one Event would create it twice instead of incrementing its count.
+        self.turn = asyncio.Lock()
+        self.pending = self.dropped = 0
         self.written: OrderedDict[tuple[str, str, str, str], _Written] = OrderedDict()
         self._all = _TokenBucket(TOTAL_BURST, TOTAL_REFILL_SECONDS, now)
         self._namespaces: OrderedDict[str, _TokenBucket] = OrderedDict()
@@ -117,6 +126,11 @@ class _Budget:
         return all(limit.take(now) for limit in (*limits, self._all))
 
 
+async def _in_turn(turn: asyncio.Lock, write: Callable[[], Awaitable[None]]) -> None:
+    async with turn:
+        await write()
+
+
 def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) -> Value:
     """Return the value of a key, or a new value. Delete the least recently used keys above REMEMBERED."""
     found = known[key] if key in known else known.setdefault(key, new())
@@ -129,8 +143,10 @@ def _recent(known: OrderedDict[str, Value], key: str, new: Callable[[], Value]) 
 class EventRecorder:
     """Write Events in the background. A failed write is logged and does not raise.
 
-    An Event is not written if its object, the namespace, or the group (cluster-scoped objects, objects in namespaces) had too many
-    in a short time. The methods then return False, and the caller can try again later.
+    An Event is not written if its object, the namespace, or the group (cluster-scoped objects, objects in namespaces)
+    had too many in a short time, or if PENDING_LIMIT Events of the group wait for their write. The methods then return
+    False, and the caller can retry later. Each group has one write at a time. The number of Events rejected because of
+    a full queue is logged.
     """
 
     def __init__(
@@ -145,14 +161,16 @@ class EventRecorder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def warning(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
-        """Write a Warning. ``reason`` and ``action`` are UpperCamelCase words for programs. False: too many were written.
+        """Write a Warning.
+
+        ``reason`` and ``action`` are UpperCamelCase identifiers. Return False if a limit is reached.
 
         ``name`` is the Event's name. The Event is not written if an Event of this name exists.
         """
         return self._emit("Warning", subject, reason, message, action, name)
 
     def normal(self, subject: Subject, reason: str, message: str, *, action: str, name: str = "") -> bool:
-        """Write a Normal Event. False: too many were written. ``name`` as in warning."""
+        """Write a Normal Event. Return False if a limit is reached. ``name`` is as in ``warning``."""
         return self._emit("Normal", subject, reason, message, action, name)
 
     async def close(self) -> None:
@@ -175,6 +193,11 @@ class EventRecorder:
             and (name or not state.has_other_type_since(kind, former.order))
         ):
             return True
+        if budget.pending >= PENDING_LIMIT:
+            budget.dropped += 1
+            if budget.dropped == 1:
+                LOG.warning("Events are not written: %d Events wait for the API server", budget.pending)
+            return False
         if not budget.take(subject, now):
             return False
         if former is None:
@@ -186,22 +209,33 @@ class EventRecorder:
         former.count += 1
         if not name:  # a named Event is written once and is no change of state
             state.last[kind] = self._order
-        task = asyncio.get_running_loop().create_task(self._write(former, kind, subject, reason, message, action, name))
+        budget.pending += 1
+        writing = functools.partial(self._write, former, kind, subject, reason, message, action, name, now_text())
+        task = asyncio.get_running_loop().create_task(_in_turn(budget.turn, writing))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(functools.partial(self._end_write, budget))
         return True
 
-    async def _write(
-        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str
-    ) -> None:
-        async with written.turn:
-            await self._write_in_turn(written, kind, subject, reason, message, action, name)
+    def _end_write(self, budget: _Budget, task: asyncio.Task[None]) -> None:
+        """Log the number of dropped Events after the last write of a group."""
+        self._tasks.discard(task)
+        budget.pending -= 1
+        if budget.dropped and not budget.pending:
+            LOG.warning("%d Events were not written, because too many waited for the API server", budget.dropped)
+            budget.dropped = 0
 
-    async def _write_in_turn(
-        self, written: _Written, kind: str, subject: Subject, reason: str, message: str, action: str, name: str
+    async def _write(
+        self,
+        written: _Written,
+        kind: str,
+        subject: Subject,
+        reason: str,
+        message: str,
+        action: str,
+        name: str,
+        stamp: str,
     ) -> None:
         path = f"/api/v1/namespaces/{written.namespace}/events"
-        stamp = now_text()
         try:
             if written.name and await self._raise_count(path, written, stamp):
                 return
@@ -209,7 +243,7 @@ class EventRecorder:
             if name:
                 body["metadata"] = {**body["metadata"], "name": name}
                 del body["metadata"]["generateName"]
-            answer = await self._api.request("POST", path, body=body)
+            answer = await retry(functools.partial(self._api.request, "POST", path, body=body), THROTTLED_SECONDS)
             written.name = str(answer.get("metadata", {}).get("name", ""))
         except AcceleratorError as error:
             if name and isinstance(error, ApiError) and error.status == 409:
@@ -223,9 +257,10 @@ class EventRecorder:
         if current_operation():
             body["metadata"] = {"annotations": {OPERATION: current_operation()}}
         try:
-            await self._api.request(
-                "PATCH", f"{path}/{written.name}", body=body, content_type="application/merge-patch+json"
-            )
+            kind = "application/merge-patch+json"
+            target = f"{path}/{written.name}"
+            send = functools.partial(self._api.request, "PATCH", target, body=body, content_type=kind)
+            await retry(send, THROTTLED_SECONDS)
         except ApiError as error:
             if not error.is_not_found:
                 raise

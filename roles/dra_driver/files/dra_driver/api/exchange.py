@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Requests to one HTTP server over a few connections that are kept open, with as few steps as a request can have.
+"""An HTTP client for one server, with a few persistent connections and little overhead per request.
 
-A claim waits for one request, and a general client takes as long to make it and to read the answer as the rest of what a claim needs. What is
-known here is left out: one server, no redirects, no cookies, no proxies, answers that fit into memory. The protocol itself is httptools',
-which is the parser of Node.js.
+A claim waits for one request. With a general HTTP client, this request takes as long as the rest of the claim's work.
+This client supports only the required features: one server, no redirects, no cookies, no proxies, and responses that fit into
+memory. httptools, the parser of Node.js, parses the protocol.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import ssl
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,29 +25,40 @@ import httptools
 from ..deadlines import within
 from .liveness import end_when_unacknowledged
 
-# A connection that has been idle for longer may have been forgotten by somebody in between, who says nothing of it. In seconds.
+# Seconds. A load balancer or firewall may have dropped a connection that was idle for longer, without notice.
 IDLE_SECONDS = 120.0
-# A request without any part of an answer after so long is taken for one on a half-open connection, also if its caller gives up.
+# Seconds. Without any part of a response after this time, the connection counts as half-open, even if the caller gives
+# up.
 SILENT_SECONDS = 4.0
-# A server of several addresses is tried at the next one as well after so long, as RFC 8305 has it.
+# Seconds. After this time without a connection, the next address of the server is tried in parallel, according to RFC
+# 8305.
 NEXT_ADDRESS_SECONDS = 0.25
-# What may be asked again where the server has ended a connection instead of answering: it has not seen the request, or does the same twice.
+# Methods that are sent again if the server closes the connection without a response. The server has not seen the
+# request, or the request is idempotent.
 _REPEATABLE = frozenset({"GET", "PUT", "DELETE"})
 _TARGET = re.compile(r"/[!-~]*")
 _VALUE = re.compile(r"[ -~]*")
-# What zlib calls a stream of gzip's own form.
+_CLOSED = "the server has closed the connection"
+# The zlib parameter for the gzip format.
 _GZIP = 16 + zlib.MAX_WBITS
-#: The maximum size of an answer in bytes, compressed and decompressed. A page of 500 objects of the usual size has 5 MiB.
-MOST_BYTES = 256 * 1024 * 1024
+#: The maximum size of a response in bytes, compressed and decompressed. A page of 500 objects of usual size has 5 MiB.
+#: A decoded response needs about ten times its size.
+MOST_BYTES = 32 * 1024 * 1024
+#: Compressed responses above this size in bytes are decompressed in a thread.
+THREAD_BYTES = 128 * 1024
 
 
-class NoHttp(OSError):
-    """What came is no answer of an HTTP server."""
+class InvalidHttpResponse(OSError):
+    """The received data is not an HTTP response."""
+
+
+class AnswerTooLarge(InvalidHttpResponse):
+    """The response has more than MOST_BYTES bytes."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server has answered; the names of headers are in lower case."""
+    """The response of a server. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -55,16 +66,15 @@ class Answer:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a request, its answer, the next request."""
+    """One connection. It has one request at a time."""
 
-    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
-        self._heard = heard
+    def __init__(self) -> None:
         self.is_open = False
-        #: Whether anything of the answer has come.
+        #: Whether any part of the response has arrived.
         self.has_begun = False
-        #: Whether another request may follow the last answer.
+        #: Whether another request can follow the last response.
         self.is_reusable = False
-        #: When it was last used, by the loop's clock.
+        #: The time of the last use, by the loop's clock.
         self.used = 0.0
         self._answer: asyncio.Future[Answer] | None = None
         self._transport: asyncio.Transport | None = None
@@ -75,18 +85,20 @@ class _Connection(asyncio.Protocol):
         self._lasts_until_end = False
 
     def ask(self, request: bytes, answer: asyncio.Future[Answer]) -> None:
-        """Send a request; its answer, or what went wrong, is set in the future. Nobody else may be waiting."""
-        assert self._transport is not None  # noqa: S101  who has no transport is not open
+        """Send a request. Its response or its error is set in the future. No other request may be in progress."""
         self._answer, self.has_begun, self.is_reusable, self._lasts_until_end = answer, False, False, False
+        if self._transport is None:  # the server closed the connection before this request
+            self._fail(ConnectionResetError(_CLOSED))
+            return
         self._transport.write(request)
 
     def end(self) -> None:
-        """Close it at once, whatever is under way."""
+        """Close the connection at once, even during a request."""
         self.is_open = self.is_reusable = False
         if self._transport is not None:
             self._transport.abort()
 
-    # ------------------------------------------------------------------ what the event loop calls
+    # ------------------------------------------------------------------ called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  of a stream
@@ -94,49 +106,48 @@ class _Connection(asyncio.Protocol):
         end_when_unacknowledged(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:  # nobody has asked
+        if self._answer is None:  # no request is in progress
             self.end()
             return
         self.has_begun = True
-        self._heard()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(NoHttp(f"the answer is not HTTP: {error}"))
+            self._fail(InvalidHttpResponse(f"the answer is not HTTP: {error}"))
             self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = self.is_reusable = False
         if exc is None and self._lasts_until_end:
             self.on_message_complete()
-        self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the server has closed the connection"))
+        self._fail(exc if isinstance(exc, OSError) else ConnectionResetError(_CLOSED))
         self._transport = None
-        del self._parser  # it knows this object, and this object it
+        del self._parser  # ends a reference cycle with the parser
 
     def _fail(self, error: OSError) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
-    # ------------------------------------------------------------------ what the parser calls
+    # ------------------------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
         self._headers, self._body, self._size = {}, [], 0
-        if self._answer is None:  # something comes behind the answer, which is not for who asks next
+        if self._answer is None:  # data after the response must not reach the next request
             self.end()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        # So do servers of HTTP/1.0, and some that stand in between.
+        # A server of HTTP/1.0, and some proxies, send no length and close the connection at the end of the response.
         self._lasts_until_end = not {"content-length", "transfer-encoding"} & self._headers.keys()
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
         if self._size > MOST_BYTES:
             self._body = []
-            self._fail(NoHttp(f"the answer has more than {MOST_BYTES} bytes"))
+            self._fail(AnswerTooLarge(f"the answer has more than {MOST_BYTES} bytes"))
             self.end()
             return
         self._body.append(body)
@@ -144,7 +155,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         self._lasts_until_end = False
-        if status < 200:  # the answer is still to come
+        if status < 200:  # an interim response: the final response follows
             return
         answer, self._answer = self._answer, None
         self.is_reusable = self.is_open and self._parser.should_keep_alive()
@@ -153,11 +164,11 @@ class _Connection(asyncio.Protocol):
 
 
 class Exchange:
-    """A few connections to a server. Use it within one event loop.
+    """A client with a limited number of connections to one server. Use it within one event loop.
 
-    ``headers`` go with every request. ``server`` is ``https://host:port``, with a path before those of requests if need be; without a
-    ``context`` it is plain HTTP. ``server_name`` is whose certificate is expected, "" for the host's. ``heard`` is called for each part
-    of an answer.
+    ``headers`` are sent with every request. ``server`` is ``https://host:port``, optionally with a path prefix. Without
+    a ``context``, plain HTTP is used. ``server_name`` is the expected name in the certificate, "" for the host's name.
+    Raises ValueError for an invalid server or header.
     """
 
     def __init__(
@@ -168,9 +179,7 @@ class Exchange:
         server_name: str = "",
         headers: Mapping[str, str] | None = None,
         connections: int,
-        heard: Callable[[], None] = lambda: None,
     ) -> None:
-        self._heard = heard
         parts = urlsplit(server)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -193,10 +202,11 @@ class Exchange:
         body: bytes | None = None,
         seconds: float,
     ) -> Answer:
-        """Send a request and return the answer, whatever its status. ``target`` is a path, with a query if there is one, quoted.
+        """Send a request and return the response, with any status.
 
-        Raises OSError where there is none, asyncio.TimeoutError where it has not come within so many seconds, the wait for a free connection
-        included, and ValueError for what cannot be sent.
+        ``target`` is a quoted path with an optional query. ``seconds`` is the timeout, including the wait for a free
+        connection. Raises OSError without a response, asyncio.TimeoutError after the timeout, and ValueError for an
+        invalid request.
         """
         request = self._request(method, target, headers or {}, body)
         loop = asyncio.get_running_loop()
@@ -211,19 +221,19 @@ class Exchange:
                 try:
                     return await self._ask(connection, request, until)
                 except ConnectionError:
-                    # A server ends connections that are idle; one that was kept may be over at the moment it is used.
+                    # Servers close idle connections. A reused connection can be closed at the moment of its use.
                     if is_new or connection.has_begun or method not in _REPEATABLE:
                         raise
         finally:
             self._give_turn()
 
     def close(self) -> None:
-        """Keep no connection any more: those that are idle are closed, and each of the others after its answer."""
+        """Close idle connections at once, and each other connection after its response."""
         self._is_closed = True
         self._end_idle()
 
     def _end_idle(self) -> None:
-        """End all idle connections: those to a server that has become silent on one would cost a timeout each."""
+        """Close all idle connections. Each connection to a server that has become silent would cost a timeout."""
         for connection in self._idle:
             connection.end()
         self._idle.clear()
@@ -243,7 +253,7 @@ class Exchange:
         connection.ask(request, answer)
         try:
             found = await answer
-        except BaseException as error:  # also a cancellation: the next answer has no request
+        except BaseException as error:  # also after a cancellation, because the next response would have no request
             is_silent = not connection.has_begun and (
                 isinstance(error, (OSError, asyncio.TimeoutError)) or loop.time() - began >= SILENT_SECONDS
             )
@@ -258,12 +268,15 @@ class Exchange:
             self._idle.append(connection)
         else:
             connection.end()
-        if "content-encoding" in found.headers:
-            return Answer(found.status, found.headers, _unpacked(found.headers["content-encoding"], found.payload))
-        return found
+        encoding = found.headers.get("content-encoding")
+        if encoding is None:
+            return found
+        if len(found.payload) > THREAD_BYTES:
+            return Answer(found.status, found.headers, await asyncio.to_thread(_unpacked, encoding, found.payload))
+        return Answer(found.status, found.headers, _unpacked(encoding, found.payload))
 
     def _kept(self, now: float) -> _Connection | None:
-        """The connection that was used last, if one is left that can be used."""
+        """Return the most recently used connection that is still usable, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and now - connection.used < IDLE_SECONDS:
@@ -273,7 +286,7 @@ class Exchange:
 
     async def _connect(self, until: float) -> _Connection:
         loop = asyncio.get_running_loop()
-        connection = _Connection(self._heard)
+        connection = _Connection()
         connecting = loop.create_connection(
             lambda: connection,
             self._host,
@@ -284,13 +297,13 @@ class Exchange:
         )
         try:
             await within(connecting, until - loop.time())
-        except BaseException:  # a caller that is cancelled as the connection opens does not get it
+        except BaseException:  # a cancelled caller does not use the new connection
             connection.end()
             raise
         return connection
 
     async def _take_turn(self, until: float) -> None:
-        """Wait until there may be another connection."""
+        """Wait until a connection may be used."""
         if self._free > 0:
             self._free -= 1
             return
@@ -301,7 +314,7 @@ class Exchange:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:  # cancelled just as its turn came
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # cancelled after it got its turn
                 self._give_turn()
             else:
                 with contextlib.suppress(ValueError):
@@ -320,31 +333,34 @@ class Exchange:
 
 
 def _expire(awaited: asyncio.Future[Any]) -> None:
-    """The time is over."""
+    """Set a TimeoutError in a future that is not done."""
     if not awaited.done():
         awaited.set_exception(asyncio.TimeoutError())
 
 
 def _checked(allowed: re.Pattern[str], text: str) -> str:
-    """Return a text that may stand in a request's head. Raises ValueError: a line's end in it would begin another header."""
+    """Return the text if it is allowed in the head of a request.
+
+    Raises ValueError: a line end would start another header.
+    """
     if allowed.fullmatch(text) is None:
         raise ValueError(f"a request cannot be made of {text[:100]!r}")
     return text
 
 
 def _unpacked(encoding: str, payload: bytes) -> bytes:
-    """Return an answer's content. Raises NoHttp."""
+    """Return the decompressed content of a response. Raises InvalidHttpResponse."""
     if encoding.lower() == "identity":
         return payload
     if encoding.lower() != "gzip":
-        raise NoHttp(f"the answer comes as {encoding}, which was not asked for")
+        raise InvalidHttpResponse(f"the answer comes as {encoding}, which was not asked for")
     unpacking = zlib.decompressobj(_GZIP)
     try:
         content = unpacking.decompress(payload, MOST_BYTES)
     except zlib.error as error:
-        raise NoHttp(f"the answer cannot be unpacked: {error}") from error
+        raise InvalidHttpResponse(f"the answer cannot be unpacked: {error}") from error
     if unpacking.unconsumed_tail:
-        raise NoHttp(f"the answer has more than {MOST_BYTES} bytes when it is unpacked")
+        raise AnswerTooLarge(f"the answer has more than {MOST_BYTES} bytes when it is unpacked")
     if not unpacking.eof:
-        raise NoHttp("the answer cannot be unpacked: its end is missing")
+        raise InvalidHttpResponse("the answer cannot be unpacked: its end is missing")
     return content

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""How to reach the API server and who to be there: a kubeconfig file, or the service account of a pod."""
+"""The address and credentials for the API server, from a kubeconfig file or the service account of a pod."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from typing import Any
 from ..core.api_connection import find_insecurity
 from ..core.errors import AcceleratorError
 
-# Where the kubelet puts the pod's token, and the variable that names another folder.
+# The kubelet's directory for the pod's token, and the environment variable that overrides it.
 SERVICE_ACCOUNT_VARIABLE = "DRA_DRIVER_SERVICE_ACCOUNT"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-#: The largest kubeconfig that is read, in characters, and the most flow collections (``[`` and ``{``) in it.
+#: The limits for a kubeconfig: its characters, and the flow collections (``[`` and ``{``) in it.
 LARGEST_KUBECONFIG, MOST_FLOW_COLLECTIONS = 1024 * 1024, 1000
 
 
 class InvalidKubeconfig(AcceleratorError):
-    """A kubeconfig cannot be used."""
+    """A kubeconfig is missing, invalid, or not supported."""
 
     default_code = "invalid-kubeconfig"
 
 
 @dataclass(frozen=True)
 class Access:
-    """The way to one API server.
+    """The address and credentials for one API server.
 
-    Certificates and keys are PEM. ``token_file`` is read again whenever it changes. ``sources`` are the files that
-    the access was read from; when one of them changes, the access is read again.
+    Certificates and keys are PEM. ``token_file`` is read again when it changes. ``sources`` are the files of the
+    access. When one of them changes, the access is read again.
     """
 
     server: str
@@ -49,7 +49,7 @@ class Access:
     sources: tuple[str, ...] = ()
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Make the TLS settings, or None for plain HTTP. Raises InvalidKubeconfig for certificates that do not parse."""
+        """Return the TLS context, or None for plain HTTP. Raises InvalidKubeconfig for invalid certificates."""
         if not self.server.startswith("https:"):
             return None
         try:
@@ -67,14 +67,14 @@ class Access:
         return context
 
     def has_same_server_as(self, other: Access) -> bool:
-        """Return whether both have the same server and the same certificates, so that connections can be kept.
+        """Return whether both have the same server and certificates, so that connections can be kept.
 
-        Tokens do not matter: each request sends its own.
+        Tokens are ignored, because each request sends the current token.
         """
         return replace(self, token="", token_file="", sources=()) == replace(other, token="", token_file="", sources=())
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
-        """Return name, time and size of every source, to see whether one has changed."""
+        """Return path, modification time (ns), and size of every source, to detect changes."""
         found = []
         for source in self.sources:
             try:
@@ -86,8 +86,8 @@ class Access:
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    # The ssl module reads certificates from files alone. Anonymous memory keeps the key off the disk; where the kernel
-    # has none, a private temporary file that is removed at once does.
+    # The ssl module reads certificates only from files. Anonymous memory keeps the key off the disk. If the kernel does
+    # not support it, a private temporary file is used, which is removed at once.
     data = certificate.rstrip() + b"\n" + key
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("client-certificate")
@@ -103,9 +103,9 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: bytes, key: b
 
 
 def load_access(kubeconfig: str) -> Access:
-    """Read the current context of a kubeconfig, or with "" the service account of this pod.
+    """Read the current context of a kubeconfig, or the service account of this pod for "".
 
-    Raises InvalidKubeconfig when the file is missing or asks for something that the driver does not do.
+    Raises InvalidKubeconfig if the file is missing or uses an unsupported setting.
     """
     if not kubeconfig:
         return _service_account()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""ResourceClaims and ResourceSlices at the API server, in whichever version it serves.
+"""Read and write ResourceClaims and ResourceSlices in the API version that the server supports.
 
-v1 is spoken where it is served (1.34 and later). v1beta2 has the same form; v1beta1 wraps what a device holds in
-``basic``, which the two conversions here put on and take off, so that everything else knows v1 alone.
+v1 is used if the server has it (1.34 and later). v1beta2 has the same fields. v1beta1 nests a device's fields in
+``basic``. Two functions convert these, so that all other code uses v1 only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from ..claims.records import ClaimReference
-from ..core.errors import AcceleratorError
-from .client import ApiClient, ApiError, Json, WatchEvent
+from .client import ApiClient, ApiError, Json, WatchEvent, list_items
+from .errors import ResourceApiMissing
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,33 +23,21 @@ T = TypeVar("T")
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 RULES, RULE_VERSIONS = "devicetaintrules", ("v1", "v1beta2", "v1alpha3")
-# Server-side apply; JSON is YAML.
+# The content type of server-side apply. The body is JSON, which is valid YAML.
 APPLY = "application/apply-patch+yaml"
 
 
-class ResourceApiMissing(AcceleratorError):
-    """The cluster does not serve dynamic resource allocation."""
-
-    default_code = "resource-api-missing"
-
-
 class ResourceApi:
-    """The resource.k8s.io group of one cluster. All methods raise ApiError, ApiUnreachable or ResourceApiMissing."""
+    """The resource.k8s.io group of one cluster. All methods raise ApiError, ApiUnreachable, or ResourceApiMissing."""
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
         self._version: str | None = None
 
     async def version(self) -> str:
-        """Return the newest version of the group that both sides know, asked for once until forget()."""
+        """Return the newest version of the group that server and driver support. It is cached until ``forget``."""
         if self._version is None:
-            try:
-                group = await self.client.get(f"/apis/{GROUP}")
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                group = {}
-            served = {entry.get("version") for entry in group.get("versions", ())}
+            served = await self._served_versions()
             self._version = next((version for version in VERSIONS if version in served), None)
             if self._version is None:
                 raise ResourceApiMissing(
@@ -60,7 +48,7 @@ class ResourceApi:
         return self._version
 
     def forget(self) -> None:
-        """Ask again for the version: the cluster may have been upgraded."""
+        """Discard the cached version, because the cluster may have been upgraded."""
         self._version = None
 
     async def server_version(self) -> tuple[int, int]:
@@ -86,15 +74,14 @@ class ResourceApi:
         return claim
 
     async def pod(self, namespace: str, name: str) -> Json:
-        """Return one pod. The driver has this right with ``read_pods`` only."""
+        """Return one pod. The driver may read pods only with ``read_pods``."""
         return await self.client.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
-    async def claims_path(self) -> str:
-        """Return where the claims of all namespaces are listed."""
-        return f"/apis/{GROUP}/{await self.version()}/resourceclaims"
-
     async def apply_claim_devices(self, claim: ClaimReference, driver: str, entries: list[Json]) -> None:
-        """Make these the driver's entries of a claim's ``status.devices``, whatever others have there; the claim's UID has to be right."""
+        """Replace the driver's entries in a claim's ``status.devices``.
+
+        Entries of other managers stay. The claim's UID must match.
+        """
         params = {"fieldManager": driver, "force": "true"}
 
         async def apply(version: str) -> Json:
@@ -113,8 +100,9 @@ class ResourceApi:
         """Return a node's slices of one driver, in v1 form, and the resource version to watch from."""
 
         async def read(version: str) -> tuple[list[Json], str]:
-            answer = await self.client.get(_slices_path(version), params=_selector(driver, node_name))
-            items = [slice_from_version(item, version) for item in answer.get("items") or ()]
+            path = _slices_path(version)
+            answer = await self.client.get(path, params=_selector(driver, node_name))
+            items = [slice_from_version(item, version) for item in list_items(answer, path)]
             return items, str(answer.get("metadata", {}).get("resourceVersion", ""))
 
         return await self._in_served_version(read)
@@ -122,7 +110,10 @@ class ResourceApi:
     async def watch_slices(
         self, driver: str, node_name: str, resource_version: str, *, opened: Callable[[], None] = lambda: None
     ) -> AsyncIterator[WatchEvent]:
-        """Yield changes of a node's slices of one driver, in v1 form. ``opened`` is called once the server accepts the watch."""
+        """Yield the changes of a node's slices of one driver, in v1 form.
+
+        ``opened`` is called once the server accepts the watch.
+        """
         version = await self.version()
         async for event in self.client.watch(
             _slices_path(version),
@@ -133,7 +124,7 @@ class ResourceApi:
             yield WatchEvent(type=event.type, object=slice_from_version(event.object, version))
 
     async def create_slice(self, body: Mapping[str, Any], *, dry_run: bool = False) -> Json:
-        """Create a slice given in v1 form and return what the server made of it; a dry run stores nothing."""
+        """Create a slice given in v1 form, and return the server's object. A dry run stores nothing."""
         params = {"dryRun": "All"} if dry_run else None
 
         async def create(version: str) -> Json:
@@ -144,7 +135,7 @@ class ResourceApi:
         return await self._in_served_version(create)
 
     async def update_slice(self, name: str, body: Mapping[str, Any]) -> Json:
-        """Replace a slice given in v1 form, resource version included, and return what the server made of it."""
+        """Replace a slice given in v1 form, including its resource version, and return the server's object."""
 
         async def update(version: str) -> Json:
             sent = slice_to_version(body, version)
@@ -154,7 +145,7 @@ class ResourceApi:
         return await self._in_served_version(update)
 
     async def delete_slice(self, name: str, preconditions: Mapping[str, str] | None = None) -> None:
-        """Delete a slice; one that is not there is deleted already."""
+        """Delete a slice. A missing slice is not an error."""
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
             body["preconditions"] = dict(preconditions)
@@ -169,23 +160,46 @@ class ResourceApi:
                 raise
 
     async def rules_path(self) -> str | None:
-        """Return where DeviceTaintRules are, which have versions of their own; None where the cluster has none."""
+        """Return the path of the DeviceTaintRules, which have separate versions; None if the cluster has none.
+
+        Raises ApiError for status 404 too. A load balancer without an API server also returns it, so only the server's
+        list of versions can show that there are no rules.
+        """
+        group = await self.client.get(f"/apis/{GROUP}")
+        served = {entry.get("version") for entry in group.get("versions", ())}
         for version in RULE_VERSIONS:
-            try:
+            if version in served:
                 found = await self.client.get(f"/apis/{GROUP}/{version}")
-            except ApiError as error:
-                if error.status != 404:
-                    raise
-                continue
-            if any(resource.get("name") == RULES for resource in found.get("resources") or ()):
-                return f"/apis/{GROUP}/{version}/{RULES}"
+                if any(resource.get("name") == RULES for resource in found.get("resources") or ()):
+                    return f"/apis/{GROUP}/{version}/{RULES}"
         return None
 
-    async def _in_served_version(self, send: Callable[[str], Awaitable[T]]) -> T:
-        """Send a request in the version of the group; if the server does not serve that, once more in one that it serves.
+    async def _served_versions(self) -> set[str]:
+        """Return the versions of the group that the server lists.
 
-        During an upgrade of the control plane, connections can lead to API servers of two releases. Only a watch that ends makes the
-        publisher ask for the version again.
+        Raises ApiError for status 404 unless the server's list of groups shows that the group is missing, because a
+        load balancer without an API server also returns status 404.
+        """
+        try:
+            group = await self.client.get(f"/apis/{GROUP}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            groups = await self.client.get("/apis")
+            if groups.get("kind") != "APIGroupList" or any(
+                each.get("name") == GROUP for each in groups.get("groups") or ()
+            ):
+                raise
+            return set()
+        return {str(entry.get("version")) for entry in group.get("versions") or ()}
+
+    async def _in_served_version(self, send: Callable[[str], Awaitable[T]]) -> T:
+        """Send a request in the current version of the group.
+
+        If the server does not have it, send it once more in another version.
+
+        During an upgrade of the control plane, connections can lead to API servers of two releases. Only the end of a
+        watch makes the publisher query the version again.
         """
         version = await self.version()
         try:
@@ -222,7 +236,7 @@ def slice_to_version(body: Mapping[str, Any], version: str) -> Json:
 
 
 def slice_from_version(body: Mapping[str, Any], version: str) -> Json:
-    """Return a slice in v1 form."""
+    """Return a slice of another version in v1 form."""
     result = {**body, "apiVersion": f"{GROUP}/v1"}
     if version == "v1beta1" and result.get("spec", {}).get("devices"):
         devices = [{"name": device["name"], **(device.get("basic") or {})} for device in result["spec"]["devices"]]

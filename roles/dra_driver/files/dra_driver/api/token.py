@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What a service account's token says of itself: whose it is, how long it lasts, when to renew it. Pure.
+"""Read the claims of a service account token: subject, lifetime, and when to renew it.
 
-Facts: the API server grants as long a life as it likes (--service-account-max-token-expiration), ten minutes at least; a
-token that is bound to a Node object ends with that object, and nobody on the node can get another one: the kubelet may
-request tokens for pods alone.
+Facts: The API server can limit the lifetime (--service-account-max-token-expiration), to ten minutes at least. A token
+bound to a Node object becomes invalid when that object is deleted. Then the node cannot get another one, because the
+kubelet may request tokens only for pods. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 
 from ..core.times import text_of
 
-# A token is renewed when this part of its life is left, and looked at this often in its life.
+# A token is renewed when this part of its lifetime is left. It is checked LOOKS times in its lifetime.
 RENEW_BELOW = 1 / 3
 LOOKS = 4
 SOONEST_SECONDS, LATEST_SECONDS = 5.0, 86400.0
-# The account that the role dra_controller makes; those of the node drivers are called driver-NODE.
+# The service account created by the role dra_controller. Those of the node drivers are named driver-NODE.
 CONTROLLER_ACCOUNT = "controller"
-# A server rounds; less than this part of what was asked for is a shorter life.
+# The server rounds. A lifetime below this part of the requested one counts as shortened.
 NEARLY = 0.99
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a token claims, unverified. Times are seconds since 1970; names are "" where it has none."""
+    """The unverified claims of a token. Times are in seconds since 1970. Missing names are ""."""
 
     subject: str
     issued: float
@@ -41,22 +41,22 @@ class Claims:
 
     @property
     def life(self) -> float:
-        """How long the token lasts, from its beginning."""
+        """The lifetime of the token in seconds."""
         return max(self.expires - self.issued, 0.0)
 
     def due(self, now: float, renew_below: float = RENEW_BELOW) -> bool:
-        """Whether no more than that part of the life is left."""
+        """Return whether at most the part ``renew_below`` of the lifetime is left."""
         return self.expires - now <= renew_below * self.life
 
     def next_look(self, now: float) -> float:
-        """How many seconds from now the token is to be looked at again: when it is due, and LOOKS times in its life."""
+        """Return the seconds until the next check of the token: when it is due, and LOOKS times in its lifetime."""
         until_due = self.expires - RENEW_BELOW * self.life - now
         wait = self.life / LOOKS if until_due <= 0 else min(until_due, self.life / LOOKS)
         return min(max(wait, SOONEST_SECONDS), LATEST_SECONDS)
 
 
 def read_claims(token: str) -> Claims | None:
-    """Read a JSON web token; None for anything else, and for one that does not end."""
+    """Return the claims of a JSON web token; None for other text and for a token without an expiry time."""
     parts = token.strip().split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
@@ -75,7 +75,7 @@ def read_claims(token: str) -> Claims | None:
 
 
 def shortened(claims: Claims, asked: float) -> str:
-    """Say that the server granted a shorter life than was asked for; "" if it did not."""
+    """Return a message if the server granted a shorter lifetime than requested; "" if it did not."""
     if claims.life >= asked * NEARLY:
         return ""
     return (
@@ -85,7 +85,7 @@ def shortened(claims: Claims, asked: float) -> str:
 
 
 def refusal(token: str, now: float) -> str:
-    """Say why the API server does not accept a token, as far as its claims tell, and what to do."""
+    """Return why the API server rejects a token, from its claims, and the remedy."""
     claims = read_claims(token)
     if claims is None:
         return "The credentials in the kubeconfig are not accepted; run the dra_driver role to renew them."

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A list of the API server's objects that is kept up to date: paged, followed by a watch, and of each object only what is needed."""
+"""Keep a list of API objects up to date: a paged list, then a watch, storing only the needed part of each object."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from ..core.errors import AcceleratorError
 from ..logs import StateLog, fields
 from .client import ApiClient, ApiError, ApiUnreachable, Json, WatchEvent
+from .throttling import is_of_server
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,9 +23,12 @@ T = TypeVar("T")
 # The wait before an attempt is random between 0 and a limit, which doubles from the first value to the last: nodes that lost
 # their watches at the same moment return at different times.
 RETRY_FIRST, RETRY_LIMIT = 5.0, 60.0
-# So many attempts in a row may fail before the objects are listed again: refused ones, and accepted ones that broke soon.
+# The numbers of consecutive failed attempts after which the objects are listed again: for rejected watches, and for
+# accepted watches that broke early.
 REFUSED_LIMIT, BROKEN_LIMIT = 8, 2
-# Only an accepted watch that was open for longer resets the wait before the next attempt.
+# Seconds. Only an accepted watch that was open for longer resets the wait before the next attempt. If its connection
+# then breaks or becomes silent, the watch counts as ended normally, because load balancers close idle connections, some
+# after 20 s.
 LASTING_SECONDS = 5.0
 
 
@@ -37,15 +41,18 @@ async def list_and_watch(
     ended: Callable[[Exception | None], None],
     wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """List objects once and watch them until cancelled. A watch that ends or breaks is resumed from the last resource version.
+    """List objects once and watch them until cancelled.
 
-    ``read`` lists the objects and returns their resource version; None: the server has no such objects. ``watch`` gets a
-    version and the function to call once the server has accepted the watch. ``observe`` gets each event, except bookmarks.
-    ``opened`` is called for each accepted watch, ``ended`` with the exception of each failed attempt, and with None for a
-    watch that the server ended in order.
+    A watch that ends or breaks is resumed from the last resource version.
 
-    The objects are listed again after status 410, after errors other than those of the server or the connection, and after
-    several failed attempts in a row: one unreadable event would break each resumed watch.
+    ``read`` lists the objects and returns their resource version; None means that the server has no such objects.
+    ``watch`` gets a version and the function to call once the server has accepted the watch. ``observe`` gets each
+    event except bookmarks. ``opened`` is called for each accepted watch. ``ended`` is called with the exception of each
+    failed attempt, and with None for a watch that the server ended normally, or whose connection broke after
+    LASTING_SECONDS.
+
+    The objects are listed again after status 410, after errors other than those of the server or the connection, and
+    after several consecutive failed attempts, because an unreadable event would break each resumed watch.
     """
     version: str | None = None
     failures = 0
@@ -74,9 +81,11 @@ async def list_and_watch(
         # Only an accepted watch that lasted resets the wait.
         has_lasted = bool(opened_at) and time.monotonic() - opened_at[0] > LASTING_SECONDS
         failures = 0 if has_lasted else failures + 1
+        if has_lasted and isinstance(failure, ApiUnreachable):
+            failure = None
         if failure is not None:
             limit = BROKEN_LIMIT if opened_at else REFUSED_LIMIT
-            if not _is_resumable(failure) or failures >= limit:
+            if not is_of_server(failure) or (failures and failures % limit == 0):
                 version = None
             if isinstance(failure, ApiError):
                 requested = failure.retry_after or 0.0
@@ -84,20 +93,20 @@ async def list_and_watch(
         await wait(requested + _backoff(failures))
 
 
-def _is_resumable(error: Exception) -> bool:
-    if isinstance(error, ApiError):
-        return error.status in (401, 403, 429) or error.status >= 500
-    return isinstance(error, ApiUnreachable)
-
-
 class Watched(Generic[T]):
-    """All objects at one path.
+    """All objects at one path, kept up to date.
 
-    ``path`` is called before each list (the cluster may have been upgraded). It returns None if the server has no such
-    objects. ``keep`` returns the value to store for an object, or None to leave the object out. ``changed`` is called after every list
-    and after each change for which ``matters`` returns true, with the previous and the new value (None for no object). ``storage``
-    creates the mapping for the stored values.
-    An object for which ``keep`` fails is left out with a warning, and an exception of ``changed`` is logged: neither ends the watch.
+    ``path`` is called before each list, because the cluster may have been upgraded. It returns None if the server has
+    no such objects. ``keep`` returns the value to store for an object, or None to leave the object out. ``changed`` is
+    called after every list and after each change for which ``matters`` returns true; ``matters`` gets the previous and
+    the new value, None for no object. ``storage`` creates the mapping for the stored values.
+
+    ``current`` is true after a list, and after each accepted watch. It becomes false with the first failed attempt.
+    This is at most two minutes after the server became silent: up to 90 s of silence, 5 s until the next attempt, and
+    30 s for its response.
+
+    An object for which ``keep`` fails is left out with a warning. An exception of ``changed`` is logged. Neither ends
+    the watch.
     """
 
     def __init__(
@@ -132,7 +141,10 @@ class Watched(Generic[T]):
 
     @property
     def items(self) -> Mapping[str, T]:
-        """What is remembered, by "namespace/name" ("/name" for what has no namespace). Old while ``current`` is false."""
+        """The stored values by "namespace/name", or "/name" for a cluster-scoped object.
+
+        They are outdated while ``current`` is false.
+        """
         return self._items
 
     async def run(self) -> None:
@@ -169,7 +181,7 @@ class Watched(Generic[T]):
             LOG.error("unexpected exception in a watch", exc_info=error, extra=fields(watch=self.name))
 
     async def list_once(self) -> None:
-        """List, and no more. Raises ApiError, ApiUnreachable."""
+        """List the objects once. Raises ApiError or ApiUnreachable."""
         await self._read()
 
     async def _list(self, path: str) -> str:
@@ -178,7 +190,7 @@ class Watched(Generic[T]):
         async for answer, is_first in self._client.pages(path, self._params, page=self._page):
             if is_first:
                 found.clear()
-            for item in answer.get("items") or ():
+            for item in answer["items"] or ():
                 kept = self._kept(item)
                 if kept is not None:
                     found[_key(item)] = kept

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""A ResourceClaim as the API server has it, read into what the driver has to prepare.
+"""Parse a ResourceClaim of the API server into the devices that the driver must prepare.
 
 Facts: resource.k8s.io/v1 types; ``status.allocation`` has the same form in v1beta1 and v1beta2.
 """
@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.documents import shown
+from ..core.dra.consumable_capacity import consumed
+from ..core.dra.device_metadata import POD_CLAIM_ANNOTATION, check_pod_claim
 from ..core.errors import AcceleratorError
-from ..core.metadata import POD_CLAIM_ANNOTATION, check_pod_claim
-from ..core.shares import consumed
+from ..core.schema import shown
 from .records import ClaimReference
 
 FROM_CLASS = "FromClass"
 FROM_CLAIM = "FromClaim"
-#: The condition of a device in a claim's status that is prepared, and what its data say where its partition was made for the claim; and
-#: which store knew of it.
+#: The condition of a prepared device in a claim's status, and keys of its data: whether its partition was created for
+#: the claim, and the identity of the store with the claim.
 READY = "Ready"
 MADE = "madeForClaim"
 STORE = "driverStore"
-#: The partition of the fabric that the driver activated for the claim.
+#: The fabric partition that the driver activated for the claim.
 ACTIVATED = "activatedFabricPartition"
 
 
 class ClaimError(AcceleratorError):
-    """A claim cannot be prepared as it is."""
+    """A claim cannot be prepared in its current form."""
 
     default_code = "claim-refused"
 
@@ -38,7 +38,7 @@ class ClaimError(AcceleratorError):
 class OpaqueConfig:
     """One configuration for this driver. ``source`` is FromClass or FromClaim.
 
-    ``requests`` are those that it names; empty means that it names none, and is for all of them.
+    ``requests`` are the requests that it names; empty for all requests.
     """
 
     source: str
@@ -46,16 +46,17 @@ class OpaqueConfig:
     parameters: Mapping[str, Any]
 
     def applies_to(self, request: str) -> bool:
-        """Whether it is meant for a request, given as ``request`` or ``request/subrequest``."""
+        """Return whether it applies to a request, given as ``request`` or ``request/subrequest``."""
         return _is_meant(self.requests, request)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a claim's status tells of a device that was prepared.
+class PublishedDeviceStatus:
+    """The data of a prepared device in a claim's status.
 
-    ``made`` is the UUID of the partition that was made for it, or "", and ``store`` the identity of the store that knew of it, "" where a
-    release before this one has written it. ``fabric_partition`` is the partition of the fabric that the driver activated for the claim.
+    ``made`` is the UUID of the partition that was created for it, or "". ``store`` is the identity of the store with
+    the claim, "" from an earlier release. ``fabric_partition`` is the fabric partition that the driver activated for
+    the claim.
     """
 
     made: str = ""
@@ -65,10 +66,10 @@ class Told:
 
 @dataclass(frozen=True)
 class AllocatedDevice:
-    """One device of the allocation. ``configs`` go from lowest to highest precedence.
+    """One device of the allocation. ``configs`` are sorted from lowest to highest precedence.
 
-    ``consumed`` is what the claim has of each capacity of a device that it shares with other claims. ``told`` is what the
-    claim's status tells of the device, None where not that it was prepared.
+    ``consumed`` is the claim's part of each capacity of a device that claims share. ``told`` is the device's data in
+    the claim's status, None if the status does not show that it was prepared.
     """
 
     request: str
@@ -78,17 +79,17 @@ class AllocatedDevice:
     admin: bool
     configs: tuple[OpaqueConfig, ...]
     consumed: Mapping[str, int] = field(default_factory=dict)
-    told: Told | None = None
+    told: PublishedDeviceStatus | None = None
 
     @property
     def made(self) -> str:
-        """The UUID of the partition that was made for it, as the claim's status tells, or ""."""
+        """Return the UUID of the partition that was created for it according to the claim's status, or ""."""
         return self.told.made if self.told is not None else ""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one claim was given of this driver's devices."""
+    """The devices of this driver that are allocated to one claim."""
 
     claim: ClaimReference
     devices: tuple[AllocatedDevice, ...]
@@ -96,26 +97,26 @@ class Allocation:
 
     @property
     def was_prepared(self) -> bool:
-        """Whether the claim's status says that all of this was prepared, now or in an earlier time of the same allocation."""
+        """Return whether the claim's status shows all devices as prepared, now or earlier for the same allocation."""
         return bool(self.devices) and all(device.told is not None for device in self.devices)
 
     @property
     def told_fabric_partition(self) -> int | None:
-        """The partition of the fabric that the driver activated for the claim, from the claim's status, or None."""
+        """Return the fabric partition that the driver activated for the claim, from the claim's status, or None."""
         told = (each.told.fabric_partition for each in self.devices if each.told is not None)
         return next((number for number in told if number is not None), None)
 
     def is_told_by(self, store: str) -> bool:
-        """Whether all of that was written while a store of that identity knew of it."""
+        """Return whether all devices' data in the status is from the store with this identity."""
         return bool(self.devices) and all(
             device.told is not None and device.told.store == store for device in self.devices
         )
 
 
 def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, driver: str) -> Allocation:
-    """Read a claim's allocation. Results and configs of other drivers are left out.
+    """Parse a claim's allocation, without results and configurations of other drivers.
 
-    Raises ClaimError when the claim is not the one that the kubelet means, is not allocated, or cannot be read.
+    Raises ClaimError if the claim is not the requested one, is not allocated, or cannot be parsed.
     """
     uid = claim.get("metadata", {}).get("uid", "")
     if uid != reference.uid:
@@ -163,10 +164,10 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
     return Allocation(claim=reference, devices=devices, pod_claim=pod_claim)
 
 
-def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], Told]:
-    """Return which devices of a driver a claim's status tells of as prepared, each with what it tells.
+def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], PublishedDeviceStatus]:
+    """Return the devices of a driver that a claim's status shows as prepared, with their data.
 
-    What of the status cannot be read tells nothing: others may write there.
+    Invalid data in the status is ignored, because other programs can write there.
     """
     found = {}
     for entry in (claim.get("status") or {}).get("devices") or ():
@@ -178,7 +179,7 @@ def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str
             data = data if isinstance(data, dict) else {}
             made, store = data.get("uuid") if data.get(MADE) is True else "", data.get(STORE)
             number = data.get(ACTIVATED)
-            found[_place(entry)] = Told(
+            found[_place(entry)] = PublishedDeviceStatus(
                 made if isinstance(made, str) else "",
                 store if isinstance(store, str) else "",
                 number if isinstance(number, int) and not isinstance(number, bool) else None,
@@ -195,12 +196,13 @@ def _is_meant(named: Sequence[str], request: str) -> bool:
 
 
 def _with_names(claim: Mapping[str, Any], content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The configurations of an allocation, each with the names of the requests that it was written for.
+    """Return the configurations of an allocation, each with the names of its requests.
 
-    Facts: where a configuration names all requests that there are the scheduler of 1.37 drops the names (``structured/internal`` of
-    k8s.io/dynamic-resource-allocation). One that names a request has to fit it, though, and one for all may pass by some, so the names
-    are taken from the claim: it has the same configurations in the same order, and besides them those of alternatives that were not
-    chosen. A class knows no names: its configurations are for the requests that ask for it.
+    Facts: if a configuration names all existing requests, the scheduler of 1.37 drops the names
+    (``structured/internal`` of k8s.io/dynamic-resource-allocation). But a configuration that names a request must fit
+    its device, and one for all requests may skip devices. So the names are read from the claim. It has the same
+    configurations in the same order, and in addition those of alternatives that were not chosen. A class has no names:
+    its configurations apply to the requests of the class.
     """
     entries: list[Mapping[str, Any]] = list(content.get("config") or ())
     asked = sorted({str(result["request"]) for result in content.get("results") or ()})
@@ -246,7 +248,7 @@ def _configs(entries: Sequence[Mapping[str, Any]], driver: str, reference: Claim
 
 
 def allocated_here(claim: Mapping[str, Any], uid: str, driver: str, pool: str) -> bool:
-    """Whether a claim read from the API is still this one and still holds devices of this driver and pool."""
+    """Return whether a claim from the API server has this UID and still has devices of this driver and pool."""
     if claim.get("metadata", {}).get("uid") != uid:
         return False
     content = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}

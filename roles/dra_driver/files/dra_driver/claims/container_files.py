@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What containers may read of their claim's devices: one file for each request, and where it is mounted. Every function blocks.
+"""Write the metadata files that containers can read: one for each request of a claim. Every function blocks.
 
-The files go with the claim, and with a start of the machine, after which they are written anew.
+The files are removed with the claim. A reboot removes them too, and they are written again after it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..core import metadata
-from ..core.backend_protocol import Backend
-from ..core.cdi import ContainerEdits
+from ..core.dra import device_metadata
+from ..core.dra.consumable_capacity import attributes_of_share
 from ..core.errors import NotFound
+from ..core.host.cdi import ContainerEdits
+from ..core.host.system import System
 from ..core.model import PARTITION, AttributeValue, Device, Partition
-from ..core.shares import attributes_of_share
-from ..core.system import System
+from ..core.vendors.protocol import Backend
 from .records import ClaimRecord, DeviceRecord
 
 
 @dataclass(frozen=True)
 class ContainerFiles:
-    """One vendor's, below ``directory``. ``former`` is where releases before put them, "" for nowhere."""
+    """The files of one vendor, below ``directory``. ``former`` is the directory of earlier releases, or ""."""
 
     backend: Backend
     driver: str
@@ -38,22 +38,24 @@ class ContainerFiles:
         made: Mapping[str, Partition],
         pod_claim: str | None,
     ) -> Mapping[str, ContainerEdits]:
-        """Write a claim's files; return the mount of each with the request's first device, by CDI name.
+        """Write a claim's files. Return the mount of each with the request's first device, by CDI name.
 
-        ``facts`` are from before partitions were made; ``made`` are those, by CDI name. ``pod_claim`` is the name that the pod gives the
-        claim; None takes it from what was written before.
+        ``facts`` are from before partitions were created; ``made`` are the created ones, by CDI name. ``pod_claim`` is
+        the pod's name for the claim. With None, it is taken from the existing files.
         """
         requests: dict[str, list[DeviceRecord]] = {}
         for held in record.devices:
             requests.setdefault(held.base_request, []).append(held)
         named = pod_claim if pod_claim is not None else self._written_pod_claim(record) or ""
-        claim = metadata.ClaimName(record.namespace, record.name, record.uid, named)
+        claim = device_metadata.ClaimName(record.namespace, record.name, record.uid, named)
         found: dict[str, ContainerEdits] = {}
         for request, devices in requests.items():
             path = f"{self.path(record.uid)}/{request}.json"
-            mount = metadata.mount(self.driver, claim, request, path)  # checks the names before a file is written
+            mount = device_metadata.mount(
+                self.driver, claim, request, path
+            )  # checks the names before a file is written
             described = [
-                metadata.DeviceMetadata(
+                device_metadata.DeviceMetadata(
                     each.request,
                     self.driver,
                     each.pool,
@@ -62,7 +64,7 @@ class ContainerFiles:
                 )
                 for each in devices
             ]
-            data = metadata.content(claim, described)
+            data = device_metadata.content(claim, described)
             if not self.system.make_file(path, data, in_new_folder=not found):
                 self.system.remove_temporaries(path)
                 self.system.write_atomic(path, data, durable=False)
@@ -70,11 +72,11 @@ class ContainerFiles:
         return found
 
     def tell(self, record: ClaimRecord, pod_claim: str) -> bool:
-        """Whether the files of a claim are there and bear the name that the pod gives the claim."""
+        """Return whether the files of a claim exist with this name, which is the pod's name for the claim."""
         return not record.devices or self._written_pod_claim(record) == pod_claim
 
     def path(self, claim_uid: str) -> str:
-        """Return the folder of a claim's files."""
+        """Return the directory of a claim's files."""
         return f"{self.directory}/{claim_uid}"
 
     def uids(self) -> tuple[str, ...]:
@@ -83,18 +85,20 @@ class ContainerFiles:
         return tuple(sorted({uid for each in folders for uid in self.system.list_directory(each)}))
 
     def remove(self, claim_uid: str) -> None:
-        """Remove a claim's files; they need not be there. Raises OSError."""
+        """Remove a claim's files, if they exist. Raises OSError."""
         for folder in self._paths(claim_uid):
-            self.system.remove_tree(folder)
+            self.system.remove_tree(folder, durable=False)
 
     def _paths(self, claim_uid: str) -> tuple[str, ...]:
         return (self.path(claim_uid), *([f"{self.former}/{claim_uid}"] if self.former else []))
 
     def _written_pod_claim(self, record: ClaimRecord) -> str | None:
-        """The name that the pod gives the claim, as it was written; None where nothing was."""
+        """Return the pod's name for the claim from the existing files; None without files."""
         for folder in self._paths(record.uid):
             with contextlib.suppress(OSError):
-                return metadata.pod_claim_in(self.system.read_bytes(f"{folder}/{record.devices[0].base_request}.json"))
+                return device_metadata.pod_claim_in(
+                    self.system.read_bytes(f"{folder}/{record.devices[0].base_request}.json")
+                )
         return None
 
     def _attributes(
@@ -109,12 +113,12 @@ class ContainerFiles:
 
 
 def held_partition(held: DeviceRecord, device: Device, made: Mapping[str, Partition]) -> Partition | None:
-    """Return the partition of a device that a claim has, made just now or before; None where it has the whole device. Raises NotFound."""
+    """Return the partition of a claim, created just now or before; None for a whole device. Raises NotFound."""
     return (made.get(held.cdi_name) or existing_partition(held, device)) if held.kind == PARTITION else None
 
 
 def existing_partition(held: DeviceRecord, device: Device) -> Partition:
-    """Return the partition that a claim has of a device, as it is there. Raises NotFound."""
+    """Return the existing partition of a claim on a device. Raises NotFound."""
     for partition in device.partitions:
         if held.has(partition) and partition.uuid == held.partition_uuid:
             return partition

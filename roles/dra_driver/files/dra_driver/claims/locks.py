@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Locks by name: one for each claim and one for each physical device, made when needed and dropped when free."""
+"""Locks by name: one for each claim and one for each physical device, created when needed and removed when free."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from contextlib import AbstractAsyncContextManager
 
 
 class NamedLocks:
-    """Locks that exist only while someone holds or awaits them."""
+    """Locks that exist only while a caller holds them or waits for them."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     def hold(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Hold several locks; they are taken in sorted order, so that two holders never wait for each other."""
+        """Hold several locks. They are taken in sorted order, so that two holders never wait for each other."""
         return _Holding(self, names)
 
     async def take(self, name: str) -> None:
-        """Wait for one lock and have it, until ``drop``."""
+        """Wait for one lock and take it, until ``drop``."""
         lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
         self._locks[name] = (lock, users + 1)
         try:
             await lock.acquire()
-        except BaseException:  # who is cancelled while waiting waits no longer
+        except BaseException:  # a canceled caller no longer counts as waiting
             self._leave(name)
             raise
 
     def drop(self, name: str) -> None:
-        """Give a lock back that was taken."""
+        """Release a lock."""
         self._locks[name][0].release()
         self._leave(name)
 
     def is_used(self, name: str) -> bool:
-        """Return whether someone holds or awaits a lock."""
+        """Return whether a caller holds a lock or waits for it."""
         return name in self._locks
 
     def _leave(self, name: str) -> None:
@@ -50,7 +50,7 @@ class NamedLocks:
 
 
 class _Holding:
-    """Some of the locks, held."""
+    """A context manager that holds several locks."""
 
     def __init__(self, locks: NamedLocks, names: Iterable[str]) -> None:
         self._locks = locks

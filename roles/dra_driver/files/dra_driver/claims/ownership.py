@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which partitions are the driver's own, also while claims come and go beside a look at the hardware."""
+"""Track which partitions belong to the driver, also while claims change during a hardware scan."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from ..core.model import OwnedPartition
-from .debts import Debt, debts_in, void_debts
+from .pending_cleanups import PendingDestruction, debts_in, void_debts
 from .records import ClaimRecord
 from .store import Store
 
-# Key in the store's meta table, followed by the claim's UID. The value is the boot in which the driver restores the claim's devices.
+# A key of the store's meta table, with the claim's UID. The value is the boot in which the driver restores the claim's
+# devices.
 RESTORING_KEY = "restoring:"
 
 
 class Observation:
-    """Collects what is the driver's own while somebody looks at the hardware."""
+    """Collect the driver's partitions during a hardware scan."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
@@ -27,13 +28,13 @@ class Observation:
         self._note_all()
 
     def note(self, record: ClaimRecord) -> None:
-        """Take note of the partitions that were, or are about to be, made for a claim."""
+        """Add the partitions that were created, or will be created, for a claim."""
         for held in record.devices:
             if held.created and held.key is not None:
                 self._add(held.device_uuid, held.key)
 
     def owned(self) -> Mapping[str, frozenset[OwnedPartition]]:
-        """Return all that was the driver's own at any moment since the look began, by device."""
+        """Return all partitions that belonged to the driver at any time since the scan began, by device."""
         self._note_all()
         with self._lock:
             return {uuid: frozenset(keys) for uuid, keys in self._found.items()}
@@ -51,9 +52,9 @@ class Observation:
 
 
 class Ownership:
-    """The partitions that are made for claims, and those that are owed. Safe for threads; looks begin and end on the event loop.
+    """The partitions of claims and of pending cleanups. Thread-safe; scans begin and end on the event loop.
 
-    ``boot_id`` is None where partitions outlive a start of the machine.
+    ``boot_id`` is not set (None) if partitions survive a reboot.
     """
 
     def __init__(self, store: Store, boot_id: str | None) -> None:
@@ -63,12 +64,12 @@ class Ownership:
 
     @property
     def records(self) -> tuple[ClaimRecord, ...]:
-        """The claims that are prepared, or being prepared, at this moment."""
+        """Return the claims that are prepared or being prepared."""
         return tuple(self._store.claims.values())
 
     @property
-    def debts(self) -> tuple[Debt, ...]:
-        """The partitions that are to be destroyed when their devices answer again."""
+    def debts(self) -> tuple[PendingDestruction, ...]:
+        """Return the partitions to destroy when their devices answer again."""
         return debts_in(self._store.meta, self._boot_id)
 
     def went_with_the_boot(self, record: ClaimRecord) -> bool:
@@ -81,21 +82,21 @@ class Ownership:
         return self._boot_id not in (record.boot_id, self._store.meta.get(f"{RESTORING_KEY}{record.uid}"))
 
     def voided(self) -> dict[str, None]:
-        """Return the debts that went with a former boot, as changes of the meta table."""
+        """Return the removal of pending cleanups that a reboot completed, as changes of the meta table."""
         return void_debts(self._store.meta, self._boot_id)
 
     def note(self, record: ClaimRecord) -> None:
-        """Say that a claim's partitions are about to be made. Whoever looks at this moment may meet them.
+        """Report to running scans that a claim's partitions are about to be created, because a scan can find them.
 
-        It is not enough to compare the store before a look with the store after it: a claim may be prepared and
-        unprepared in between.
+        It is not enough to compare the store before and after a scan: a claim can be prepared and unprepared in
+        between.
         """
         for observation in tuple(self._observations):
             observation.note(record)
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[Observation]:
-        """Collect what is the driver's own while the hardware is looked at."""
+        """Collect the driver's partitions during a hardware scan."""
         observation = Observation(self)
         self._observations.append(observation)
         try:

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What preparing or unpreparing a claim means, decided from facts alone: no hardware, no file, no clock is touched."""
+"""Plan how to prepare or unprepare a claim, from facts alone. No access to hardware, files, or clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..core.configuration import ConfigKind
+from ..core.dra.opaque_config import ConfigKind
 from ..core.errors import InUse
-from ..core.facts import document_of
+from ..core.host.passthrough import IOMMUFD, LEGACY, Handover
 from ..core.model import GROUP, PARTITION, PASSTHROUGH, Device, Offer, OwnedPartition, Partition, Placement
-from ..core.passthrough import IOMMUFD, LEGACY, Handover
-from ..core.prepared import PREPARING
-from ..core.room import in_the_way
-from ..core.settings import COMPUTE_MODE, PERSISTENCE
+from ..core.partitioning.capacity import in_the_way
+from ..core.settings.knobs import COMPUTE_MODE, PERSISTENCE
+from ..core.store.device_facts import document_of
+from ..core.store.prepared_claims import PREPARING
 from .allocation import AllocatedDevice, Allocation, ClaimError
-from .debts import Debt
-from .numbers import ChooseId, as_made_before, refuse_missing, with_id, with_number
-from .opaque import (
+from .claim_settings import Restoration
+from .opaque_configs import (
     configurations_of,
     interface_of,
     refuse_other_profile,
@@ -27,19 +26,20 @@ from .opaque import (
     shared_alike,
     sharing_for,
 )
+from .partition_ids import ChooseId, as_made_before, refuse_missing, with_id, with_number
+from .pending_cleanups import PendingDestruction
 from .records import ClaimRecord, ClaimReference, DeviceRecord
-from .settings import Restoration
 
-# In the store's meta table, with the device's UUID behind it: the driver has switched partitioning on, and switches it
-# off again with the last partition. The value is the boot id.
+# A key of the store's meta table, with the device's UUID: the driver enabled partitioning on the device, and
+# disables it after the last partition. The value is the boot ID.
 PARTITIONING_KEY = "partitioning-enabled:"
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What this node publishes: its pool, the offers by name and the devices that the driver partitions on demand.
+    """The published devices of this node: its pool, the offers by name, and the devices that the driver partitions on demand.
 
-    ``faults`` says in words what is wrong with a device, by its UUID; one that is well is not in it.
+    ``faults`` contains a description of the fault of each faulty device, by its UUID.
     """
 
     pool: str
@@ -50,7 +50,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class ModeChange:
-    """Partitioning of one device is switched on or off."""
+    """Enable or disable partitioning on one device."""
 
     device_uuid: str
     enabled: bool
@@ -58,7 +58,7 @@ class ModeChange:
 
 @dataclass(frozen=True)
 class Destruction:
-    """A partition of ours to destroy: on which device and by which number it is known now."""
+    """A partition of the driver to destroy: its device and its current instance ID."""
 
     device_uuid: str
     instance_id: int
@@ -67,17 +67,18 @@ class Destruction:
     profile: str = ""
 
     @property
-    def debt(self) -> Debt:
-        """What is owed when it cannot be destroyed now."""
-        return Debt(self.device_uuid, self.partition, self.instance_id)
+    def debt(self) -> PendingDestruction:
+        """Return the pending cleanup if the partition cannot be destroyed now."""
+        return PendingDestruction(self.device_uuid, self.partition, self.instance_id)
 
 
 @dataclass(frozen=True)
 class PreparePlan:
     """How to prepare one claim.
 
-    ``record`` is written first; then remains of ours are destroyed, modes change, what is to be created is, and what the
-    record says is set on its devices. ``pod_claim`` is the name that the pod gives the claim, where it was read from the API.
+    ``record`` is written first. Then leftover partitions are destroyed, partitioning modes are changed, partitions are
+    created, and the record's settings are applied. ``pod_claim`` is the pod's name for the claim, if it was read from
+    the API server.
     """
 
     record: ClaimRecord
@@ -87,19 +88,19 @@ class PreparePlan:
 
     @property
     def creates(self) -> tuple[DeviceRecord, ...]:
-        """The devices whose partition has to be made."""
+        """Return the devices whose partition must be created."""
         return tuple(device for device in self.record.devices if device.created and device.partition_uuid is None)
 
     @property
     def repartitioned(self) -> frozenset[str]:
-        """The devices whose partitioning changes."""
+        """Return the UUIDs of the devices whose partitions or partitioning mode change."""
         changed = [change.device_uuid for change in self.mode_changes]
         destroyed = [destruction.device_uuid for destruction in self.destructions]
         return frozenset((*changed, *destroyed, *(device.device_uuid for device in self.creates)))
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether more is to be done than a file to be written."""
+        """Return whether the plan needs more than writing a file."""
         return bool(
             self.mode_changes
             or self.destructions
@@ -121,13 +122,16 @@ class UndoPlan:
     destructions: tuple[Destruction, ...] = ()
     mode_changes: tuple[ModeChange, ...] = ()
     restorations: tuple[Restoration, ...] = ()
-    debts: tuple[Debt, ...] = ()
+    debts: tuple[PendingDestruction, ...] = ()
     returns: tuple[tuple[str, Handover], ...] = ()
     fabric_partition: int | None = None
 
 
 def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offer]:
-    """Return the offer of each allocated device by name. Raises ClaimError for a device that this node has not."""
+    """Return the offer of each allocated device by name.
+
+    Raises ClaimError for a device that this node does not have.
+    """
     found = {}
     for device in allocation.devices:
         if device.pool != inventory.pool:
@@ -150,7 +154,7 @@ def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offe
 
 
 def refuse_faulty(claim: ClaimReference, uuids: Iterable[str], faults: Mapping[str, str]) -> None:
-    """Refuse a claim for any device that has a fault. Raises ClaimError, naming the devices and what is wrong."""
+    """Raise ClaimError if a device of a claim is faulty, with the devices and their faults."""
     found = [f"device {uuid} is faulty ({faults[uuid]})" for uuid in sorted(uuids) if uuid in faults]
     if found:
         raise ClaimError(
@@ -174,11 +178,12 @@ def plan_prepare(
     refused: Collection[tuple[str, Placement]] = (),
     choose_id: ChooseId = lambda _device, _placement, _taken: None,
 ) -> PreparePlan:
-    """Decide how to prepare a claim.
+    """Plan how to prepare a claim.
 
-    ``devices`` are fresh facts of the physical devices by UUID, ``records`` all claims in the store; a half-prepared
-    record of the same claim has been undone before. ``refused`` are numbers that devices have not taken, by UUID. What ``choose_id``
-    says is in the record before the partition is made. Raises ClaimError or InUse, naming the device and what is in the way.
+    ``devices`` are fresh facts of the physical devices by UUID. ``records`` are all claims in the store; an incomplete
+    record of the same claim has been undone before. ``refused`` are placement numbers that devices rejected, by UUID.
+    The result of ``choose_id`` is in the record before the partition is created. Raises ClaimError or InUse with the
+    device and the conflict.
     """
     offers = offers_of(allocation, inventory)
     refuse_unfitting(config_kinds, [(each, offers[each.device].kind) for each in allocation.devices])
@@ -208,7 +213,7 @@ def plan_prepare(
                 code="config-refused",
             )
         if sharing and allocated.share_id:
-            # Each claim has a companion of its own, so that the device cannot be one process's alone.
+            # Each claim has its own companion, so the device must accept several processes.
             wanted.pop(COMPUTE_MODE, None)
         entry = _entry(allocated, offer, cdi_kind=cdi_kind, claim_uid=allocation.claim.uid)
         if wanted or sharing:
@@ -285,7 +290,10 @@ def _entry(allocated: AllocatedDevice, offer: Offer, *, cdi_kind: str, claim_uid
 
 
 def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, api_device: bool) -> DeviceRecord:
-    """Plan to give a device away, with what is known of it. The driver that it has now is added before the record is written."""
+    """Plan to pass a device through to a virtual machine.
+
+    Its current kernel driver is added before the record is written.
+    """
     if entry.admin:
         raise ClaimError(
             f"{entry.name} is for a virtual machine, and a claim with administrator's access changes nothing on a device",
@@ -298,7 +306,7 @@ def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, 
             hint="End these processes.",
         )
     handover = Handover(device.pci_address, "", IOMMUFD if prefers_iommufd else LEGACY, api_device)
-    # What keeps the device open although nobody uses it has to let go of it.
+    # A daemon that keeps the device open without using it has to close it.
     settings = {**entry.settings, PERSISTENCE: False}
     return replace(entry, settings=settings, passthrough={"handover": handover.to_dict(), "facts": document_of(device)})
 
@@ -307,7 +315,7 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
     if set(one.device_uuids).isdisjoint(other.device_uuids):
         return False
     if PASSTHROUGH in (one.kind, other.kind):
-        return True  # who only watches has it open as well
+        return True  # monitoring access keeps the device open too
     if one.admin or other.admin:
         return False
     if one.name == other.name:
@@ -317,7 +325,7 @@ def _conflict(one: DeviceRecord, other: DeviceRecord) -> bool:
 
 
 def _settle(entry: DeviceRecord, offer: Offer, device: Device, dynamic: bool) -> tuple[DeviceRecord, ModeChange | None]:
-    """Hold one planned device against what the hardware is now."""
+    """Check one planned device against the current hardware state, and complete its record."""
     if offer.kind != PARTITION:
         return entry, _whole(entry, device, dynamic)
     existing = partition_of(device, entry)
@@ -365,13 +373,13 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
 
 
 def destruction(device_uuid: str, partition: Partition) -> Destruction:
-    """Return what destroys a partition that exists."""
+    """Return the action that destroys an existing partition."""
     text = f"{partition.describe()} on {device_uuid}"
     return Destruction(device_uuid, partition.instance_id, text, partition.key, partition.profile)
 
 
 def partition_of(device: Device, held: DeviceRecord) -> Partition | None:
-    """Return the partition of a device that a record means; None where that is not there, whatever is in its place."""
+    """Return the partition of a device that a record describes; None if it does not exist."""
     return next((partition for partition in device.partitions if held.has(partition)), None)
 
 
@@ -410,7 +418,7 @@ def plan_restore(
             )
             continue
         if existing is not None and held.created and not gone:
-            # Killed while it was being made: it has no handle and never will have.
+            # The driver was killed while it created this partition, so the partition has no UUID.
             remains.append(destruction(held.device_uuid, existing))
             left = tuple(partition for partition in device.partitions if partition is not existing)
             device = replace(device, partitions=left)
@@ -455,7 +463,7 @@ def with_chosen_ids(record: ClaimRecord, planned: ClaimRecord) -> ClaimRecord:
 
 
 def restore_is_needed(plan: PreparePlan, record: ClaimRecord) -> bool:
-    """Whether a restore plan changes anything but the boot id."""
+    """Return whether a restore plan changes more than the boot ID."""
     return bool(plan.mode_changes or plan.destructions) or plan.record.devices != record.devices
 
 
@@ -490,7 +498,7 @@ def plan_undo(
         if uuid in devices and mode_goes_off(devices[uuid], meta, doomed)
     ]
     debts = [
-        Debt(held.device_uuid, held.key, held.instance_id)
+        PendingDestruction(held.device_uuid, held.key, held.instance_id)
         for held in made
         if held.key is not None and held.device_uuid in faulty
     ]
@@ -498,8 +506,8 @@ def plan_undo(
     return UndoPlan(destructions=tuple(destructions), mode_changes=tuple(modes), debts=tuple(debts), returns=returns)
 
 
-def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str]) -> UndoPlan:
-    """Decide how to pay what is owed on one device that answers again; what is not there any more is paid."""
+def plan_payment(device: Device, debts: Iterable[PendingDestruction], meta: Mapping[str, str]) -> UndoPlan:
+    """Plan the pending cleanup of one device that answers again. Missing partitions need no action."""
     owed = [debt for debt in debts if debt.device_uuid == device.uuid]
     found = [
         each for each in device.partitions if any(each.is_the_one(debt.partition, debt.instance_id) for debt in owed)
@@ -513,6 +521,6 @@ def plan_payment(device: Device, debts: Iterable[Debt], meta: Mapping[str, str])
 
 
 def mode_goes_off(device: Device, meta: Mapping[str, str], doomed: Collection[tuple[str, int]] = ()) -> bool:
-    """Whether the driver switches partitioning off: it had switched it on, and no partition but doomed ones is left."""
+    """Return whether the driver disables partitioning: it enabled it, and all remaining partitions are to be destroyed (``doomed``)."""
     left = [partition for partition in device.partitions if (device.uuid, partition.instance_id) not in doomed]
     return f"{PARTITIONING_KEY}{device.uuid}" in meta and device.partitioning.enabled and not left

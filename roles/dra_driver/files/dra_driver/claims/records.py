@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the driver remembers of a claim: enough to answer the kubelet, to undo everything, and to do it again."""
+"""Define the record of a claim: the data to answer the kubelet, to undo the claim, and to restore it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.companions import SharedDevice
 from ..core.errors import AcceleratorError
-from ..core.facts import device_of
+from ..core.host.companions import SharedDevice
+from ..core.host.passthrough import Handover, handover_of
 from ..core.model import PARTITION, Device, Partition, Placement
-from ..core.passthrough import Handover, handover_of
-from ..core.prepared import PREPARED, PREPARING
+from ..core.store.device_facts import device_of
+from ..core.store.prepared_claims import PREPARED, PREPARING
 
-# The newest version of that record that can be read here. Each is written in the oldest version that can hold it: 2 came with
-# settings, 3 with sharing and shares, 4 with passthrough, 5 with groups of devices, 6 with partitions of the fabric.
+# The newest version that this release can read. A record is written in the oldest version that can hold it: 2 added
+# settings, 3 sharing and shares, 4 passthrough, 5 groups of devices, 6 partitions of the fabric.
 DOCUMENT_VERSION = 6
 
 
 class OtherRelease(AcceleratorError):
-    """What is stored was written by a release from which none leads to this one; it is neither damaged nor to be touched."""
+    """An incompatible release wrote the data. The data is not damaged, and must not be changed."""
 
 
 class NewerRelease(OtherRelease):
-    """What is stored was written by a newer release."""
+    """A newer release wrote the data."""
 
     default_code = "store-newer"
 
@@ -40,7 +40,7 @@ class NewerRelease(OtherRelease):
 
 
 class OlderRelease(OtherRelease):
-    """What is stored was written by a release so old that this one cannot read it any more."""
+    """A release that is too old for this one to read wrote the data."""
 
     default_code = "store-older"
 
@@ -53,21 +53,21 @@ class OlderRelease(OtherRelease):
 
 @dataclass(frozen=True)
 class ClaimReference:
-    """Which claim is meant: all that the kubelet sends."""
+    """The identification of a claim that the kubelet sends."""
 
     namespace: str
     name: str
     uid: str
 
     def describe(self) -> str:
-        """Name the claim for a person."""
+        """Return the claim's namespace and name for messages."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def problem(self) -> str:
-        """What keeps this from being a claim, in words; "" where nothing does.
+        """Return the reason why this cannot be a claim; "" if it is valid.
 
-        Files are named by the UID, and requests to the API server by the names, so that neither may be a path.
+        The UID is part of file names, and the names are part of API requests, so neither may be a path.
         """
         for what, value, expected, form in (
             ("UID", self.uid, "letters, digits and . _ - between them, 128 at most", _UID),
@@ -80,7 +80,7 @@ class ClaimReference:
         return ""
 
 
-# Facts: k8s.io/apimachinery, names of objects are DNS subdomains. A UID is opaque there; API servers give UUIDs.
+# Facts: k8s.io/apimachinery. Names of objects are DNS subdomains. A UID is opaque; API servers use UUIDs.
 _SUBDOMAIN_WORDS = "a DNS subdomain of lower-case letters, digits, . and -, 253 at most"
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
@@ -91,15 +91,16 @@ _SHOWN = 64
 class DeviceRecord:
     """One device of a claim.
 
-    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition", "passthrough" or "group".
-    ``created`` says that the driver makes the partition and destroys it again. ``partition_uuid`` and ``instance_id``
-    are None until the partition exists; but an id that the driver chooses is here before, so that the partition can be told from
-    one that somebody else makes in its place. Releases before wrote None. ``cdi_id`` is the qualified CDI name. ``settings`` is what the claim sets on a whole
-    device, by knob; ``sharing`` is what it asks of a companion that lets its containers share the device, and
-    ``consumed`` what it has of a device that it shares with other claims. ``passthrough`` is of a device for a virtual machine:
-    its handover (see core/passthrough.py), and the device's facts, which nobody can ask for while it is away. ``members`` are the
-    UUIDs of the physical devices of a group, whose first one is ``device_uuid``. ``fabric`` is the partition of the machine's fabric that the
-    claim's whole devices are (see fabric.py).
+    ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition",
+    "passthrough" or "group". With ``created`` the driver creates and destroys the partition. ``partition_uuid`` and
+    ``instance_id`` are None until the partition exists. An ID that the driver chooses is set earlier, so that a
+    partition of another program at the same placement can be recognized; earlier releases wrote None. ``cdi_id`` is the
+    qualified CDI name. ``settings`` are the changed settings of a whole device, by name. ``sharing`` is the
+    configuration of a companion that lets the claim's containers share the device. ``consumed`` is the claim's part of
+    each capacity of a device that claims share. ``passthrough`` is set for a device of a virtual machine: its handover
+    (see core/host/passthrough.py), and the device's facts, which cannot be read during that time. ``members`` are the UUIDs
+    of the physical devices of a group; the first one is ``device_uuid``. ``fabric`` is the partition of the fabric that
+    consists of the claim's whole devices (see claim_fabric.py).
     """
 
     request: str
@@ -126,35 +127,35 @@ class DeviceRecord:
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
-        """The physical devices that it is, or is a part of."""
+        """Return the UUIDs of the physical devices that it consists of or is a part of."""
         return self.members or (self.device_uuid,)
 
     @property
     def handover(self) -> Handover | None:
-        """How the device goes to a virtual machine and comes back; None for what containers share with the node."""
+        """Return the handover of the device to a virtual machine; None for a device of containers."""
         return handover_of(self.passthrough["handover"]) if self.passthrough else None
 
     @property
     def facts(self) -> Device | None:
-        """The facts of a device that may be away."""
+        """Return the facts of a device that may be passed through."""
         return device_of(self.passthrough["facts"]) if self.passthrough else None
 
     @property
     def placement(self) -> Placement | None:
-        """Where the partition lies; None for a whole device."""
+        """Return the placement of the partition; None for a whole device."""
         if self.placement_start is None or self.placement_size is None:
             return None
         return Placement(self.placement_start, self.placement_size)
 
     @property
     def key(self) -> tuple[int, int, int] | None:
-        """Profile id, start and size: what identifies the partition on its device; None for a whole device."""
+        """Return profile ID, start, and size, which identify the partition on its device; None for a whole device."""
         if self.profile_id is None or self.placement_start is None or self.placement_size is None:
             return None
         return (self.profile_id, self.placement_start, self.placement_size)
 
     def but(self, **changes: Any) -> DeviceRecord:
-        """Return the record with other values of some fields, as ``dataclasses.replace`` does in many more steps. Raises TypeError."""
+        """Return a copy with changed fields. Faster than ``dataclasses.replace``. Raises TypeError."""
         values = vars(self)
         if not changes.keys() <= values.keys():
             raise TypeError(f"a device's record has no {', '.join(sorted(changes.keys() - values.keys()))}")
@@ -163,23 +164,26 @@ class DeviceRecord:
         return made
 
     def has(self, partition: Partition) -> bool:
-        """Whether a partition of the device is the one that is meant: of those that the driver makes, the very one that it made."""
+        """Return whether this record describes a partition.
+
+        A partition that the driver created must also have its ID.
+        """
         return partition.is_the_one(self.key, self.instance_id if self.created else None)
 
     @property
     def base_request(self) -> str:
-        """The request's name without the subrequest, as the kubelet compares it."""
+        """Return the request's name without the subrequest, as the kubelet compares it."""
         return self.request.partition("/")[0]
 
     @property
     def cdi_name(self) -> str:
-        """The device's name inside the claim's CDI file."""
+        """Return the device's name inside the claim's CDI file."""
         return self.cdi_id.partition("=")[2]
 
 
 @dataclass(frozen=True)
 class ClaimRecord:
-    """A claim in the store. ``state`` is "preparing" or "prepared", ``created_at`` seconds since the epoch."""
+    """A claim in the store. ``state`` is "preparing" or "prepared". ``created_at`` is in seconds since the epoch."""
 
     uid: str
     namespace: str
@@ -191,33 +195,33 @@ class ClaimRecord:
 
     @property
     def reference(self) -> ClaimReference:
-        """Which claim this is."""
+        """Return the identification of the claim."""
         return ClaimReference(namespace=self.namespace, name=self.name, uid=self.uid)
 
     @property
     def prepared(self) -> bool:
-        """Whether preparation was completed."""
+        """Return whether the preparation was completed."""
         return self.state == PREPARED
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
-        """The physical devices that the claim touches, sorted, each once."""
+        """Return the UUIDs of the claim's physical devices, sorted and unique."""
         return tuple(sorted({uuid for device in self.devices for uuid in device.device_uuids}))
 
     @property
     def kind(self) -> str:
-        """What the claim has, in one word: what all its devices are, "dynamic-partition" among it, else "mixed"; or "none"."""
+        """Return the kind of the claim's devices, such as "dynamic-partition"; "mixed" for several kinds, "none" without devices."""
         kinds = {f"dynamic-{device.kind}" if device.created else device.kind for device in self.devices}
         return (kinds.pop() if len(kinds) == 1 else "mixed") if kinds else "none"
 
     @property
     def away(self) -> tuple[Device, ...]:
-        """The facts of the devices that are, or are about to be, given to virtual machines."""
+        """Return the facts of the devices that are, or will be, passed through to virtual machines."""
         return tuple(facts for device in self.devices if (facts := device.facts) is not None)
 
     @property
     def shared(self) -> tuple[SharedDevice, ...]:
-        """The devices that the claim's containers share through companions, in the order of the allocation."""
+        """Return the devices that the claim's containers share through companions, in the order of the allocation."""
         return tuple(
             SharedDevice(
                 cdi_name=device.cdi_name,
@@ -232,7 +236,7 @@ class ClaimRecord:
         )
 
     def describe(self) -> str:
-        """Name the claim for a person."""
+        """Return the claim's namespace and name for messages."""
         return self.reference.describe()
 
     def as_prepared(self, devices: Sequence[DeviceRecord], boot_id: str) -> ClaimRecord:
@@ -240,7 +244,7 @@ class ClaimRecord:
         return replace(self, state=PREPARED, devices=tuple(devices), boot_id=boot_id)
 
     def as_preparing(self) -> ClaimRecord:
-        """Return the record of a preparation that has to be undone or done again."""
+        """Return the record of a preparation that must be undone or repeated."""
         return replace(self, state=PREPARING)
 
     def to_document(self) -> str:
@@ -249,7 +253,7 @@ class ClaimRecord:
 
     @functools.cached_property
     def _document(self) -> str:
-        """The same; it is asked for twice by each claim that is prepared."""
+        """Cache the JSON text, because each prepared claim needs it twice."""
         document = {**vars(self), "version": 1, "devices": [dict(vars(each)) for each in self.devices]}
         for version, name in _LATER:
             if any(device[name] for device in document["devices"]):
@@ -261,7 +265,7 @@ class ClaimRecord:
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-# What came after version 1, and is left out where no device has it: the version, and the field.
+# The fields that later versions added, with the version. A field that no device uses is left out.
 _LATER = ((2, "settings"), (3, "sharing"), (3, "consumed"), (4, "passthrough"), (5, "members"), (6, "fabric"))
 _TEXT, _TRUTH = (str,), (bool,)
 _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -289,9 +293,9 @@ _DEVICE_TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def record_of_document(text: str) -> ClaimRecord:
-    """Read a record out of JSON text.
+    """Parse a record from JSON text.
 
-    Raises ValueError for anything that to_document would not have written, NewerRelease for what a newer one would.
+    Raises ValueError for text that ``to_document`` cannot have written, and NewerRelease for a newer version.
     """
     try:
         value = json.loads(text)
@@ -319,6 +323,6 @@ def _device(entry: Mapping[str, Any]) -> DeviceRecord:
         value = getattr(device, name)
         if not isinstance(value, kinds):
             raise TypeError(f"{name} is {value!r}")
-    if device.passthrough and None in (device.handover, device.facts):  # reading them raises what is wrong
+    if device.passthrough and None in (device.handover, device.facts):  # reading them raises the error
         raise ValueError("a handover without facts")
     return device

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What devices refuse although all that is counted allows it: kept from new claims for as long as it is likely to be refused again.
+"""Keep partitions that a device rejected from new claims, while another rejection is likely.
 
-Counters do not know everything: what is free may lie apart on the silicon, and a device may keep something for itself. Of that only
-the device can tell, when it is told to make a partition. Nothing is made to find out: what was refused is offered again when something
-that was in the way may have gone, or after a while.
+Counters do not describe everything: free capacity can be fragmented, and a device can reserve some for itself. Only an
+attempt to create a partition shows that. The driver makes no attempt without a claim. A rejected partition is offered
+again when a conflicting partition may have been removed, or after some time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .records import ClaimRecord, DeviceRecord
 
 #: The cause in the taint's key.
 REFUSED = "partition-refused"
-#: How long an offer is kept from new claims, in seconds: the first time, and at most, when it was refused again each time.
+#: Seconds for which an offer is kept from new claims: after the first rejection, and the maximum after repeated ones.
 FIRST_SECONDS, LONGEST_SECONDS = 60.0, 960.0
 
 
 class PartitionRefused(DoesNotFit):
-    """A device does not make a partition although its plan fits. ``held`` is the one of the claim's devices that it would have been."""
+    """A device rejects a partition although the plan fits. ``held`` is the device of the claim that it would be."""
 
     def __init__(self, error: DoesNotFit, held: DeviceRecord) -> None:
         super().__init__(error.message, blockers=error.blockers, hint=error.hint, code=error.code)
@@ -34,9 +34,9 @@ class PartitionRefused(DoesNotFit):
 
 @dataclass(frozen=True)
 class Refusal:
-    """One partition that a device has refused: what it would have taken, and which partitions were there, by number and key.
+    """A partition that a device rejected: its counters, and the existing partitions at that time, by ID and key.
 
-    ``until`` is on the ledger's clock; ``times`` counts the refusals that came after a while without one.
+    ``until`` is on the clock of Refusals. ``times`` counts the rejections that came after the previous one had expired.
     """
 
     device_uuid: str
@@ -46,11 +46,11 @@ class Refusal:
     times: int = 1
 
     def stands(self, device: Device | None, now: float) -> bool:
-        """Whether it is likely to be refused again: it is not long ago, and nothing that was there has gone."""
+        """Return whether another rejection is likely: it has not expired, and no partition was removed since."""
         return now < self.until and device is not None and self.there <= _there(device)
 
     def concerns(self, offer: Offer) -> bool:
-        """Whether a published device would be refused as well: one that can be made there, and takes no less of anything."""
+        """Return whether an offer would be rejected too: a dynamic partition of the same device that needs at least the same capacity."""
         return (
             offer.device_uuid == self.device_uuid
             and offer.kind == PARTITION
@@ -60,30 +60,30 @@ class Refusal:
 
 
 class Refusals:
-    """Remembers them in this process. Used on the event loop alone; ``clock`` tells seconds."""
+    """The rejections in this process. Used on the event loop only. ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[tuple[str, frozenset[tuple[str, int]]], Refusal] = {}
 
     def note(self, offer: Offer, device: Device) -> float:
-        """Take note that a device, as it is now, does not make what is offered; return for how many seconds it is kept back."""
+        """Record that a device in its current state rejected an offer. Return the seconds for which it is tainted."""
         key, now = (offer.device_uuid, frozenset(offer.consumes.items())), self._clock()
         known = self._known.get(key)
         times = 1
         if known is not None and known.there <= _there(device):
-            # Asked for again while it stands says nothing new; refused again when it was offered again does.
+            # A rejection while the previous one is valid is not new information. One after its expiry is.
             times = known.times + (now >= known.until)
         seconds = min(FIRST_SECONDS * float(2 ** (times - 1)), LONGEST_SECONDS)
         self._known[key] = Refusal(offer.device_uuid, dict(offer.consumes), _there(device), now + seconds, times)
         return seconds
 
     def made(self, offer: Offer) -> None:
-        """Forget what is disproved by a partition that was made just now."""
+        """Remove the rejections that a successful creation disproves."""
         self._known = {key: each for key, each in self._known.items() if not each.concerns(offer)}
 
     def tainted(self, driver: str, offers: Iterable[Offer], devices: Mapping[str, Device]) -> tuple[Offer, ...]:
-        """Return what is published, with a taint on what cannot be made for now."""
+        """Return the offers with a taint on those that cannot be created for now."""
         now = self._clock()
         standing = [each for each in self._known.values() if each.stands(devices.get(each.device_uuid), now)]
         taint = Taint(f"{driver}/{REFUSED}", "NoSchedule")
@@ -99,10 +99,10 @@ def _there(device: Device) -> frozenset[tuple[int, OwnedPartition]]:
 
 @dataclass(frozen=True)
 class Clearance:
-    """What of the driver's own can go from a device so that its room lies together again.
+    """The driver's partitions that can be removed from a device, so that its free capacity is contiguous.
 
-    ``leftovers`` are claims whose preparation failed and could not be taken back then. ``movable`` are claims that are prepared and
-    that no kubelet has asked for yet: their partitions, which ``destructions`` names, are made again at their places afterwards.
+    ``leftovers`` are claims whose preparation failed and could not be undone. ``movable`` are prepared claims that no
+    kubelet has asked for yet. Their partitions, listed in ``destructions``, are created again at the same placements.
     """
 
     leftovers: tuple[ClaimRecord, ...] = ()
@@ -119,10 +119,10 @@ def clearance(
     records: Iterable[ClaimRecord],
     waiting: Collection[str],
 ) -> Clearance:
-    """Decide what can be cleared from a device for a claim that is being prepared, of all ``records`` but its own; pure.
+    """Return what can be removed from a device for the claim that is being prepared. ``records`` are all other claims.
 
-    ``devices`` are fresh facts of those whose locks are held, ``waiting`` the UIDs of claims that no kubelet has asked for. Partitions
-    that anything uses, that a container may be about to get, or that the driver did not make stay where they are.
+    ``devices`` are fresh facts of the devices with held locks. ``waiting`` are the UIDs of claims that no kubelet has
+    asked for. Partitions in use, partitions that a container may soon use, and partitions of other owners stay.
     """
     leftovers, movable, destructions = [], [], []
     for record in records:

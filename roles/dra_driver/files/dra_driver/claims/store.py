@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The driver's memory of claims: SQLite, written ahead and synced, so that a power cut loses nothing it answered for.
+"""Store the driver's claims in SQLite, with a write-ahead log and syncs: no answered claim is lost in a power cut.
 
-A claim is written as *preparing* before its first side effect and as *prepared* after its last one. One at a time writes;
-changes that wait while it syncs go into the next transaction together, so that 64 claims at once cost a few syncs and
-not 128. Who has a thread of its own writes on that, and for whoever waits beside it; the event loop has a thread that does it. Who has
-something else to do writes, and leaves it to that thread to wait for the disk.
-Reads are served from memory: the store is the only writer of its file, which a lock guards elsewhere. What is in memory is never
-changed but replaced, so that any thread reads a whole state, and nobody is woken to bring it up to date.
+A claim is written in the state *preparing* before its first side effect, and as *prepared* after the last one. One
+thread writes at a time. Changes that arrive during a sync share the next transaction, so 64 concurrent claims need a
+few syncs and not 128. A thread that is not the event loop's writes its own change, together with the queued ones. The
+store's own thread writes the changes of the event loop. It also waits for the disk if the caller has other work
+(``begin``).
 
-Each row of claims and of the meta table has a checksum (core/prepared.py), which is held against it when the store is
-opened: SQLite notices that a file's pages are broken, not that a bit of a value has turned. What does not fit makes the
-store a damaged one, which is rebuilt out of the rows that do, and of CDI files. A store of an older form is brought forward
-(forms.py), and whole stores are made beside the old one (store_files.py).
+Reads are served from memory. The store is the only writer of its file; the lock of the driver's instance ensures that
+(``lock_instance`` in kubelet/sockets.py). The content in memory is replaced, never modified, so each thread reads a
+consistent state.
+
+Each row of the tables ``claims`` and ``meta`` has a checksum (core/store/prepared_claims.py), which is verified when the store is
+opened: SQLite detects damaged pages, but not a changed bit in a value. A row that does not match its checksum makes the
+store a damaged store. It is rebuilt from the valid rows and from the claims' CDI files. store_schema.py migrates a store of an
+older form. store_files.py writes a complete new store next to the old one and exchanges them.
 """
 
 from __future__ import annotations
@@ -32,40 +35,48 @@ from functools import partial
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from ..core.prepared import FORM
-from .forms import Content, StoreDamaged, read
+from ..core.store.prepared_claims import FORM
 from .records import ClaimRecord
 from .store_files import (
     StoreError,
     connect,
+    disable_copy_on_write,
     drop_new,
     exchange,
+    exists,
+    is_file,
     refuse_full_disk,
     refuse_header,
     remove_old_backups,
     replace,
     reserve_log,
+    sync_log,
     take_new,
     unwritable,
 )
+from .store_schema import Content, StoreDamaged, read
 from .store_tables import Change, apply, fill, identify, sign, write
 
 LOG = logging.getLogger(__name__)
 
-# Changes in one transaction. More would make the first of them wait for the last one's statements.
+# The maximum number of changes in one transaction. With more, the first change would wait for the statements of the
+# last one.
 GROUP_LIMIT = 128
-# How long a store that is closed waits for what is being written.
+# Write the log back to the database after this number of pages, as SQLite's automatic checkpoint does.
+CHECKPOINT_PAGES = 1000
+# The maximum time that ``close`` waits for running writes.
 CLOSE_SECONDS = 10.0
 # The reason for the replacement of a store after its log could not be synced.
 LOST_LOG = "the disk failed to write its log"
-# Has each commit wait for the disk, or leaves that to the next one that does.
+# With FULL, each commit waits for the disk. With NORMAL, only the next commit with FULL or a sync does.
 _DURABLE, _SOON = "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"
 
 
 class Pending:
-    """A change that is to be written; ``future`` is who waits for it on an event loop, if anybody does.
+    """A change to write. ``future`` is set if a caller on an event loop waits for it.
 
-    ``began`` is when the transaction began of one that is in SQLite's log already, and not on disk.
+    ``began`` is the start time of the transaction (``time.perf_counter``) if the change is in SQLite's log, but not on
+    disk yet.
     """
 
     def __init__(self, change: Change, future: asyncio.Future[None] | None = None) -> None:
@@ -77,23 +88,23 @@ class Pending:
         self._open.acquire()
 
     def answer(self, error: AcceleratorError | None) -> None:
-        """Let a thread go on that waits."""
+        """Wake the thread that waits for this change."""
         self.error = error
         self._open.release()
 
     def wait(self) -> None:
-        """Wait on a thread until it is written. Raises StoreError."""
+        """Block the thread until the change is written. Raises StoreError."""
         with self._open:
             if self.error is not None:
                 raise StoreError(self.error.message, hint=self.error.hint)
 
 
 class Store:
-    """The claims that are prepared or being prepared on this node.
+    """The claims of this node that are prepared or being prepared.
 
-    ``claims`` and ``meta`` are the committed content, each as it was at the moment of reading; they change by commit() and write() only.
-    ``former`` is the name under which a damaged store was set aside when this one was rebuilt. ``identity`` tells this store from any
-    other: as long as it is the same no record was lost.
+    ``claims`` and ``meta`` are the committed content at the time of reading. Only commit(), begin(), and write() change
+    it. ``former`` is the path of the damaged store that this one replaced, if it was rebuilt. ``identity`` is unique
+    for each store: while it stays the same, no record was lost.
     """
 
     def __init__(
@@ -105,19 +116,21 @@ class Store:
         self._content = Content(dict(content.claims), dict(content.meta))
         self._connection = connection
         self._waits_for_disk = True
-        self._log_is_lost = False  # a part of SQLite's log is not on disk, so no later part is durable
+        self._pages = 0  # estimated pages in SQLite's log since the last checkpoint
+        self._log_is_lost = False  # part of SQLite's log is not on disk, so no later part is durable
         self._queue: queue.SimpleQueue[Pending] = queue.SimpleQueue()
         self._unsynced: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-        #: The connection for whose log disk space is reserved.
+        #: The connection with reserved disk space for its log.
         self._reserved = connection if reserve_log(path) else None
-        self._log: tuple[sqlite3.Connection, int] | None = None  # a connection's log, for the store's own thread
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # there is something to do, or never again
+        self._log: tuple[sqlite3.Connection, int] | None = None  # a connection and its log, for the store's own thread
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: there is work. False: end the thread
         self._writing = threading.Lock()
         self._ended: BaseException | None = None
-        self._over = threading.Event()  # nothing is taken from the queue any more
-        # Told how each transaction ended, and how long it took, on the thread that writes.
+        self._over = threading.Event()  # set when no thread reads the queue any more
+        # Called on the writing thread after each transaction, with the outcome and the duration in seconds.
         self.observer: Callable[[str, float], None] = lambda _outcome, _seconds: None
-        # Told, on that thread, of a transaction that could not be written; and that the store was damaged and is another one now.
+        # Called on the writing thread: ``failed`` if a transaction could not be written, ``replaced`` if a new store
+        # replaced a damaged one.
         self.failed: Callable[[AcceleratorError], None] = lambda _error: None
         self.replaced: Callable[[str], None] = lambda _message: None
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
@@ -125,18 +138,22 @@ class Store:
 
     @classmethod
     def open(cls, path: str) -> Store:
-        """Open or make the store, and bring it forward where it is of an older form.
+        """Open the store. Create it if it does not exist, and migrate an older form.
 
-        Raises StoreDamaged, NewerRelease or OlderRelease, or StoreError when it cannot be written. A new store is created only if
-        there is neither a file nor the new store of an interrupted rebuild. An empty file is a damaged store.
+        Raises StoreDamaged, NewerRelease or OlderRelease, or StoreError when it cannot be written. A new store is
+        created only if there is neither a file nor the new store of an interrupted rebuild. An empty file is a damaged
+        store, and the complete new store of an interrupted rebuild replaces a damaged one.
         """
-        if not os.path.lexists(path):
-            if not take_new(path):
-                replace(path, partial(fill, Content()))
-        elif not os.path.isfile(path):  # noqa: PTH113  what SQLite would call unopenable for ever
+        disable_copy_on_write(path)
+        if take_new(path):
+            pass
+        elif not exists(path):
+            replace(path, partial(fill, Content()))
+        elif not is_file(path):  # SQLite's error for it looks temporary
             raise StoreDamaged(f"The store {path} is no file")
         drop_new(path)
         refuse_header(path)
+        sync_log(path)
         connection = connect(path)
         try:
             found = read(connection, path)
@@ -161,10 +178,13 @@ class Store:
 
     @classmethod
     def rebuild(cls, path: str, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> Store:
-        """Make a new store that holds the records; what is at the path is set aside. Raises StoreError.
+        """Create a new store with the records, and set the file at the path aside. Raises StoreError.
 
-        After an interruption, either the old store is unchanged, or ``open`` uses the new store.
+        After an interruption, either the old store is unchanged, or ``open`` uses the new store. The complete new store
+        of an interrupted rebuild is opened instead: it has all data that was recovered.
         """
+        if take_new(path):
+            return cls.open(path)
         content = Content({record.uid: record for record in records}, dict(meta))
         former = replace(path, partial(fill, content))
         store = cls.open(path)
@@ -173,18 +193,18 @@ class Store:
 
     @property
     def claims(self) -> Mapping[str, ClaimRecord]:
-        """The claims by UID."""
+        """Return the claims by UID."""
         return self._content.claims
 
     @property
     def meta(self) -> Mapping[str, str]:
-        """The values by key."""
+        """Return the values by key."""
         return self._content.meta
 
     async def commit(self, change: Change) -> None:
-        """Write one change and return when it is on disk. Raises StoreError; the change has then not been made.
+        """Write one change and return when it is on disk. Raises StoreError; then the store does not have the change.
 
-        Cancelling the caller does not undo a change that is under way.
+        If the caller is canceled, the change is written nevertheless.
         """
         self._refuse_new_claim(change)
         future = asyncio.get_running_loop().create_future()
@@ -192,10 +212,10 @@ class Store:
         await future
 
     def begin(self, change: Change) -> Pending:
-        """Write one change from any thread but an event loop's, and return while it is on its way to the disk.
+        """Write one change and return before it is on disk. Do not call this on an event loop.
 
-        ``wait`` of what is returned returns when it is there, or raises StoreError: the store may have the change then nonetheless, and
-        who began it takes it back.
+        ``wait`` of the returned object returns when the change is on disk, or raises StoreError. After an error the
+        change can be in the store nevertheless, and the caller must revert it.
         """
         self._refuse_new_claim(change)
         pending = Pending(change)
@@ -208,19 +228,22 @@ class Store:
             refuse_full_disk(self.path)
 
     def _hand_over(self, pending: Pending) -> None:
-        """Give a change to the store's own thread."""
+        """Queue a change for the store's own thread."""
         self._queue.put(pending)
         self._wake.put(True)
-        if self._over.is_set():  # nobody will take it: closed, or writing has come to an unforeseen end
+        if self._over.is_set():  # the thread has ended: the store is closed, or writing failed
             self._refuse_queued()
 
     def _write_here(self, pending: Pending, *, in_time: bool) -> None:
-        """Write a change and what is queued, unless somebody writes; with ``in_time`` it is on disk then."""
+        """Write a change and the queued ones, or queue it if another thread is writing.
+
+        With ``in_time``, it is on disk at return.
+        """
         if self._over.is_set() or not self._writing.acquire(blocking=False):
             self._hand_over(pending)
             return
         try:
-            if self._over.is_set():  # closed at this very moment
+            if self._over.is_set():  # closed since the first check
                 self._hand_over(pending)
             else:
                 self._write_group([*self._next_group(), pending], in_time=in_time)
@@ -228,18 +251,21 @@ class Store:
             self._give_up(error)
         finally:
             self._writing.release()
-        if not self._queue.empty():  # what came meanwhile is for the thread whose work it is
+        if not self._queue.empty():  # changes that were queued since then are written by the store's own thread
             self._wake.put(True)
 
     def write(self, change: Change) -> None:
-        """Write one change from any thread but an event loop's, and return when it is on disk. Raises StoreError, as ``commit`` does."""
+        """Write one change and return when it is on disk.
+
+        Do not call this on an event loop. Raises StoreError, as ``commit`` does.
+        """
         self._refuse_new_claim(change)
         pending = Pending(change)
         self._write_here(pending, in_time=True)
         pending.wait()
 
     def close(self) -> None:
-        """Write what is queued and close the file."""
+        """Write the queued changes and close the file."""
         self._wake.put(False)
         self._thread.join(timeout=CLOSE_SECONDS)
         is_free = self._writing.acquire(timeout=CLOSE_SECONDS)
@@ -259,7 +285,7 @@ class Store:
             self._write_queued()
         except BaseException as error:  # noqa: BLE001  whoever waits was told
             self._give_up(error)
-        self._over.set()  # before what waits is refused: who comes later sees it, though the thread still lives
+        self._over.set()  # set first, so that changes queued from now on are refused as well
         self._refuse_queued()
         self._forget_log()
 
@@ -274,7 +300,7 @@ class Store:
         self._wake.put(False)
 
     def _refuse_queued(self) -> None:
-        """Fail what nobody will write any more."""
+        """Fail all changes in the queues, because no thread will write them."""
         reason = repr(self._ended) if self._ended else "it is closed"
         left = [*_all_of(self._queue), *_all_of(self._unsynced)]
         self._answer(left, StoreError(f"The store {self.path} can no longer be written: {reason}"))
@@ -288,7 +314,10 @@ class Store:
         return _all_of(self._queue, GROUP_LIMIT)
 
     def _write_group(self, group: list[Pending], *, in_time: bool = True) -> None:
-        """Write changes in one transaction, and answer those who wait: with ``in_time`` all, else who need not wait for the disk."""
+        """Write changes in one transaction and notify their callers.
+
+        With ``in_time``, all callers are notified. Else those of durable changes are notified after the next sync.
+        """
         if not group:
             return
         began, outcome = time.perf_counter(), "failure"
@@ -304,7 +333,7 @@ class Store:
             self._answer(group, error)
             self.failed(error)
         except Exception as error:
-            # A change that cannot be written down, whatever is wrong with it, is not its neighbours' fault.
+            # One invalid change must not fail the other changes, so each is written alone.
             if len(group) == 1:
                 LOG.exception("a change could not be written to the store %s", self.path)
                 self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))
@@ -322,13 +351,14 @@ class Store:
         else:
             self._answer([pending for pending in group if pending not in late], None)
             self._have_synced(late, began)
-            # What a claim waits for is written without a wait for the disk, or another thread has that: it finds the store ready for it.
-            # Where that fails whoever comes next does it, and is told; a message of SQLite's may quote what is no text.
+            # The next change is usually written without a wait for the disk, so that mode is set here and not in its
+            # transaction. If this fails, the next transaction sets it and reports the error. SQLite's message can
+            # contain bytes that are not UTF-8.
             with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
                 self._wait_for_disk(False)
 
     def _have_synced(self, late: Sequence[Pending], began: float) -> None:
-        """Have the store's own thread wait for the disk, and answer."""
+        """Queue durable changes for the store's own thread, which syncs the log and notifies the callers."""
         for pending in late:
             pending.began = began
             self._unsynced.put(pending)
@@ -338,7 +368,7 @@ class Store:
                 self._refuse_queued()
 
     def _sync(self) -> None:
-        """Wait until SQLite's log is on disk, and answer those who wait for that alone; on the store's own thread."""
+        """Sync SQLite's log and notify the callers that wait only for that. Called on the store's own thread."""
         group = _all_of(self._unsynced)
         if not group:
             return
@@ -355,9 +385,10 @@ class Store:
             self.failed(error)
 
     def _wait_for_log(self) -> AcceleratorError | None:
-        """Wait until SQLite's log is on disk. Return the error if it is not.
+        """Sync SQLite's log to disk. Return the error if that fails.
 
-        After a failed sync the kernel treats the lost pages as written, and the next sync succeeds. So only a new store is durable.
+        After a failed sync the kernel treats the lost pages as written, and the next sync succeeds. So only a new store
+        is durable.
         """
         if not self._log_is_lost:
             try:
@@ -377,7 +408,10 @@ class Store:
         return None
 
     def _log_file(self) -> int:
-        """The log of the present connection, which SQLite names after the file that a path leads to. Raises OSError."""
+        """Return a file descriptor of the current connection's log.
+
+        SQLite names the log after the resolved path. Raises OSError.
+        """
         if self._log is None or self._log[0] is not self._connection:
             self._forget_log()
             connection = self._connection
@@ -396,7 +430,7 @@ class Store:
             if pending.future is not None:
                 by_loop.setdefault(pending.future.get_loop(), []).append(pending.future)
         for loop, futures in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits there
                 loop.call_soon_threadsafe(_settle, futures, error)
         for pending in group:
             pending.answer(error)
@@ -407,6 +441,7 @@ class Store:
             return
         try:
             self._transaction(changes)
+            self._checkpoint(changes)
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if isinstance(error, (sqlite3.OperationalError, sqlite3.IntegrityError)) and "malformed" not in str(error):
                 self._log_is_lost = self._log_is_lost or "disk I/O error" in str(error)
@@ -414,7 +449,7 @@ class Store:
             self._start_again(f"the file was damaged while it was open ({error})", changes)
 
     def _with(self, changes: Iterable[Change]) -> Content:
-        """What is in memory, with changes."""
+        """Return the content in memory with the changes applied."""
         content = Content(dict(self.claims), dict(self.meta), self.identity)
         for change in changes:
             apply(change, content.claims, content.meta)
@@ -435,8 +470,26 @@ class Store:
             raise
         self._content = content
 
+    def _checkpoint(self, changes: Iterable[Change]) -> None:
+        """Write SQLite's log back to the database if it is long. The changes are committed in any case.
+
+        SQLite syncs the log first. After an I/O error, a part of the log can be lost.
+        """
+        self._pages += sum(map(_pages_of, changes))
+        if self._pages < CHECKPOINT_PAGES:
+            return
+        try:
+            _busy, logged, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.OperationalError as error:
+            self._log_is_lost = self._log_is_lost or "disk I/O error" in str(error)
+            level = logging.WARNING if self._log_is_lost else logging.DEBUG  # a full disk is reported by new claims
+            LOG.log(level, "the log of the store %s cannot be written back to the database: %s", self.path, error)
+        else:
+            if logged == written:  # else another program reads, and the next transaction tries again
+                self._pages = 0
+
     def _wait_for_disk(self, durable: bool) -> None:
-        """Have what is committed from now on wait for the disk, or not; SQLite's log stays whole and in order either way."""
+        """Set whether commits wait for the disk from now on. SQLite's log stays complete and in order in both cases."""
         if durable != self._waits_for_disk:
             self._connection.execute(_DURABLE if durable else _SOON)
             self._waits_for_disk = durable
@@ -449,7 +502,7 @@ class Store:
         content = self._with(changes)
         former = replace(self.path, partial(fill, content))
         self._connection = connect(self.path)
-        self._waits_for_disk, self._log_is_lost, self._content = True, False, content
+        self._waits_for_disk, self._log_is_lost, self._content, self._pages = True, False, content, 0
         LOG.warning("the store %s was replaced; the previous store is %s", self.path, former)
         self.replaced(
             f"The store {self.path} was replaced from memory: {reason}. No data is lost. The previous store is "
@@ -457,10 +510,17 @@ class Store:
         )
 
 
+def _pages_of(change: Change) -> int:
+    """Estimate how many pages SQLite writes to its log for a change. Each table, index, and large value adds pages."""
+    size = sum(len(value or "") for value in change.meta.values())
+    devices = len(change.put.devices) if change.put is not None else 0
+    return 12 + devices + size // 4096
+
+
 def _all_of(waiting: queue.SimpleQueue[Pending], at_most: int = sys.maxsize) -> list[Pending]:
-    """Take what waits at this moment."""
+    """Remove the currently queued changes from the queue, up to ``at_most``, and return them."""
     found: list[Pending] = []
-    with contextlib.suppress(queue.Empty):  # where somebody else takes from it as well
+    with contextlib.suppress(queue.Empty):  # another thread can read the queue as well
         while len(found) < at_most and not waiting.empty():
             found.append(waiting.get_nowait())
     return found
@@ -477,11 +537,12 @@ def _settle(futures: Iterable[asyncio.Future[None]], error: AcceleratorError | N
 
 
 def refuse_other_releases(path: str) -> None:
-    """See whether this release could read a store, without changing it: another instance may have it open.
+    """Check that this release can read a store, without changing it: another instance may use it.
 
-    Raises NewerRelease or OlderRelease. Whatever else is wrong with it is found, and mended, by whoever opens it.
+    Raises NewerRelease or OlderRelease. Other problems are ignored: the instance that opens the store finds and repairs
+    them.
     """
-    if not os.path.lexists(path):
+    if not exists(path):
         return
     with (
         contextlib.suppress(sqlite3.Error, ValueError, StoreDamaged),

@@ -10,33 +10,48 @@ store exists for a moment. After a crash at this moment, the next start uses the
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import logging
 import os
 import re
 import sqlite3
+import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from ..core.errors import AcceleratorError
-from .forms import Content, StoreDamaged, of_content, read, sound_content
+from ..core.host.system import System
 from .records import OtherRelease
+from .store_schema import Content, StoreDamaged, is_read_error, of_content, read, sound_content
 
-# What SQLite keeps beside a database.
+LOG = logging.getLogger(__name__)
+
+# linux/fs.h and linux/btrfs.h. These numbers contain the sizes of a long and of struct btrfs_ioctl_fs_info_args.
+_LONG = struct.calcsize("@l")
+_FS_IOC_GETFLAGS = 0x80006601 | _LONG << 16
+_FS_IOC_SETFLAGS = 0x40006602 | _LONG << 16
+_FS_NOCOW_FL = 0x00800000
+_BTRFS_IOC_FS_INFO = 0x8400941F
+# The suffixes of SQLite's files next to a database.
 COMPANIONS = ("-wal", "-shm", "-journal")
 # The numbers of kept backups of older schemas, and of kept damaged stores.
 BACKUPS = 2
 DAMAGED = 3
-# Space reserved for SQLite's log, so that claims can be released on a full disk. A longer log is truncated to this size. SQLite
-# writes the log back to the database after 4 MiB.
+# Space reserved for SQLite's log, so that claims can be released on a full disk. A longer log is truncated to this size. The
+# log is written back to the database after about 4 MiB (store.py).
 LOG_BYTES = 8 * 1024 * 1024
 # With less free space the driver records no new claim.
 LEAST_BYTES = 1024 * 1024
-# Seconds that SQLite waits for another program that reads.
+_PART_BYTES = 64 * 1024
+# Seconds that SQLite waits for another program's read to end.
 BUSY_SECONDS = 10.0
-#: What to do about a store that the disk does not take.
+#: The remedy for a store that cannot be written.
 REMEDY = "Check that its folder exists, is writable and that the disk is not full."
-#: Writes everything into an empty database.
+#: Writes the complete content into an empty database.
 Fill = Callable[[sqlite3.Connection], None]
 
 
@@ -47,7 +62,7 @@ class StoreError(AcceleratorError):
 
 
 def unwritable(path: str, error: BaseException) -> StoreError:
-    """Return the error that tells of one of the disk's."""
+    """Return the error of the store for an error of the disk."""
     return StoreError(
         f"The store {path} cannot be used: {error}",
         hint=REMEDY,
@@ -64,9 +79,11 @@ def connect(path: str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        # SQLite ignores the errors of its automatic checkpoints, also of a failed sync of its log.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a message of SQLite's may quote what is no text
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may have invalid UTF-8
         connection.close()
         if isinstance(error, sqlite3.OperationalError) and not of_content(error):
             raise unwritable(path, error) from error
@@ -74,16 +91,102 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def exists(path: str) -> bool:
+    """Return whether a file exists. Raises StoreError after a read error: a new store must not replace one that only cannot be read now."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return True
+
+
+def is_file(path: str) -> bool:
+    """Return whether a path leads to a regular file. Raises StoreError after a read error."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116  paths are texts here
+    except FileNotFoundError:
+        return False  # a symbolic link without a target
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise unwritable(path, error) from error
+
+
+def disable_copy_on_write(path: str) -> None:
+    """Make btrfs write the files of a new store in place. Other file systems do so already, or have no such setting.
+
+    Copied pages need free space. On a full disk, a write to the memory-mapped file next to the database would end the
+    driver with SIGBUS.
+    """
+    directory = os.path.dirname(path)  # noqa: PTH120  paths are texts here
+    try:
+        System().make_directory(directory, 0o750)
+        if not _is_btrfs(directory):
+            return
+        for file in (directory, path):
+            if exists(file) and not _writes_in_place(file):
+                LOG.warning(
+                    "%s is written with copy-on-write, and btrfs cannot change this. On a full disk, claims cannot be released, and the "
+                    "driver can end with SIGBUS. Keep space free on this disk, or drain the node, stop the driver, and delete the store",
+                    file,
+                )
+    except (OSError, StoreError) as error:
+        LOG.debug("copy-on-write of %s is unchanged: %s", directory, error)  # the write reports the cause
+
+
+def _is_btrfs(directory: str) -> bool:
+    """Return whether a directory is on btrfs: only btrfs answers this request."""
+    with _opened(directory) as descriptor:
+        try:
+            fcntl.ioctl(descriptor, _BTRFS_IOC_FS_INFO, bytearray(1024))
+        except OSError:
+            return False
+    return True
+
+
+def _writes_in_place(path: str) -> bool:
+    """Disable copy-on-write for a directory or an empty file on btrfs. Return whether it is disabled."""
+    with _opened(path) as descriptor:
+        (flags,) = struct.unpack("@l", fcntl.ioctl(descriptor, _FS_IOC_GETFLAGS, bytes(_LONG)))
+        if not flags & _FS_NOCOW_FL:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(descriptor, _FS_IOC_SETFLAGS, struct.pack("@l", flags | _FS_NOCOW_FL))
+        (flags,) = struct.unpack("@l", fcntl.ioctl(descriptor, _FS_IOC_GETFLAGS, bytes(_LONG)))
+    return bool(flags & _FS_NOCOW_FL)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def reserve_log(path: str) -> bool:
-    """Reserve disk space for the log of an open store. Return False if the disk is full, or SQLite has not created the log yet."""
+    """Reserve disk space for the log of an open store. Return False if the disk is full, or SQLite has not created the log yet.
+
+    A restart needs no more free space than the log had, which SQLite deletes when the store is closed. No other thread may write the store.
+    """
     try:
         descriptor = os.open(f"{os.path.realpath(path)}-wal", os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
             if size < LOG_BYTES:
-                if _bytes_free(path) < LOG_BYTES - size + LEAST_BYTES:
-                    return False  # ext4 keeps the part that it could reserve, which would fill the disk
-                os.posix_fallocate(descriptor, size, LOG_BYTES - size)  # SQLite ignores zeros behind the last frame
+                found = _file_system(path)
+                # An upper limit: root can also use the blocks that are reserved for root.
+                if found.f_bfree * found.f_frsize < LOG_BYTES - size:
+                    return False
+                try:
+                    os.posix_fallocate(descriptor, size, LOG_BYTES - size)  # SQLite ignores zeros behind the last frame
+                except OSError:
+                    os.ftruncate(
+                        descriptor, size
+                    )  # ext4 keeps the part that it could reserve, which would fill the disk
+                    raise
         finally:
             os.close(descriptor)
     except OSError:
@@ -91,12 +194,38 @@ def reserve_log(path: str) -> bool:
     return True
 
 
+def sync_log(path: str) -> None:
+    """Write the log of a store again, unchanged, and sync it. Raises StoreError. No program may write the store.
+
+    After a failed sync, a part of the log can be in the kernel's memory only, and later syncs succeed without it. The driver that knew
+    this can have been killed. No disk space is needed: the log's blocks are written in place.
+    """
+    try:
+        descriptor = os.open(f"{os.path.realpath(path)}-wal", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        offset = 0
+        while part := os.pread(descriptor, _PART_BYTES, offset):
+            if part.strip(b"\0"):  # the reserved space stays unwritten
+                os.pwrite(descriptor, part, offset)
+            offset += len(part)
+        os.fsync(descriptor)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
 def refuse_full_disk(path: str) -> None:
     """Raise StoreError if the disk has no free space except the reserved space of the store."""
     try:
-        free = _bytes_free(path)
+        found = _file_system(path)
     except OSError:
         return  # the write reports it
+    free = bytes_available(found)
     if free < LEAST_BYTES:
         raise StoreError(
             f"The store {path} cannot record a new claim: its disk is full. It has {free} bytes free, expected {LEAST_BYTES} or more",
@@ -104,9 +233,17 @@ def refuse_full_disk(path: str) -> None:
         )
 
 
-def _bytes_free(path: str) -> int:
-    found = os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
-    return found.f_bfree * found.f_frsize
+def bytes_available(found: os.statvfs_result) -> int:
+    """Return how many bytes new files can have on a file system.
+
+    The free blocks, ``f_bfree``, include blocks that no file can have: up to 4096 blocks of ext4's own reserve, and the space that btrfs
+    keeps for metadata. ``f_bavail`` excludes these, and on ext4 also the blocks reserved for root, 5 % by default: they remain for releases.
+    """
+    return found.f_bavail * found.f_frsize
+
+
+def _file_system(path: str) -> os.statvfs_result:
+    return os.statvfs(os.path.dirname(path))  # noqa: PTH120  at each claim: no objects
 
 
 def replace(path: str, fill: Fill) -> str | None:
@@ -123,11 +260,12 @@ def replace(path: str, fill: Fill) -> str | None:
 
 
 def take_new(path: str) -> bool:
-    """Rename the new store of an interrupted ``replace`` to ``path`` if no store exists. Return whether this was done. Raises StoreError.
+    """Rename the new store of an interrupted ``replace`` to ``path`` if no store exists, or a damaged one, which is set aside.
 
-    Only a complete new store is used: it contains the claims, pending cleanups, and settings that no CDI file has.
+    Return whether this was done. Raises StoreError. Only a complete new store is used: it contains the claims, pending cleanups, and settings
+    that no CDI file has.
     """
-    if os.path.lexists(path) or not _is_complete(new_store(path)):
+    if not _is_complete(new_store(path)) or (exists(path) and _is_complete(path)):
         return False
     try:
         _put_in_place(path)
@@ -144,15 +282,15 @@ def new_store(path: str) -> str:
 def drop_new(path: str) -> None:
     """Delete the new store of an interrupted replacement if the old store still exists. Raises StoreError."""
     try:
-        if os.path.lexists(new_store(path)):
+        if exists(new_store(path)):
             _remove_database(new_store(path))
     except OSError as error:
         raise unwritable(path, error) from error
 
 
 def _is_complete(path: str) -> bool:
-    """Return whether a file is a complete store. It is written in one transaction."""
-    if not Path(path).is_file():
+    """Return whether a file is a complete store. It is written in one transaction. Raises StoreError after a read error."""
+    if not is_file(path):
         return False
     try:
         with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
@@ -160,8 +298,13 @@ def _is_complete(path: str) -> bool:
             read(connection, path)
     except OtherRelease:
         return True  # the check at opening reports the cause
-    except (StoreDamaged, sqlite3.Error):
+    except StoreDamaged:
         return False
+    except sqlite3.Error as error:
+        # SQLite has to roll back an interrupted transaction first. Without its journal the file system refuses the write.
+        if "readonly database" in str(error) and exists(f"{path}-journal"):
+            return False
+        raise unwritable(path, error) from error
     return True
 
 
@@ -177,10 +320,10 @@ def _put_in_place(path: str) -> str | None:
 
 
 def exchange(path: str, former: sqlite3.Connection, form: int, fill: Fill) -> str:
-    """Put a new store where one of an older form is, and return the name under which that stays. Raises StoreError.
+    """Replace a store of an older form by a new store, and return the path of the old one. Raises StoreError.
 
-    ``former`` is a connection to the old one, which is closed. At each moment the path leads to the old store or to the
-    new one, and either is whole: all that the old one's log holds is in the database before the log goes.
+    ``former`` is the connection to the old store, which is closed. At each moment the path leads to the complete old
+    store or to the complete new one: the old log is written back to the database before it is deleted.
     """
     target, new = Path(path), new_store(path)
     with _built(path, new, fill):
@@ -202,7 +345,7 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
     """Write a new store and sync it. If the block fails, remove the new store, unless it is the only store. Raises StoreError."""
     is_complete = False
     try:
-        Path(path).parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        System().make_directory(str(Path(path).parent), 0o750)
         _remove_database(new)
         Path(new).touch(mode=0o644)  # its error names the cause, such as a read-only file system; SQLite's does not
         with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as connection:
@@ -219,7 +362,7 @@ def _built(path: str, new: str, fill: Fill) -> Iterator[None]:
 
 
 def remove_old_backups(path: str) -> None:
-    """Keep the newest backups of older forms, by when they became backups: that was the last change of the file itself."""
+    """Keep the newest backups of older forms, by the time of their renaming (the last change of the inode)."""
     every = Path(path).parent.glob(f"{Path(path).name}.form-*-*")
     for backup in sorted(every, key=lambda each: each.lstat().st_ctime_ns)[:-BACKUPS]:
         backup.unlink(missing_ok=True)
@@ -237,10 +380,10 @@ def _remove_old_damaged(path: str, newest: str | None) -> None:
 
 
 def refuse_header(path: str) -> None:
-    """Raise StoreDamaged where SQLite would take a turned bit for the word of another program that it may not write.
+    """Raise StoreDamaged for a changed bit that SQLite would treat as a format that it must not write.
 
-    Bytes 18 and 19 of a database say how it is written and read: by a rollback journal (1) or a log (2). SQLite opens
-    one with a higher number to write for reading only, which looks like a disk that is read-only.
+    Bytes 18 and 19 of a database are the versions of its write and read format: rollback journal (1) or log (2). SQLite
+    opens a database with a higher write version as read-only, which looks like a read-only disk.
     """
     try:
         with Path(path).open("rb") as file:
@@ -254,20 +397,21 @@ def refuse_header(path: str) -> None:
 
 
 def _sound(path: str) -> Content:
-    with (
-        contextlib.suppress(sqlite3.Error),
-        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection,
-    ):
-        connection.row_factory = sqlite3.Row
-        return sound_content(connection)
-    return Content()
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=5)) as connection:
+            connection.row_factory = sqlite3.Row
+            return sound_content(connection)
+    except sqlite3.Error as error:
+        if is_read_error(error):
+            raise unwritable(path, error) from error
+        return Content()
 
 
 def set_aside(path: str) -> str | None:
-    """Rename a damaged store, with its log files, out of the way and return its new name; None if there was none."""
+    """Rename a damaged store with its log files, and return its new name; None if no store existed."""
     target = _free_name(f"{path}.damaged-")
     found = False
-    # The database goes first: without its log it would be a whole one that lacks what was written last.
+    # The database is renamed first: without its log it would be a valid database that lacks the last writes.
     for suffix in ("", *COMPANIONS):
         with contextlib.suppress(FileNotFoundError):
             Path(path + suffix).rename(f"{target}{suffix}")
@@ -280,7 +424,7 @@ def _free_name(start: str) -> str:
     target = ""
     for number in range(1000):
         target = f"{start}{stamp}" + (f"-{number}" if number else "")
-        if not any(Path(target + suffix).exists() for suffix in ("", *COMPANIONS)):
+        if not any(exists(target + suffix) for suffix in ("", *COMPANIONS)):
             break
     return target
 
@@ -292,8 +436,5 @@ def _remove_database(path: str) -> None:
 
 
 def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _opened(path) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Changes of what a store holds: how each is made in its tables, and in memory.
+"""Apply changes to a store: to its tables, and to its content in memory.
 
-The tables are described in core/prepared.py. Nothing here begins or ends a transaction, but for a store that nobody else has open.
+The tables are described in core/store/prepared_claims.py. Only functions for a store without other users begin and end transactions
+here.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ..core.prepared import CLAIM_COLUMNS, DEVICE_COLUMNS, FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum
-from .forms import IDENTITY_KEY, VERSION_KEY, Content
+from ..core.store.prepared_claims import (
+    CLAIM_COLUMNS,
+    DEVICE_COLUMNS,
+    FORM,
+    NO_CHECKSUM,
+    SCHEMA,
+    SCHEMA_VERSION,
+    checksum,
+)
 from .records import ClaimRecord
+from .store_schema import IDENTITY_KEY, VERSION_KEY, Content
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one transaction does: put a record, delete one, and set (or with None delete) values by key.
+    """The content of one transaction: put a record, delete one, and set (or with None delete) values by key.
 
-    One that is not ``durable`` outlives the end of this process and no power cut, unless one that is came after it: enough for what
-    tells of things that a power cut takes along as well, and it costs no wait for the disk.
+    A change that is not ``durable`` survives the end of this process. It survives a power failure only if a durable
+    change follows. That is enough for data about things that a power failure removes as well, and it needs no wait for
+    the disk.
     """
 
     put: ClaimRecord | None = None
@@ -32,12 +42,12 @@ class Change:
     durable: bool = True
 
     def soon(self) -> Change:
-        """The same change, not waiting for the disk."""
+        """Return the same change without a wait for the disk."""
         return Change(self.put, self.delete, self.meta, durable=False) if self.durable else self
 
 
 def fill(content: Content, connection: sqlite3.Connection) -> None:
-    """Make the tables of an empty database, with what they are to hold. What has no identity gets one."""
+    """Create the tables of an empty database and fill them. Content without an identity gets one."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {FORM}")
     for statement in SCHEMA:
@@ -50,7 +60,7 @@ def fill(content: Content, connection: sqlite3.Connection) -> None:
 
 
 def identify(connection: sqlite3.Connection) -> str:
-    """Give an identity to a store that a release wrote which knows of none, and return it."""
+    """Add an identity to a store of a release that had none, and return it."""
     identity = _new_identity()
     connection.execute("BEGIN IMMEDIATE")
     write(connection, Change(meta={IDENTITY_KEY: identity}), {})
@@ -63,7 +73,7 @@ def _new_identity() -> str:
 
 
 def sign(connection: sqlite3.Connection) -> None:
-    """Give a checksum to the rows that a release wrote which knows of none."""
+    """Add checksums to the rows of a release that had none."""
     connection.create_function("checksum_of", 2, checksum, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     for table, names in (("meta", "key, value"), ("claims", "uid, document")):
@@ -73,9 +83,9 @@ def sign(connection: sqlite3.Connection) -> None:
 
 
 def write(connection: sqlite3.Connection, change: Change, held: Mapping[str, ClaimRecord]) -> None:
-    """Execute a change of tables that hold some claims."""
+    """Execute a change on tables that contain the claims ``held``."""
     record = change.put
-    # Of rows that keep their places none is taken out of an index and put into it again: each index is a page more to write.
+    # Rows with unchanged index entries are updated, not replaced, because each changed index is one more page to write.
     former = held.get(record.uid) if record is not None else None
     stays = record is not None and former is not None and _places(record) == _places(former)
     for uid in filter(None, (change.delete, former.uid if former is not None and not stays else None)):
@@ -98,12 +108,12 @@ def _insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
 
 
 def _put(table: str, columns: Sequence[str], key: Sequence[str], indexed: str = "") -> str:
-    """A row with such a key is there, or should be, and what is ``indexed`` stays."""
+    """Return a statement that inserts or updates a row with this key, and leaves ``indexed`` unchanged."""
     others = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in (*key, indexed))
     return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {others}"
 
 
-#: What a claim's row has between its checksum and its document, and a device's behind the claim's UID.
+#: Return the columns of a claim's row between checksum and document, and of a device's row after the claim's UID.
 _claim_values, _device_values = attrgetter(*CLAIM_COLUMNS[1:-1]), attrgetter(*DEVICE_COLUMNS[1:])
 _INSERT_CLAIM = _insert("claims", CLAIM_COLUMNS, "INSERT OR REPLACE")
 _INSERT_DEVICE = _insert("devices", DEVICE_COLUMNS, "INSERT OR REPLACE")
@@ -112,12 +122,12 @@ _PUT_DEVICE = _put("devices", DEVICE_COLUMNS, ("claim_uid", "request", "name", "
 
 
 def _places(record: ClaimRecord) -> list[tuple[str, ...]]:
-    """What stands of a claim's devices in the indexes."""
+    """Return the indexed values of a claim's devices."""
     return [(each.request, each.name, each.share_id, each.device_uuid) for each in record.devices]
 
 
 def apply(change: Change, claims: dict[str, ClaimRecord], meta: dict[str, str]) -> None:
-    """Make a change of what is in memory."""
+    """Apply a change to the content in memory."""
     if change.delete is not None:
         claims.pop(change.delete, None)
     if change.put is not None:

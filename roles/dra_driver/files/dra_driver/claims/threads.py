@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Runs blocking work on a pool's threads for an event loop: one message there and one back, which is all that a claim waits for."""
+"""Run blocking work on the threads of a pool for an event loop, with one message in each direction, so that a claim waits for little else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 async def on_thread(executor: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function on a thread of the pool, in the caller's context, and return its answer or raise its error.
+    """Call a function on a thread of the pool, in the caller's context. Return its result or raise its error.
 
-    Whoever is cancelled while it runs does not end it; what was not begun by then is not begun.
+    If the caller is canceled, running work continues, and work that has not started is not started.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -33,11 +33,11 @@ async def on_thread(executor: ThreadPoolExecutor, function: Callable[..., T], *a
             back(_succeed, found)
 
     def back(settle: Callable[..., None], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits there
             loop.call_soon_threadsafe(settle, answer, value)
 
     def given_up(begun: Future[None]) -> None:
-        if begun.cancelled():  # the pool was shut down before its turn came
+        if begun.cancelled():  # the pool was shut down before the work started
             back(_cancel, None)
 
     executor.submit(work).add_done_callback(given_up)

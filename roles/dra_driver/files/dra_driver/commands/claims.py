@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``claims`` and ``devices``: what is prepared for whom, and how the node's devices are."""
+"""``claims`` and ``devices``: list the prepared claims with their users, and the devices with their faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..claims.debts import debts_in, fabric_debts_in
+from ..claims.pending_cleanups import debts_in, fabric_debts_in
 from ..claims.records import ClaimRecord, DeviceRecord
 from ..core.errors import AcceleratorError
+from ..core.host.companions import device_owners
 from ..core.times import text_of
 from ..kubelet.attribution import PodRequests, ambiguous_pods, assign_devices
 from ..kubelet.pod_resources import ContainerDevice, container_devices, socket_path
@@ -21,7 +22,7 @@ KUBELET_SECONDS = 2.0
 
 
 def claims(node: Node) -> list[dict[str, Any]]:
-    """Return every claim in the stores, with its devices, its companions, and the containers that have it."""
+    """Return every claim in the stores, with its devices, its companion units, and the containers that use it."""
     companions, containers = companions_of(node.system), containers_of(node)
     pods = requests_by_pod(node, containers)
     return [
@@ -39,7 +40,7 @@ def claims(node: Node) -> list[dict[str, Any]]:
                 }
                 for device in record.devices
             ],
-            "companions": companions.get(record.uid, []),
+            "companions": programs_of(companions, record),
             "containers": containers_with(containers, record),
         }
         for driver in node.drivers
@@ -48,8 +49,17 @@ def claims(node: Node) -> list[dict[str, Any]]:
     ]
 
 
+def programs_of(companions: Mapping[str, list[dict[str, str]]], record: ClaimRecord) -> list[dict[str, str]]:
+    """Return the companion units that run for a claim, including those shared with other claims.
+
+    ``companions`` is the result of ``companions_of``.
+    """
+    owners = (record.uid, *sorted(device_owners(record.shared)))
+    return [each for owner in owners for each in companions.get(owner, [])]
+
+
 def claims_text(found: list[dict[str, Any]], problems: list[str]) -> str:
-    """Return claims as a table."""
+    """Return claims as a table, after a line for each problem."""
     rows: list[list[object]] = [["CLAIM", "STATE", "REQUEST", "DEVICE", "UUID", "COMPANIONS", "CONTAINERS"]]
     for claim in found:
         name = f"{claim['namespace']}/{claim['name']}"
@@ -70,7 +80,7 @@ def claims_text(found: list[dict[str, Any]], problems: list[str]) -> str:
 
 
 def device_of(device: DeviceRecord) -> dict[str, Any]:
-    """Return what a claim has of one device, for people and programs."""
+    """Return the recorded allocation of one device as a mapping, for text and JSON output."""
     return {
         "request": device.request,
         "pool": device.pool,
@@ -93,7 +103,7 @@ def device_of(device: DeviceRecord) -> dict[str, Any]:
 
 
 def devices(node: Node) -> list[dict[str, Any]]:
-    """Return the physical devices, by what the driver says; and where it does not run, those that claims have."""
+    """Return the physical devices that the drivers report, and, for a driver that does not run, those that claims use."""
     found: list[dict[str, Any]] = []
     for driver in node.drivers:
         known = {entry["uuid"] or entry["name"]: entry for entry in driver.status["devices"]}
@@ -136,7 +146,7 @@ def devices_text(found: list[dict[str, Any]]) -> str:
 
 
 def containers_of(node: Node) -> tuple[ContainerDevice, ...]:
-    """Return which containers have devices, as the kubelet tells; nothing where it does not."""
+    """Return the containers with devices, from the kubelet. Empty if the kubelet does not answer."""
     try:
         return container_devices(socket_path(node.configuration.kubelet_root), KUBELET_SECONDS)
     except AcceleratorError:
@@ -144,7 +154,7 @@ def containers_of(node: Node) -> tuple[ContainerDevice, ...]:
 
 
 def containers_with(containers: Iterable[ContainerDevice], record: ClaimRecord) -> list[str]:
-    """Return the containers that refer to a claim, each once, as namespace/pod/container."""
+    """Return the containers that refer to a claim, sorted and unique, as namespace/pod/container."""
     return sorted(
         {
             f"{each.namespace}/{each.pod}/{each.container}"
@@ -155,13 +165,16 @@ def containers_with(containers: Iterable[ContainerDevice], record: ClaimRecord) 
 
 
 def requests_by_pod(node: Node, containers: Sequence[ContainerDevice]) -> Mapping[tuple[str, str], PodRequests]:
-    """Read the pods for which the kubelet's list is ambiguous; none without ``read_pods`` or while the API server does not answer."""
+    """Return the requests of the pods for which the kubelet's list is ambiguous.
+
+    Empty without ``read_pods`` or if the API server does not answer.
+    """
     if not node.configuration.read_pods:
         return {}
     pods = {pod for driver in node.drivers for pod in ambiguous_pods(driver.name, driver.stored.records, containers)}
     if not pods:
         return {}
-    # Loads the API client only where it is used.
+    # Load the API client only if it is needed.
     from ..monitoring.pods import read_requests
 
     found, _problem = ask_api(node.configuration.kubeconfig, lambda api: read_requests(api, pods))

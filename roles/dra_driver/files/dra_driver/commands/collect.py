@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``collect``: everything that somebody who helps from afar needs to know of this node, in one file and without secrets."""
+"""``collect``: write the diagnostic data of this node, without secrets, into one archive for support."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from typing import Any
 from .. import __version__
 from ..api.kubeconfig import load_access
 from ..api.token import read_claims
-from ..core.cdi import list_specs, spec_path
 from ..core.errors import AcceleratorError
+from ..core.host.cdi import list_specs, spec_path
 from ..core.times import text_of
 from .claims import claims, devices
 from .node import Node, ask_api
@@ -47,12 +47,13 @@ LARGEST = 32 * 1024 * 1024
 
 
 def collect(node: Node, config_path: str, target: Path) -> list[str]:
-    """Write the bundle and return what could not be had. The file is the owner's alone, and there whole or not at all."""
+    """Write the archive and return the problems of missing parts. The file has mode 0600 and is created atomically."""
     missing: list[str] = []
     secrets = list(secrets_of(node))
     root = f"dra-accelerators-{node.configuration.node_name}"
     stamp = int(time.time())
-    # A new file with a random name (O_EXCL, 0600): in a directory that others can write to, a guessable name could be a link of theirs.
+    # A new file with a random name (O_EXCL, 0600). In a directory that other users can write to, a guessable name could
+    # be their symlink.
     descriptor, created = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     partial_file = Path(created)
     try:
@@ -60,7 +61,7 @@ def collect(node: Node, config_path: str, target: Path) -> list[str]:
 
             def put(name: str, text: str) -> None:
                 data = redact(text, secrets).encode("utf-8", "replace")
-                if len(data) > LARGEST:  # what is last happened last
+                if len(data) > LARGEST:  # the end is the most recent part
                     data = b"[the beginning is left out]\n" + data[-LARGEST:]
                 entry = tarfile.TarInfo(f"{root}/{name}")
                 entry.size, entry.mode, entry.mtime = len(data), 0o600, stamp
@@ -81,7 +82,7 @@ def collect(node: Node, config_path: str, target: Path) -> list[str]:
 
 
 def secrets_of(node: Node) -> Iterator[str]:
-    """Yield what is known to be secret on this node: the token and the key of the driver's identity."""
+    """Yield the known secrets of this node: token, key, and certificate of the driver's identity."""
     with contextlib.suppress(AcceleratorError, OSError):
         access = load_access(node.configuration.kubeconfig)
         yield access.token
@@ -92,7 +93,7 @@ def secrets_of(node: Node) -> Iterator[str]:
 
 
 def _parts(node: Node, config_path: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the bundle's files by name, each with what reads it."""
+    """Yield the name of each file in the archive, with the function that returns its content."""
     configuration, system = node.configuration, node.system
     yield "versions.json", partial(_json, versions)
     yield "config/driver.yaml", partial(_read, config_path)
@@ -114,7 +115,7 @@ def _parts(node: Node, config_path: str) -> Iterator[tuple[str, Callable[[], str
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of the driver, of what it runs on, and of the machine's system."""
+    """Return the versions of the driver, Python, its packages, the kernel, and the operating system."""
     system = {}
     with contextlib.suppress(OSError):
         system = platform.freedesktop_os_release()
@@ -128,7 +129,7 @@ def versions() -> dict[str, Any]:
 
 
 def identity(node: Node) -> dict[str, Any]:
-    """Return who the driver is to the API server, and until when; nothing that would let anybody be it."""
+    """Return the identity that the driver uses at the API server and its expiry time, without secrets."""
     access = load_access(node.configuration.kubeconfig)
     token = read_claims(access.token) if access.token else None
     return {
@@ -151,17 +152,19 @@ def _slices(node: Node, driver: str) -> Any:
 
 
 def _events(node: Node) -> Any:
-    """Return the Events of the node and of its claims, where the driver's identity may read them."""
-    answer, problem = ask_api(node.configuration.kubeconfig, lambda api: api.client.get("/api/v1/events"))
+    """Return the Events of the node and of its claims. Raises AcceleratorError if the identity may not read them."""
+    answer, problem = ask_api(
+        node.configuration.kubeconfig, lambda api: api.client.list_all("/api/v1/events", page=500)
+    )
     if answer is None:
         raise AcceleratorError(problem, hint="kubectl get events --all-namespaces shows them to an administrator.")
     names = {record.name for driver in node.drivers for record in driver.stored.records}
     names.add(node.configuration.node_name)
-    return [each for each in answer.get("items") or () if (each.get("involvedObject") or {}).get("name") in names]
+    return [each for each in answer if (each.get("involvedObject") or {}).get("name") in names]
 
 
 def _said(node: Node, command: Iterable[str]) -> str:
-    # The journal of the node's programs alone exceeds the limit for the output of a tool.
+    # The journal of the node's services exceeds the default output limit of a command.
     done = node.system.run(list(command), timeout=COMMAND_SECONDS, longest=LARGEST)
     return done.stdout + done.stderr
 

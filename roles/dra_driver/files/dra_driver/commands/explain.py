@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``explain``: why a claim is, or is not, prepared on this node, from everything that can be known here. Pure.
+"""``explain``: explain why a claim is or is not prepared on this node, from all facts known on the node.
 
-What could not be asked is said; nothing is guessed.
+Facts that could not be read are reported as not known. This module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ FINALIZED = "deletionTimestamp"
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found about a claim. ``claim`` is the API server's object; None with ``api_problem`` where there is none.
+    """The facts about a claim.
 
-    ``published`` are the devices that the API server shows of this node. ``faults`` say by UUID what is wrong with a device.
-    ``others`` are the records of all claims of the driver, ``said`` the driver's last lines about this one.
+    ``claim`` is the API server's object, or None with ``api_problem`` as the reason. ``published`` are this node's
+    devices in the API server. ``faults`` maps device UUIDs to faults. ``others`` are the records of the driver's other
+    claims. ``said`` are the driver's last log lines about this claim.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Facts:
 
 
 def explain(facts: Facts) -> dict[str, Any]:
-    """Return the explanation as data, the verdict first."""
+    """Return the explanation as a mapping."""
     claim = facts.claim or {}
     status = claim.get("status") or {}
     allocation = (status.get("allocation") or {}).get("devices") or {}
@@ -183,7 +184,7 @@ def _record(record: ClaimRecord, boot_id: str) -> dict[str, Any]:
 
 
 def _unallocated(facts: Facts) -> dict[str, Any]:
-    """Return for each request the devices of the node that taints, claims, and a lack of room rule out."""
+    """Return for each request the node's devices that are excluded by taints, claims, or lack of capacity."""
     if facts.published is None:
         return {"not known": "the API server was not asked what this node publishes"}
     requests = ((facts.claim or {}).get("spec") or {}).get("devices", {}).get("requests") or ()
@@ -257,7 +258,7 @@ def _used(device: Mapping[str, Any], records: Iterable[ClaimRecord]) -> str:
 def room_left(
     counters: Iterable[Mapping[str, Any]], published: Iterable[Mapping[str, Any]], records: Iterable[ClaimRecord]
 ) -> dict[str, dict[str, int]]:
-    """Return what is left of each counter after the claims that are recorded here."""
+    """Return the remaining value of each counter after the recorded claims, by counter set and counter."""
     left = {
         str(each.get("name")): {
             str(name): int(parse(str(entry["value"]))) for name, entry in (each.get("counters") or {}).items()

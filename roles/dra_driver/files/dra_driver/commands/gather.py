@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Finds out what ``explain`` explains from: the stores, the API server, the CDI file, systemd, the kubelet, the journal."""
+"""Collect the facts for ``explain``: stores, API server, CDI file, systemd, kubelet, and journal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from ..api.client import ApiError
 from ..api.resources import ResourceApi
 from ..claims.records import ClaimRecord
-from ..core.cdi import spec_path
 from ..core.errors import AcceleratorError
+from ..core.host.cdi import spec_path
 from ..status_command import companions_of
-from .claims import containers_of, containers_with
+from .claims import containers_of, containers_with, programs_of
 from .explain import Facts
 from .node import DriverOnNode, Node, ask_api
 
@@ -25,13 +25,13 @@ LINES = 5
 
 
 class UnknownClaim(AcceleratorError):
-    """No claim is meant by what was said."""
+    """The argument matches several claims."""
 
     default_code = "unknown-claim"
 
 
 def facts_of(node: Node, claim: str, kubeconfig: str = "") -> list[Facts]:
-    """Return the facts about a claim, one for each driver of the node. Raises UnknownClaim."""
+    """Return the facts about a claim, one item for each driver of the node. Raises UnknownClaim."""
     recorded = node.find(claim)
     names = {record.describe() for _driver, record in recorded}
     if len(names) > 1:
@@ -54,6 +54,7 @@ def _facts(
     uid = ((claim or {}).get("metadata") or {}).get("uid") or (record.uid if record else "")
     path = spec_path(node.configuration.cdi_directory, driver.backend.cdi_kind, record.uid) if record else ""
     slices = asked.get("slices")
+    companions = companions_of(node.system)
     return Facts(
         name=f"{namespace}/{name}",
         driver=driver.name,
@@ -71,14 +72,14 @@ def _facts(
         runs=driver.runs,
         cdi_path=path,
         cdi=_file(node, path),
-        companions=companions_of(node.system).get(uid, []),
+        companions=programs_of(companions, record) if record else companions.get(uid, []),
         containers=containers_with(containers_of(node), record) if record is not None else (),
         said=_journal(node, uid, f"{namespace}/{name}"),
     )
 
 
 async def _ask(api: ResourceApi, driver: str, node: Node, namespace: str, name: str) -> dict[str, Any]:
-    """Ask what may be asked; each that may not, or is not there, is said, and ends no other."""
+    """Return the claim and the slices from the API server. A failure to read the claim is returned as "problem"."""
     answer: dict[str, Any] = {}
     api.client.opaque_of.add(driver)
     try:
@@ -98,7 +99,7 @@ def _file(node: Node, path: str) -> Mapping[str, Any] | None:
 
 
 def _journal(node: Node, uid: str, name: str) -> list[str]:
-    """Return the driver's last lines about a claim; nothing where there is no journal."""
+    """Return the driver's last log lines about a claim. Empty without a journal."""
     command = ["journalctl", "--no-pager", "--output=cat", "--lines=2000", f"--unit={UNIT}"]
     with contextlib.suppress(AcceleratorError):
         lines = node.system.run(command, timeout=JOURNAL_SECONDS).stdout.splitlines()

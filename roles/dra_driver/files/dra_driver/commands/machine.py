@@ -4,13 +4,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .. import config
-from ..core.backend import create
 from ..core.errors import AcceleratorError
-from ..core.system import System
-from ..machine import Machine, current_machine, delete_state, store_machine, stored_machine
+from ..core.host.system import System
+from ..core.vendors.registry import create
+from ..machine import ForeignState, Machine, current_machine, delete_file, delete_state, store_machine, stored_machine
 
 
 def run_action(action: str, config_path: str) -> tuple[str, ...]:
@@ -33,17 +31,26 @@ def run_action(action: str, config_path: str) -> tuple[str, ...]:
             f"The action {action} failed for {error.filename}: {error.strerror}",
             hint="Run this command as root, again after a failure.",
         ) from error
-    lines = [f"this machine: {machine.describe()}"]
-    for directory in directories:
+    return (f"this machine: {machine.describe()}", *(f"{each}: {_stored(machine, each)}" for each in directories))
+
+
+def _stored(machine: Machine, directory: str) -> str:
+    try:
         stored = stored_machine(directory)
-        lines.append(f"{directory}: {_stored(machine, stored)}")
-    return tuple(lines)
-
-
-def _stored(machine: Machine, stored: Machine | None) -> str:
+    except ForeignState as error:
+        return f"an UNKNOWN machine: {error}"
     if stored is None:
         return "belongs to no machine yet"
     return f"{'ANOTHER machine' if machine.is_other(stored) else 'this machine'} ({stored.describe()})"
+
+
+def _is_foreign(machine: Machine, directory: str) -> bool:
+    """Return whether the state is that of another or an unknown machine."""
+    try:
+        stored = stored_machine(directory)
+    except ForeignState:
+        return True
+    return stored is not None and machine.is_other(stored)
 
 
 def _reset(directories: list[str], machine: Machine, kubeconfig: str, config_path: str) -> tuple[str, ...]:
@@ -51,7 +58,7 @@ def _reset(directories: list[str], machine: Machine, kubeconfig: str, config_pat
 
     A driver in a pod has no files for its identity. It continues with the identity of its pod's node.
     """
-    copied = [each for each in directories if (stored := stored_machine(each)) and machine.is_other(stored)]
+    copied = [each for each in directories if _is_foreign(machine, each)]
     if not copied:
         raise AcceleratorError(
             "This machine has no state of another machine, so nothing is reset",
@@ -60,11 +67,8 @@ def _reset(directories: list[str], machine: Machine, kubeconfig: str, config_pat
         )
     deleted: list[str] = []
     if kubeconfig:
-        # Before the state: without these credentials no driver can act as the other node.
-        for path in (kubeconfig, config_path):
-            if Path(path).exists():
-                Path(path).unlink()
-                deleted.append(path)
+        # Before the state: without these credentials no driver can act as the other node, also after a power failure.
+        deleted += [path for path in (kubeconfig, config_path) if delete_file(path)]
     for directory in copied:
         deleted += delete_state(directory)
         if not kubeconfig:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The node as a command finds it: its configuration, and of each driver what it says, what is stored, and where things lie."""
+"""The node as commands see it: its configuration and, for each driver, the reported status, the store, and the paths."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import config
 from ..claims.records import ClaimRecord
 from ..config import Configuration
-from ..core.backend import create
-from ..core.backend_protocol import Backend
 from ..core.errors import AcceleratorError
-from ..core.system import System
+from ..core.host.system import System
+from ..core.vendors.protocol import Backend
+from ..core.vendors.registry import create
 from ..deadlines import within
 from ..kubelet.sockets import paths_of
 from ..status_command import instance_of
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from ..api.resources import ResourceApi
 
 T = TypeVar("T")
-# Together, for all that a command asks of the API server.
+# The timeout for all API server requests of a command, in seconds.
 API_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class DriverOnNode:
-    """One driver of the node. ``status`` is what it tells itself; its ``pid`` is 0 where none runs. ``socket`` is where it serves."""
+    """One driver of the node.
+
+    ``status`` is the status that the driver reports; its ``pid`` is 0 if no process answers. ``socket`` is the path of
+    the DRA socket.
+    """
 
     name: str
     pool: str
@@ -43,7 +47,7 @@ class DriverOnNode:
 
     @property
     def runs(self) -> bool:
-        """Whether a process answers."""
+        """Return whether a process answers."""
         return bool(self.status["pid"])
 
 
@@ -56,7 +60,7 @@ class Node:
     system: System
 
     def find(self, claim: str) -> list[tuple[DriverOnNode, ClaimRecord]]:
-        """Return the records of a claim: by UID, by namespace/name, or by name in whatever namespace."""
+        """Return the records of a claim, selected by UID, by namespace/name, or by name in any namespace."""
         return [
             (driver, record)
             for driver in self.drivers
@@ -66,7 +70,7 @@ class Node:
 
 
 def look(config_path: str, system: System | None = None) -> Node:
-    """Look at the node. Raises InvalidConfiguration."""
+    """Read the state of the node's drivers. Raises InvalidConfiguration."""
     system = system or System()
     configuration = config.load(config_path)
     found = []
@@ -90,9 +94,9 @@ def look(config_path: str, system: System | None = None) -> Node:
 
 
 def ask_api(kubeconfig: str, ask: Callable[[ResourceApi], Awaitable[T]]) -> tuple[T | None, str]:
-    """Ask the API server something, with a deadline; returns the answer, or None and why there is none."""
+    """Query the API server with a timeout, and return the result and "", or None and the problem."""
 
-    # What asks nobody starts in a third of the time without it, and a probe is waited for.
+    # Commands without API requests, such as a probe, start three times as fast without this import.
     from ..api.client import ApiClient
     from ..api.resources import ResourceApi
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Answers of commands: JSON for programs, lines and tables for people."""
+"""Output of commands: JSON, or text as lines and tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def write(answer: Any, style: str, text: str) -> None:
-    """Print an answer as JSON, or its text."""
+    """Print ``answer`` as JSON if ``style`` is "json", else print ``text``."""
     sys.stdout.write(json.dumps(answer, indent=2, default=str) + "\n" if style == "json" else text)
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:
-    """Return rows, the first of which are headings, in columns; nothing for headings alone."""
+    """Return rows as aligned columns. The first row is the heading. Without other rows the result is ""."""
     if len(rows) < 2:
         return ""
     texts = [[str(cell) if cell not in (None, "") else "-" for cell in row] for row in rows]
@@ -25,7 +25,7 @@ def table(rows: Sequence[Sequence[object]]) -> str:
 
 
 def outline(value: Any, indent: int = 0) -> str:
-    """Return nested values as indented lines; what is empty is left out."""
+    """Return nested values as indented lines, without empty values."""
     space = "  " * indent
     if isinstance(value, Mapping):
         lines = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``probe``: whether the driver lives, asked through the very socket that the kubelet uses, and whether it can prepare claims."""
+"""``probe``: check through the kubelet's socket whether the driver is alive, and whether it can prepare claims."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class NotAlive(AcceleratorError):
 
 
 def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
-    """Return what is wrong with a driver that says ``status`` of itself and serves at ``path``; nothing where nothing is.
+    """Return the problems of a driver with this status and DRA socket path; empty if there are none.
 
-    An instance that is coming up, or stands by for another one, serves nobody: it lives where it says so. So does one whose way is the
-    kubelet's device-plugin API, which knows no call that asks for nothing.
+    ``what`` is "liveness" or "readiness". Two kinds of instances are alive if they report a status: one that starts or
+    is on standby, and one that serves the kubelet's device-plugin API, which has no call without an effect.
     """
     is_plugin = status["pid"] and status.get("kubelet_interface") == DEVICE_PLUGIN
     if not is_plugin and (status["role"] in (Role.WAITING, Role.SERVING) or not status["pid"]):
@@ -36,7 +36,10 @@ def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[s
 
 
 def call(path: str, seconds: float) -> None:
-    """Have the service at a socket prepare no claim at all: it goes the way of every claim. Raises NotAlive."""
+    """Call the service at a socket to prepare an empty list of claims, which takes the path of every claim.
+
+    Raises NotAlive.
+    """
     import grpc
 
     from ..protocol import dra_v1_pb2, dra_v1_pb2_grpc
@@ -55,7 +58,7 @@ def call(path: str, seconds: float) -> None:
 
 
 def problems_of(status: dict[str, Any]) -> list[str]:
-    """Return what keeps a driver from preparing claims, by what it says of itself."""
+    """Return the reasons why a driver cannot prepare claims, from its status."""
     found = [str(each) for each in status["problems"]]
     if not status["published"] and not found:
         is_plugin = status.get("kubelet_interface") == DEVICE_PLUGIN

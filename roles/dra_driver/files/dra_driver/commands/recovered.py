@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import config
-from ..core import repair_marks
-from ..core.backend import create
 from ..core.errors import AcceleratorError, NotFound
-from ..core.prepared import wake_driver
-from ..core.system import System
+from ..core.health import repair_marks
+from ..core.host.system import System
+from ..core.store.prepared_claims import wake_driver
+from ..core.vendors.registry import create
 from ..supervisors.health import known_faults
 
 ALL = "all"
@@ -20,8 +20,8 @@ ALL = "all"
 def report_repairs(config_path: str, devices: Sequence[str]) -> tuple[str, ...]:
     """Mark these devices as repaired, wake the driver, and return a line for each of them.
 
-    The driver ends the faults that the devices have reported. Faults that its scans find stay until a scan no longer finds them. Raises
-    NotFound for a device without a reported fault: then no device is marked.
+    The driver clears the faults that the devices have reported. Faults found by a scan stay until a scan no longer
+    finds them. Raises NotFound for a device without a reported fault; then no device is marked.
     """
     configuration = config.load(config_path)
     chosen: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def report_repairs(config_path: str, devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def _known(directory: str) -> tuple[str, ...]:
-    """Return the UUIDs of the devices with faults that a driver keeps."""
+    """Return the UUIDs of the devices with recorded faults."""
     try:
         return tuple(known_faults(System(), directory))
     except (OSError, ValueError) as error:

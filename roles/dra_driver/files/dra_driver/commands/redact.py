@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Takes secrets out of text: what is known to be one, and what looks like one. Pure."""
+"""Remove secrets from text: known secrets, and text with the form of a secret.
+
+This module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,31 @@ import re
 from collections.abc import Iterable
 
 MARK = "[redacted]"
-# Shorter ones would take words out of the text.
+# Replacing shorter secrets would remove ordinary text.
 SHORTEST = 6
 #: The longest PEM block, from the end of its first line to its last line, in characters.
 _LONGEST_BLOCK = 20000
 _BEGIN, _END = (re.compile(rf"-----{word} [A-Z0-9 ]{{1,40}}-----") for word in ("BEGIN", "END"))
 _WEB_TOKEN_TEXT = re.compile(r"[A-Za-z0-9_.-]{12,}")
-# Each of them takes time in proportion to the length of the text: no place of it is read again for many others.
+# Each pattern takes time in proportion to the length of the text, because no position starts a long rescan.
 _PATTERNS = (
     # A PEM block without an end: the rest of its lines.
     re.compile(r"-----BEGIN [A-Z0-9 ]{1,40}-----(?:(?:\s|\\n){0,9}[A-Za-z0-9+/=]{16,80})*"),
     re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s\\]{20,}"),  # PEM in base64
     re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{6,}"),
-    re.compile(r"(?<=://)[^/\s:@\"']+:[^/\s@\"']+(?=@)"),  # who somebody is to a proxy
+    re.compile(r"(?<=://)[^/\s:@\"']+:[^/\s@\"']+(?=@)"),  # credentials in a proxy URL
 )
-# A value behind a name that says what it is, in YAML, JSON, or an environment.
+# A value after a name for secrets, in YAML, JSON, or environment variables.
 _NAMED = re.compile(
     r"(?i)(?P<name>(?:token|password|passwd|secret|credential|api[_-]?key|client-key-data|client-certificate-data|private[_-]?key)"
     r"[\w.-]{0,40}[\"']?\s{0,9}[:=]\s{0,9})(?P<value>\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\s,}\]\"']+)"
 )
-# Names that have one of these words and hold no secret.
+# Names that match a pattern above but hold no secret.
 _HARMLESS = re.compile(r"(?i)token_?(lifetime|expiry\w*|file)|secret_content")
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text without secrets: those that are given, also in base64, and all that look like one."""
+    """Return the text without the given secrets, also in base64 form, and without text that has the form of a secret."""
     for secret in sorted({form for each in secrets for form in _forms(each)}, key=len, reverse=True):
         text = text.replace(secret, MARK)
     text = _WEB_TOKEN_TEXT.sub(_without_web_tokens, _without_blocks(text))
@@ -43,7 +46,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _without_blocks(text: str) -> str:
-    """Replace PEM blocks; the text is read once, whatever it contains."""
+    """Replace PEM blocks in one pass over the text."""
     parts: list[str] = []
     done = 0
     end: re.Match[str] | None = None
@@ -61,7 +64,7 @@ def _without_blocks(text: str) -> str:
 
 
 def _without_web_tokens(found: re.Match[str]) -> str:
-    """Replace JSON web tokens in a run of their characters: two or three parts, the first of which begins with eyJ."""
+    """Replace JSON web tokens in a match: two or three parts, the first of which begins with eyJ."""
     parts = found[0].split(".")
     left: list[str] = []
     number = 0

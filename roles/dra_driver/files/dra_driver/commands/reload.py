@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""``dra-driver reload``: the running driver works by the configuration file as it is now, or says why not."""
+"""``dra-driver reload``: apply the configuration file to the running driver, or report why it cannot be applied."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from .. import config
 from ..config import Configuration
-from ..core.backend import create
-from ..core.system import System
+from ..core.host.system import System
 from ..core.texts import join_problems
+from ..core.vendors.registry import create
 from ..status_command import instance_of
 
 POLL_SECONDS = 0.2
@@ -21,9 +21,9 @@ AGAIN = "; it is a pod's, which starts again by itself within seconds"
 
 
 def reload(config_path: str, seconds: float) -> tuple[str, ...]:
-    """Tell the driver and wait until it works by the file; returns what is wrong, nothing where it does.
+    """Signal the drivers, wait until they use the file, and return the problems; empty if there are none.
 
-    Raises InvalidConfiguration for a file that no driver would take: nobody is told then.
+    ``seconds`` is the timeout. Raises InvalidConfiguration for an invalid file; then no driver is signaled.
     """
     configuration = config.load(config_path)
     names = sorted({configuration.driver_name or create(each, System()).driver_name for each in configuration.backends})
@@ -55,7 +55,7 @@ def _refuses(told: dict[str, Any], configuration: Configuration) -> bool:
 
 
 def _problem(told: dict[str, Any], configuration: Configuration) -> str:
-    """Return why a driver does not work by the configuration; "" where it does."""
+    """Return why a driver does not use the configuration; "" if it does."""
     if told["configuration"] == configuration.digest and told["ready"]:
         return ""
     return join_problems(told["problems"]) or "it does not work by the file yet"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Reads the store of prepared claims without changing it, whether or not the driver runs."""
+"""Read the store of prepared claims without changing it, also while the driver runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from ..claims.forms import StoreDamaged, read
 from ..claims.records import ClaimRecord
+from ..claims.store_schema import StoreDamaged, read
 from ..core.errors import AcceleratorError
+from ..core.host.system import path_exists
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a store holds; ``problem`` says why it could not be read, or that some of it is not as it was written."""
+    """The content of a store. ``problem`` is the reason why it could not be read, or a description of its damage."""
 
     records: tuple[ClaimRecord, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
@@ -28,18 +29,19 @@ class Stored:
 
 
 def read_store(path: str) -> Stored:
-    """Read a store; what cannot be read is said."""
-    if not Path(path).exists():
-        return Stored(problem=f"there is no store at {path}")
+    """Return the content of a store. A read error is returned as ``problem``."""
     try:
+        if not path_exists(path):
+            return Stored(problem=f"there is no store at {path}")
         try:
             return _read(path, path)
         except sqlite3.OperationalError:
-            # SQLite wants to make files beside a store that no driver has open, and may not where the folder is read-only.
+            # SQLite creates files next to a store that no driver has open, which fails in a read-only directory. So a
+            # copy is read.
             with tempfile.TemporaryDirectory() as folder:
                 copy = str(Path(folder) / "state.db")
                 for suffix in ("", "-wal"):
-                    if Path(path + suffix).exists():
+                    if path_exists(path + suffix):
                         shutil.copyfile(path + suffix, copy + suffix)
                 return _read(copy, path)
     except (sqlite3.Error, OSError, ValueError, AcceleratorError) as error:

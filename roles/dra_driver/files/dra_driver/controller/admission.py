@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the webhook answers about a claim, a template or a class: what the drivers would refuse, said before it is stored. Pure.
+"""Decide the webhook's answer for a claim, template, or class: reject what the drivers would refuse, before it is stored.
 
-Facts: k8s.io/api/admission/v1/types.go. Nothing is ever changed, and what cannot be read is refused by nobody but its own server.
+No side effects. Facts: k8s.io/api/admission/v1/types.go. Objects are never changed. Objects that cannot be parsed are
+left to the API server.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.backend import BACKENDS, create
-from ..core.configuration import ConfigKind
-from ..core.device_classes import DeviceTypes, kinds_of_classes
+from ..core.dra.class_kinds import DeviceTypes, kinds_of_classes
+from ..core.dra.manifest_check import Checked, ManifestProblem, check_manifest
+from ..core.dra.opaque_config import ConfigKind
 from ..core.errors import AcceleratorError
-from ..core.manifests import Checked, ManifestProblem, check_manifest
+from ..core.vendors.registry import BACKENDS, create
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
-#: So many problems and doubts are told of one object, and so many characters of each.
+#: The maximum number of problems and warnings for one object, and of characters in each.
 MOST_TOLD, MOST_CHARACTERS = 20, 300
-#: The API server cuts warnings at 256 characters of its own accord.
+#: The API server truncates warnings at 256 characters.
 WARNING_CHARACTERS = 250
 
 
 class NoReview(AcceleratorError):
-    """What came is no AdmissionReview."""
+    """The request is not an AdmissionReview."""
 
     default_code = "no-admission-review"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What configurations are checked against: the kinds that each driver knows, and what the devices of classes are.
+    """The rules for configurations: the configuration kinds of each driver, and the kinds of devices of DeviceClasses.
 
-    ``standard`` are the vendors' classes and ``told`` those that the site has told of; between them is what the cluster's classes say
-    themselves by ``device_types``.
+    ``standard`` are the vendors' classes, and ``told`` the configured ones, which take precedence. In between are the
+    cluster's classes, by ``device_types``.
     """
 
     config_kinds: Mapping[str, Sequence[ConfigKind]]
@@ -45,7 +46,7 @@ class Rules:
 
 
 def rules_for(drivers: Sequence[str], device_classes: Mapping[str, str]) -> Rules:
-    """The rules of all vendors whose drivers the controller acts for; ``device_classes`` are the site's own."""
+    """Return the rules of all vendors with these drivers. ``device_classes`` are the configured classes."""
     backends = [create(vendor) for vendor in BACKENDS]
     known = {backend.driver_name: backend.config_kinds for backend in backends if backend.driver_name in drivers}
     standard = {name: kind for backend in backends for name, kind in backend.device_classes.items()}
@@ -53,7 +54,10 @@ def rules_for(drivers: Sequence[str], device_classes: Mapping[str, str]) -> Rule
 
 
 def answer(review: Any, rules: Rules, classes: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Answer an AdmissionReview; ``classes`` are what the cluster's classes say of their devices, by name. Raises NoReview."""
+    """Return the answer to an AdmissionReview.
+
+    ``classes`` are the cluster's classes and their kinds of devices, by name. Raises NoReview.
+    """
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or review.get("apiVersion") != API_VERSION or not request.get("uid"):
         raise NoReview(f"What came is no {KIND} of {API_VERSION} with a request")
@@ -73,7 +77,7 @@ def answer(review: Any, rules: Rules, classes: Mapping[str, str] | None = None) 
 
 
 def _is_new(request: Mapping[str, Any]) -> bool:
-    """Whether an object is made, or its spec is another one: whoever takes a finalizer off is not told what is wrong with the rest."""
+    """Return whether an object is created, or its spec changes: a request that removes a finalizer is not checked."""
     specs = [
         each.get("spec") if isinstance(each, Mapping) else None for each in map(request.get, ("object", "oldObject"))
     ]

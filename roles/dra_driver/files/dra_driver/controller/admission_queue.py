@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Limit what callers of the webhook, who need no certificate, can take of the controller's memory and processor time.
+"""Limit the memory and processor time that callers of the webhook, who need no certificate, can use.
 
 Bodies are decoded one at a time, on threads, so that the event loop can renew the Lease. Large bodies have a separate
-queue, so that they do not delay those of usual size. One address has few requests in a queue, so that a flood from one address delays
-the API server by a few requests only. Callers that send their bodies slowly take places in memory: there are enough of them for
-hundreds of addresses.
+queue, so that they do not delay those of usual size. One address has few requests in a queue, so that a flood from one
+address delays the API server by a few requests only. Callers that send their bodies slowly occupy memory slots. There
+are enough of these for hundreds of addresses.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ T = TypeVar("T")
 
 #: Bytes of a body of usual size. A claim with an old and a new version has a few KiB.
 USUAL_BYTES = 256 * 1024
-#: Requests of one address that are worked on or queued; more wait before their bodies are read.
+#: The maximum number of running and queued requests of one address. Further ones wait before their bodies are read.
 REQUESTS_OF_ADDRESS = 4
-#: Bodies that are in memory at once, of usual size and larger ones: at most 256 MiB and 64 MiB.
+#: The maximum number of bodies in memory, of usual size and larger ones: at most 256 MiB and 64 MiB.
 USUAL_AT_ONCE, LARGE_AT_ONCE = 1024, 16
-#: Time for a request, in seconds, as long as the API server waits (timeoutSeconds of the webhook).
+#: The time limit for a request, in seconds, equal to the API server's (timeoutSeconds of the webhook).
 REQUEST_SECONDS = 1.0
 
 
 class AdmissionQueue:
-    """Runs one function for the body of each request, on a thread."""
+    """Run one function for the body of each request, on a thread."""
 
     def __init__(self) -> None:
         self._usual = _Lane(USUAL_AT_ONCE, "admission")
@@ -41,7 +41,10 @@ class AdmissionQueue:
         self._addresses: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(self, request: web.Request, work: Callable[[bytes], T]) -> T:
-        """Return what ``work`` returns for the body. Raises asyncio.TimeoutError when it takes too long to read or to wait."""
+        """Return the result of ``work`` for the body.
+
+        Raises asyncio.TimeoutError if reading or waiting takes too long.
+        """
         address = request.remote or ""
         own = self._addresses.get(address)
         if own is None:
@@ -57,7 +60,7 @@ class AdmissionQueue:
 
 
 class _Lane:
-    """Reads some bodies at once, and works on one after the other."""
+    """Read several bodies at once, and process one after the other."""
 
     def __init__(self, at_once: int, name: str) -> None:
         self.bodies = asyncio.Semaphore(at_once)

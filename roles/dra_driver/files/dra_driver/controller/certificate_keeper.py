@@ -29,7 +29,7 @@ LOOK_SECONDS, SOON_SECONDS = 30.0, 2.0
 
 
 def utc_now() -> datetime.datetime:
-    """The time, for what is written into certificates."""
+    """Return the current time, for dates in certificates."""
     return datetime.datetime.now(datetime.timezone.utc)
 
 
@@ -57,7 +57,10 @@ class WebhookSecret:
 
 
 class CertificateKeeper:
-    """The serving certificate, in a TLS context that is updated in place. ``told`` is called with the expiry time of each new one."""
+    """The serving certificate, in a TLS context that is updated in place.
+
+    ``told`` is called with the expiry time of each new one.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class CertificateKeeper:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep the certificate valid until cancelled."""
+        """Keep the certificate valid until canceled."""
         while True:
             try:
                 await self.look()
@@ -94,7 +97,10 @@ class CertificateKeeper:
 
     @property
     def pause(self) -> float:
-        """For how many seconds it looks away: a certificate that lives shorter is looked at twice after it is due and before its end."""
+        """Return the seconds until the next check.
+
+        A short-lived certificate is checked twice between its renewal time and its end.
+        """
         return SOON_SECONDS if self._own is None else min(LOOK_SECONDS, self._seconds / 6)
 
     async def look(self) -> None:

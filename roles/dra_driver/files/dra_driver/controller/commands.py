@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The command line of the controller: run it, or see what it would do."""
+"""The command line of the controller: run it, or show its planned actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .. import logs
 from ..config import InvalidConfiguration
 from ..core.errors import AcceleratorError
-from . import settings as configured
+from . import controller_config as configured
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller's process, from start to the end that systemd, the kubelet or a user asks for."""
+"""Run the controller's process, from its start to the signal of systemd, the kubelet, or a user."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ..api.client import ApiClient
 from ..api.events import EventRecorder
 from ..api.resources import GROUP, ResourceApi
 from ..api.watching import Watched
-from ..core.device_classes import kind_of_class
-from ..core.system import System
+from ..core.dra.class_kinds import kind_of_class
+from ..core.host.system import System
 from ..logs import fields
 from ..scrapes import add_metrics, metrics_readers
 from ..service_manager import notify
-from ..supervisors.identity import IdentityKeeper
-from ..supervisors.shared import keep
+from ..supervisors.driver_state import keep
+from ..supervisors.token_renewal import IdentityKeeper
 from .admission import rules_for
 from .certificate_keeper import CertificateKeeper, WebhookSecret
+from .cleanup_loop import Keeper
+from .controller_config import ControllerSettings
+from .controller_metrics import Measurements
 from .drift import begun, findings
-from .fleet import FleetReport
-from .keeping import Keeper
+from .fleet_report import FleetReport
+from .health_server import keep_serving, status_application
 from .lease import Elector, Terms
-from .measurements import Measurements
-from .readers import Readers
+from .reader_authorization import Readers
 from .report_page import add_report
 from .reporting import Reporter
-from .settings import ControllerSettings
-from .web import keep_serving, status_application
 from .webhook import application
 
 LOG = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ COMPONENT = "dra-accelerators-controller"
 
 
 def terms_of(lease_seconds: float) -> Terms:
-    """The times of a Lease in the proportions of Kubernetes' own controllers: 15, 10 and 2 seconds."""
+    """Return the times of a Lease in the proportions of Kubernetes' own controllers: 15, 10, and 2 seconds."""
     return Terms(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
@@ -58,7 +58,7 @@ def make_keeper(
     events: EventRecorder,
     reports: EventRecorder,
 ) -> Keeper:
-    """Put the acting part together. ``events`` are those of the clean-up, ``reports`` those of drift and progress."""
+    """Create the active part. ``events`` is for the cleanup, ``reports`` for drift and progress."""
     reporter = Reporter(
         drivers=settings.drivers,
         events=reports,
@@ -77,6 +77,7 @@ def make_keeper(
         interval=settings.interval,
         dry_run=settings.dry_run,
         reporter=reporter,
+        driver_namespace=settings.driver_namespace,
     )
 
 
@@ -100,7 +101,7 @@ class Webhook:
         )
 
     async def serve(self) -> None:
-        """Serve once there is a certificate, until cancelled."""
+        """Serve as soon as there is a certificate, until canceled."""
         await self.certificate.ready.wait()
         await keep_serving(
             self._application,
@@ -111,7 +112,7 @@ class Webhook:
 
     @property
     def has_metrics(self) -> bool:
-        """Whether the metrics are served here."""
+        """Return whether the metrics are served here."""
         return self._metrics is not None
 
     def _application(self) -> web.Application:
@@ -123,7 +124,7 @@ class Webhook:
         return made
 
     def kinds(self) -> dict[str, str]:
-        """What the cluster's classes say of their devices, by name, as far as it is known: nobody waits for more."""
+        """Return the known kinds of devices of the cluster's classes, by name. Does not wait for unknown ones."""
         return {name.rpartition("/")[2]: kind for name, kind in self.classes.items.items()}
 
     async def _find_classes(self) -> str:
@@ -136,9 +137,9 @@ async def run_controller(settings: ControllerSettings) -> int:
     LOG.info("starting", extra=fields(version=__version__, name=settings.name, drivers=list(settings.drivers)))
     measurements = Measurements()
     client = ApiClient(settings.kubeconfig, user_agent=f"{COMPONENT}/{__version__}", observer=measurements.request)
-    # Each may write so many in a time: clean-up and reports do not take each other's away.
+    # Each has its own rate limit, so that cleanup and reports do not block each other.
     events, reports = (EventRecorder(client, component=COMPONENT, node_name=settings.name) for _each in range(2))
-    # Another name at every start: what a former process of this host has left held is not taken for this one's.
+    # A new name at every start, so that a Lease of an earlier process on this host is not treated as this one's.
     elector = Elector(
         client,
         namespace=settings.namespace,
@@ -204,12 +205,15 @@ async def run_controller(settings: ControllerSettings) -> int:
 
 
 async def show_plan(settings: ControllerSettings) -> list[str]:
-    """What would be done right now, in words, if every absent node had been so for long. Raises ApiError, ApiUnreachable."""
+    """Return the actions that would be taken now if the grace period of all absent nodes were over.
+
+    Raises ApiError, ApiUnreachable.
+    """
     return [str(action) for action in await _once(settings, lambda keeper: keeper.plan_once())]
 
 
 async def show_drift(settings: ControllerSettings) -> list[str]:
-    """What is out of order right now, in words, for however short a time. Raises ApiError, ApiUnreachable."""
+    """Return the current findings as text, however short they exist. Raises ApiError, ApiUnreachable."""
     view = await _once(settings, lambda keeper: keeper.look_once())
     found = findings(view, settings.drivers, changed_at=0.0)
     return [report.message for report in begun(found).values()]

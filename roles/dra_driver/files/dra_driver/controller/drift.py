@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Where nodes, their drivers and what is published of them do not agree, and for how long. Pure.
+"""Find differences between nodes, their drivers, and their published slices, and track how long each one lasts.
 
-``findings`` says what is so at one moment; ``follow`` turns moments into what has lasted. Facts: the scheduler takes the slices
-of a pool's newest generation alone, and leaves a pool out whose resourceSliceCount they do not reach (k8s.io/dynamic-resource-
-allocation, structured/pools.go); a device with a taint of the effect NoSchedule or NoExecute is not given out.
+No side effects.
+
+``findings`` returns the differences at one moment. ``follow`` combines moments and finds those that last. Facts: the
+scheduler uses only the slices of a pool's newest generation, and ignores a pool with fewer slices than its
+resourceSliceCount (k8s.io/dynamic-resource-allocation, structured/pools.go). It does not allocate a device with a taint
+of effect NoSchedule or NoExecute.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .cleanup_plan import View
 from .facts import SliceFacts
-from .plan import View
 from .progress import releases
 
 NODE_ABSENT, NODE_NOT_READY, NO_SLICES = "node-absent", "node-not-ready", "no-slices"
@@ -33,18 +36,21 @@ KINDS = (
     DRAIN_LEFT,
     LAYOUT_DIFFERS,
 )
-#: So many devices are named in one message.
+#: The maximum number of devices in one message.
 MOST_NAMED = 5
 
-#: What a finding is about: kind, node, driver, pool, device; "" for what it has none of.
+#: The identity of a finding: kind, node, driver, pool, device. Unused parts are "".
 Key = tuple[str, str, str, str, str]
-#: What one Event is about: a key without the device.
+#: The subject of one Event: a key without the device.
 Place = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be. ``since`` is given where more is known than when it was first seen."""
+    """A difference between desired and current state.
+
+    ``since`` is set if the start is known better than by the first observation.
+    """
 
     kind: str
     node: str
@@ -58,13 +64,13 @@ class Finding:
 
     @property
     def key(self) -> Key:
-        """What it is about, the same as long as it lasts."""
+        """Return the identity, which stays the same while the finding lasts."""
         return (self.kind, self.node, self.driver, self.pool, self.device)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A finding, since when it is so, and whether it has lasted."""
+    """A finding, the time since it exists, and whether it has lasted long enough to report."""
 
     finding: Finding
     since: float
@@ -73,7 +79,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class Report:
-    """What is said once: what began to last at one place, or has ended. A pool of no single node is spoken of at its first slice."""
+    """One message to publish: findings at one place began to last, or ended.
+
+    For a pool without a node, the Event is on its first slice.
+    """
 
     node: str
     slice_name: str
@@ -88,7 +97,10 @@ def findings(
     absent_since: Mapping[str, float] | None = None,
     changed_at: float | None = None,
 ) -> list[Finding]:
-    """What is so at this moment. ``changed_at`` is when a node last changed its release; None: nothing is known of that."""
+    """Return the findings at this moment.
+
+    ``changed_at`` is the time at which a node last changed its release. None means that it is not known.
+    """
     ours = [one for one in view.slices if one.ours and one.driver in drivers]
     with_slices = {one.node for one in ours if one.node}
     found: list[Finding] = []
@@ -101,7 +113,8 @@ def findings(
         elif node not in with_slices and not facts.is_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
     found += _of_pools(ours)
-    # Each run that drains lifts its rules at the end; ``pool`` is the operation here, so that each is told by itself.
+    # Each drain removes its rules at its end. Here ``pool`` is the operation, so that each drain has a finding of its
+    # own.
     found += [
         Finding(DRAIN_LEFT, rule.node, pool=rule.operation, device=rule.name)
         for rule in sorted(view.rules)
@@ -136,7 +149,10 @@ def _of_pools(ours: Iterable[SliceFacts]) -> Iterable[Finding]:
 
 
 def _behind(view: View, changed_at: float) -> Iterable[Finding]:
-    """Nodes of releases that fewer nodes have than the one that most have; of two that as many have, the later name leads."""
+    """Yield the nodes whose release is not the most common one.
+
+    If two releases are equally common, the later name wins.
+    """
     counts = Counter(releases(view).values())
     if len(counts) < 2:
         return
@@ -148,7 +164,10 @@ def _behind(view: View, changed_at: float) -> Iterable[Finding]:
 
 
 def follow(former: Mapping[Key, Drift], found: Iterable[Finding], *, now: float, lasting: float) -> dict[Key, Drift]:
-    """What is so, since when, and whether for at least ``lasting`` seconds. What was not so in between begins anew."""
+    """Return the current findings, with the time since when each exists and whether that is at least ``lasting`` seconds.
+
+    A finding that was absent in between starts again.
+    """
     result: dict[Key, Drift] = {}
     for finding in found:
         known = former.get(finding.key)
@@ -158,12 +177,12 @@ def follow(former: Mapping[Key, Drift], found: Iterable[Finding], *, now: float,
 
 
 def lasting_of(drifts: Mapping[Key, Drift]) -> Counter[str]:
-    """How many findings of each kind have lasted."""
+    """Return how many findings of each kind have lasted."""
     return Counter(drift.finding.kind for drift in drifts.values() if drift.lasting)
 
 
 def places(drifts: Mapping[Key, Drift]) -> dict[Place, list[Finding]]:
-    """What has lasted, by what one Event is about."""
+    """Return the findings that have lasted, by the subject of their Event."""
     result: dict[Place, list[Finding]] = {}
     for key, drift in drifts.items():
         if drift.lasting:
@@ -174,7 +193,7 @@ def places(drifts: Mapping[Key, Drift]) -> dict[Place, list[Finding]]:
 def reports(
     told: Mapping[Place, Report], drifts: Mapping[Key, Drift], lasting: float
 ) -> tuple[dict[Place, Report], dict[Place, Report]]:
-    """What has begun to last and is not among what was ``told``, and what was told and is over."""
+    """Return the new reports of lasting findings, and the previous reports (``told``) that have ended."""
     now_so = places(drifts)
     begun = {
         at: Report(at[1], those[0].slice_name, those[0].slice_uid, begun_message(at, those, lasting))
@@ -186,12 +205,12 @@ def reports(
 
 
 def begun(found: Iterable[Finding]) -> dict[Place, Report]:
-    """What is so at this moment, for however short a time, in words."""
+    """Return reports of all current findings, however short they exist."""
     return reports({}, follow({}, found, now=0.0, lasting=0.0), 0.0)[0]
 
 
 def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
-    """What is so, for how long at least, and what to do."""
+    """Return a message with the finding, its minimum duration, and the remedy."""
     kind, node, driver, pool = at
     long, detail = f"for at least {lasting:.0f} s" if lasting else "at this moment", those[0].detail
     named = ", ".join(one.device for one in those[:MOST_NAMED])
@@ -220,7 +239,7 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
 
 
 def ended_message(at: Place) -> str:
-    """That something that was told is over."""
+    """Return a message that a reported finding has ended."""
     kind, node, driver, pool = at
     return {
         NODE_ABSENT: f"Node {node} and its ResourceSlices agree again.",

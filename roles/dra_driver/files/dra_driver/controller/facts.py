@@ -1,44 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the controller remembers of the API server's objects: no more than its decisions need. Pure.
+"""Extract the facts from API objects that the controller's decisions need. No side effects.
 
-Facts: k8s.io/api/resource/v1/types.go (ResourceSlice, ResourceClaim, DeviceTaintRule), k8s.io/api/core/v1/well_known_taints.go.
+Facts: k8s.io/api/resource/v1/types.go (ResourceSlice, ResourceClaim, DeviceTaintRule),
+k8s.io/api/core/v1/well_known_taints.go.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ..core.layout_differences import ANNOTATION, read_note
+from ..claims.pre_binding_lists import awaited_allocation
+from ..core.partitioning.layout_differences import ANNOTATION, read_note
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-#: Finalizers with this prefix are ours, and no others.
+#: The prefix of this project's finalizers.
 OUR_FINALIZERS = "dra.accelerators/"
-#: The labels of objects that are ours, and of what belongs to one node.
+#: The labels of this project's objects, and of the objects of one node.
 OUR_LABEL, OURS = "app.kubernetes.io/managed-by", "dra-accelerators"
 NODE_LABEL = "dra.accelerators/node"
-#: What a DeviceTaintRule of a drain bears: the label with its operation, an annotation with its node, and who wrote it.
+#: The marks of a drain's DeviceTaintRule: the label with its operation, the annotation with its node, and its field
+#: manager.
 DRAIN_LABEL, DRAIN_NODE, DRAIN_MANAGER = (
     "dra.accelerators/drain",
     "dra.accelerators/drain-node",
     "dra.accelerators.device-drain",
 )
-#: What a run that goes on with a drain writes anew at its rules, the last sign of its life.
+#: The annotation that a run renews while it continues a drain.
 DRAIN_RENEWED = "dra.accelerators/drain-renewed"
-#: The label of a Node that says of which release its node driver is; the role dra_driver writes it.
+#: The label of a Node with the release of its node driver. The role dra_driver writes it.
 RELEASE_LABEL = "dra.accelerators/release"
-#: The label of a Node whose devices pods have without claims, and its value; the same role writes it.
+#: The label, and its value, of a Node whose pods get devices without claims. The role dra_driver writes it.
 INTERFACE_LABEL, PLUGIN = "dra.accelerators/kubelet-interface", "device-plugin"
-#: Effects of taints for which a device is not given out; what has another effect is only told.
+#: Effects of taints that prevent the allocation of a device. Other effects are for display only.
 KEEPING_AWAY = ("NoSchedule", "NoExecute")
 
 
 class NodeFacts(NamedTuple):
-    """A Node: whether its kubelet says that it is ready, and whether somebody has said that it is out of service.
+    """A Node: whether its kubelet reports Ready, and whether it has the out-of-service taint.
 
-    ``release`` is that of its node driver, "" where it has none; ``is_plugin`` says that this publishes nothing, and is meant to.
+    ``release`` is the release of its node driver, "" without one. ``is_plugin``: its driver publishes no slices on
+    purpose.
     """
 
     name: str
@@ -50,10 +54,10 @@ class NodeFacts(NamedTuple):
 
 
 class SliceFacts(NamedTuple):
-    """A ResourceSlice. ``node`` is "" for one that belongs to no single node; ``ours`` says that one of our drivers wrote it.
+    """A ResourceSlice. ``node`` is "" if it belongs to no single node. ``ours``: a driver of this project wrote it.
 
-    ``tainted`` are the names of its devices that are not given out for a taint in the slice itself. ``differing`` are devices, in words,
-    of which the node's driver says that they are not as the node's layout wants, each with what.
+    ``tainted`` are the names of devices with a taint in the slice that prevents their allocation. ``differing`` are
+    descriptions of devices that differ from the node's layout according to its driver, each with the difference.
     """
 
     name: str
@@ -69,7 +73,7 @@ class SliceFacts(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """Whom a claim is reserved for. ``resource`` is "pods" for a pod."""
+    """A consumer that a claim is reserved for. ``resource`` is "pods" for a pod."""
 
     resource: str
     name: str
@@ -77,7 +81,11 @@ class Consumer(NamedTuple):
 
 
 class ClaimFacts(NamedTuple):
-    """A ResourceClaim. ``node`` is the one that its allocation is pinned to, "" for none; ``drivers`` those it has devices of."""
+    """A ResourceClaim. ``node`` is the node of its allocation, or "". ``drivers`` are the drivers of its devices.
+
+    ``awaited_on`` is the node that prepares the claim before the pod is bound, or "". ``allocation`` is a digest of the
+    allocation.
+    """
 
     namespace: str
     name: str
@@ -88,22 +96,26 @@ class ClaimFacts(NamedTuple):
     finalizers: tuple[str, ...]
     deleting: bool
     prepared: bool
+    awaited_on: str = ""
+    allocation: str = ""
 
     @property
     def allocated(self) -> bool:
-        """Whether devices were given to it."""
+        """Return whether devices are allocated to it."""
         return bool(self.drivers)
 
 
 class ClaimIndex(dict[str, ClaimFacts]):
     """Claims by namespace and name, and also by the node of their allocation: ``by_node``, "" for none.
 
-    ``stored`` is how many claims were stored since a caller has set it to 0.
+    ``awaited`` are the claims that nodes prepare before the pods are bound, by node. ``stored`` counts stored claims;
+    callers reset it to 0.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_node: dict[str, dict[str, ClaimFacts]] = {}
+        self.awaited: dict[str, dict[str, ClaimFacts]] = {}
         self.stored = 0
 
     def __setitem__(self, key: str, claim: ClaimFacts) -> None:
@@ -111,6 +123,8 @@ class ClaimIndex(dict[str, ClaimFacts]):
         self.stored += 1
         super().__setitem__(key, claim)
         self.by_node.setdefault(claim.node, {})[key] = claim
+        if claim.awaited_on:
+            self.awaited.setdefault(claim.awaited_on, {})[key] = claim
 
     def __delitem__(self, key: str) -> None:
         self._forget(key)
@@ -120,20 +134,27 @@ class ClaimIndex(dict[str, ClaimFacts]):
         """Remove all claims."""
         super().clear()
         self.by_node.clear()
+        self.awaited.clear()
 
     def _forget(self, key: str) -> None:
         former = self.get(key)
         if former is not None:
-            del self.by_node[former.node][key]
-            if not self.by_node[former.node]:
-                del self.by_node[former.node]
+            _drop(self.by_node, former.node, key)
+            if former.awaited_on:
+                _drop(self.awaited, former.awaited_on, key)
+
+
+def _drop(claims: dict[str, dict[str, ClaimFacts]], node: str, key: str) -> None:
+    del claims[node][key]
+    if not claims[node]:
+        del claims[node]
 
 
 class RuleFacts(NamedTuple):
-    """A DeviceTaintRule of ours and the node that it was made for.
+    """A DeviceTaintRule of this project, and its node.
 
-    ``operation`` is the drain that it is of, "" for a rule of another kind: that one was written to stay. ``renewed`` is what the last
-    run that went on with the drain has written: it is compared with itself, never with a clock.
+    ``operation`` is its drain, or "" for a permanent rule. ``renewed`` is the last renewal by a run. It is compared
+    only with earlier values, never with a clock.
     """
 
     name: str
@@ -148,7 +169,7 @@ def _metadata(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def node_facts(item: Mapping[str, Any]) -> NodeFacts:
-    """Read a Node."""
+    """Extract the facts of a Node."""
     metadata, spec, status = _metadata(item), item.get("spec") or {}, item.get("status") or {}
     return NodeFacts(
         str(metadata.get("name", "")),
@@ -161,7 +182,7 @@ def node_facts(item: Mapping[str, Any]) -> NodeFacts:
 
 
 def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
-    """Read a ResourceSlice of any version."""
+    """Extract the facts of a ResourceSlice of any version."""
     metadata, spec = _metadata(item), item.get("spec") or {}
     pool = spec.get("pool") or {}
     return SliceFacts(
@@ -176,7 +197,7 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
         tuple(
             sys.intern(str(device.get("name", "")))
             for device in spec.get("devices") or ()
-            # Version v1beta1 has everything but the name one level below.
+            # In version v1beta1 all fields except the name are one level below.
             if any(taint.get("effect") in KEEPING_AWAY for taint in (device.get("basic") or device).get("taints") or ())
         ),
         tuple(
@@ -189,11 +210,15 @@ def slice_facts(item: Mapping[str, Any]) -> SliceFacts:
     )
 
 
-def claim_facts(item: Mapping[str, Any]) -> ClaimFacts:
-    """Read a ResourceClaim of any version: its metadata and status are the same in all."""
+def claim_facts(item: Mapping[str, Any], awaited_of: Collection[str] = ()) -> ClaimFacts:
+    """Extract the facts of a ResourceClaim of any version: its metadata and status are the same in all.
+
+    ``awaited_of`` are the drivers whose devices can be prepared before a pod is bound.
+    """
     metadata, status = _metadata(item), item.get("status") or {}
     allocation = status.get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or ()
+    awaited_on, digest = awaited_allocation(status, awaited_of)
     return ClaimFacts(
         sys.intern(str(metadata.get("namespace", ""))),
         str(metadata.get("name", "")),
@@ -211,11 +236,13 @@ def claim_facts(item: Mapping[str, Any]) -> ClaimFacts:
             for device in status.get("devices") or ()
             for condition in device.get("conditions") or ()
         ),
+        sys.intern(awaited_on),
+        digest,
     )
 
 
 def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
-    """Read a DeviceTaintRule; None for one that is not ours or belongs to no node."""
+    """Extract the facts of a DeviceTaintRule; None for one of another owner or without a node."""
     metadata = _metadata(item)
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     managers = {one.get("manager") for one in metadata.get("managedFields") or ()}
@@ -229,7 +256,7 @@ def rule_facts(item: Mapping[str, Any]) -> RuleFacts | None:
 
 
 def pinned_node(selector: Mapping[str, Any] | None) -> str:
-    """The one node that an allocation is for, in the form that the scheduler writes it; "" where it is for others too."""
+    """Return the single node of an allocation, in the form that the scheduler writes; "" if it is not limited to one node."""
     terms = (selector or {}).get("nodeSelectorTerms") or []
     if len(terms) != 1 or terms[0].get("matchExpressions"):
         return ""

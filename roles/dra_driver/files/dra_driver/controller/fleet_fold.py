@@ -16,7 +16,7 @@ from typing import Any
 from ..core.cluster.claims import claim_facts
 from ..core.cluster.inventory import devices, key_of, name_of, results
 from ..core.decoding import loads
-from ..core.layout_differences import ANNOTATION, told_by_slices
+from ..core.partitioning.layout_differences import ANNOTATION, told_by_slices
 from ..core.picture.answers import duplicate_class_notes, fleet_report
 from ..core.picture.fleet import picture_of_fleet, pictures_of_nodes
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Who acts: one of several controllers, by a Lease. The decisions are pure; ``Elector`` carries them out.
+"""Elect one active controller by a Lease. The decisions are pure functions; ``Elector`` executes them.
 
-No clock is compared with another machine's. Who holds the Lease acts for ``renew_seconds`` after it *sent* the last renewal that was
-accepted. The others take it over once they have seen it unchanged for ``lease_seconds`` by their own clocks, which begins when that
-renewal was accepted, or later. The difference of the two is what clocks may go apart, and what a request under way may take.
+Clocks of different machines are never compared. The holder is active for ``renew_seconds`` after it *sent* the last
+accepted renewal. Others take the Lease over when it was unchanged for ``lease_seconds`` by their own clocks. That time
+starts when the renewal was accepted, or later. The difference of both times is the margin for clock rates and for
+running requests.
 
-Facts: k8s.io/api/coordination/v1/types.go; the times are those of Kubernetes' own controllers.
+Facts: k8s.io/api/coordination/v1/types.go. The default times are those of Kubernetes' own controllers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
+# The longest pause, in seconds, before work that fails starts again.
+PAUSE_LIMIT = 300.0
 CREATE, TAKE, RENEW, WAIT = "create", "take", "renew", "wait"
 
 
@@ -41,7 +44,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Record:
-    """What a Lease says. ``version`` is its resource version."""
+    """The content of a Lease. ``version`` is its resource version."""
 
     holder: str
     version: str
@@ -51,22 +54,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Seen:
-    """The Lease as it was last seen (None: there was none), and since when, by this process's clock, it is so."""
+    """The Lease as last read (None: it did not exist), and the time since when it is unchanged, by this process's clock."""
 
     record: Record | None
     since: float
 
 
 def look(former: Seen | None, record: Record | None, now: float) -> Seen:
-    """Take what was read just now. ``now`` is the time after the answer came: what is too late is safe."""
+    """Return the observation after a read. ``now`` is the time after the answer, because a later time is safe."""
     return former if former is not None and record == former.record else Seen(record, now)
 
 
 def decide(seen: Seen, me: str, now: float, terms: Terms) -> str:
-    """What to do about the Lease as it was seen.
+    """Return the next step for the observed Lease.
 
-    One that is not there may have been deleted under a holder who still acts. So it is made without a holder, and taken when
-    that one must have noticed; only one that its holder gave up is taken at once.
+    A missing Lease may have been deleted while its holder is still active. So it is created without a holder, and taken
+    after the time in which the previous holder must have noticed. Only a released Lease is taken at once.
     """
     if seen.record is None:
         return CREATE
@@ -78,7 +81,7 @@ def decide(seen: Seen, me: str, now: float, terms: Terms) -> str:
 
 
 def record_of(lease: Mapping[str, Any]) -> Record:
-    """Read a Lease."""
+    """Parse a Lease."""
     spec = lease.get("spec") or {}
     return Record(
         str(spec.get("holderIdentity") or ""),
@@ -89,7 +92,10 @@ def record_of(lease: Mapping[str, Any]) -> Record:
 
 
 def lease_of(name: str, namespace: str, me: str, former: Record | None, terms: Terms, stamp: str) -> Json:
-    """Write a Lease that ``me`` holds; "" makes one that nobody holds, or gives it up. The times in it are for people."""
+    """Return a Lease with the holder ``me``; "" creates one without a holder, or releases it.
+
+    Its times are for display only.
+    """
     kept = former is not None and former.holder == me
     transitions = 0 if former is None else former.transitions + (0 if kept or not me else 1)
     spec: Json = {
@@ -116,7 +122,7 @@ def lease_of(name: str, namespace: str, me: str, former: Record | None, terms: T
 
 
 class Elector:
-    """One candidate for one Lease. ``me`` has to be another name at every start of every process."""
+    """One candidate for one Lease. ``me`` must be unique for every start of every process."""
 
     def __init__(
         self,
@@ -137,16 +143,17 @@ class Elector:
         self._seen: Seen | None = None
         self._until = 0.0
         self._asked = False
+        self._failures = 0
         self._log = StateLog(LOG)
         self.answered = asyncio.Event()
 
     @property
     def holds(self) -> bool:
-        """Whether this process may act at this moment."""
+        """Return whether this process is the active controller now."""
         return self._clock() < self._until
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work`` while the Lease is held, and never otherwise, until cancelled; then give the Lease up."""
+        """Run ``work`` only while the Lease is held, until canceled. Then release the Lease."""
         try:
             while True:
                 await self._acquire()
@@ -160,6 +167,7 @@ class Elector:
             await asyncio.sleep(self._terms.retry_seconds)
 
     async def _hold(self, work: Callable[[], Awaitable[None]]) -> None:
+        began = self._clock()
         task = asyncio.ensure_future(work())
         try:
             while self.holds and not task.done():
@@ -167,17 +175,20 @@ class Elector:
                 if self.holds and not task.done():
                     await self._attempt(self._until - self._clock())
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait((task,))
-        if task.done() and not task.cancelled() and task.exception() is not None:
-            LOG.error("the controller's work failed and begins anew", exc_info=task.exception())
-            await asyncio.sleep(self._terms.retry_seconds)
+            await _end(task)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("the controller's work failed and starts again", exc_info=task.exception())
+            await asyncio.sleep(self._pause_after_failure(self._clock() - began))
         elif not self.holds:
             LOG.warning("this controller acts no more: the Lease could not be renewed in time")
 
+    def _pause_after_failure(self, lasted: float) -> float:
+        """Return the seconds until work that failed after ``lasted`` seconds starts again: each start reads all objects of the cluster."""
+        self._failures = 1 if lasted > PAUSE_LIMIT else self._failures + 1
+        return min(self._terms.retry_seconds * 2.0 ** min(self._failures - 1, 30), PAUSE_LIMIT)
+
     async def _attempt(self, seconds: float) -> bool:
-        """Read the Lease and take or renew it where that is right, in so many seconds; returns whether it is held."""
+        """Read the Lease, and take or renew it if possible, within ``seconds``. Return whether it is held."""
         try:
             await within(self._try(), seconds)
         except asyncio.TimeoutError:
@@ -220,26 +231,44 @@ class Elector:
         return record_of(lease)
 
     async def _give_up(self) -> None:
-        """Let the next one take over at once.
+        """Release the Lease, so that another controller can take over at once.
 
-        The Lease is read anew: a renewal that was under way when this was cancelled may have come to the API server all the
-        same, and what was seen before it would be refused as out of date.
+        The Lease is read again: a renewal that was running at the cancellation may have reached the API server, so a
+        write with the previous version would be rejected.
         """
         if not self._asked:
             return
         self._until = 0.0
-        with contextlib.suppress(AcceleratorError, asyncio.TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await within(self._clear(), self._terms.lease_seconds - self._terms.renew_seconds)
 
     async def _clear(self) -> None:
+        """Release the Lease. After an error the Lease is read again."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases/{self._name}"
-        while (record := await self._read()) is not None and record.holder == self.me:
-            body = lease_of(self._name, self._namespace, "", record, self._terms, _stamp())
+        while True:
             try:
+                record = await self._read()
+                if record is None or record.holder != self.me:
+                    return
+                body = lease_of(self._name, self._namespace, "", record, self._terms, _stamp())
                 await self._client.request("PUT", path, body=body)
-            except ApiError as error:
-                if error.status != 409:
-                    raise
+            except AcceleratorError as error:
+                if not (isinstance(error, ApiError) and error.status == 409):
+                    LOG.warning("the Lease cannot be released: %s", error)
+                    await asyncio.sleep(getattr(error, "retry_after", None) or self._terms.retry_seconds)
+
+
+async def _end(task: asyncio.Future[None]) -> None:
+    """Cancel a task and wait for its end. Raises CancelledError afterwards if this was cancelled while it waited."""
+    task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _stamp() -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which release of the node driver each node has and how far a roll-out is, and which devices are drained. Pure.
+"""Compute which release each node's driver has, how far a rollout is, and which devices are drained. No side effects.
 
-The site playbook says the release on the Node, in the label ``dra.accelerators/release``, once the driver of that release has been seen
-to work there; a node that was put back keeps the former one.
+The site playbook writes the release to the Node's label ``dra.accelerators/release`` after it has verified that the
+driver of that release works. A node that was rolled back keeps the previous value.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from .plan import View
+from .cleanup_plan import View
 
 READY, NOT_READY, DRIFTING = "ready", "not-ready", "drifting"
 STATES = (READY, NOT_READY, DRIFTING)
-#: So many releases have a name of their own in metrics; nodes of the others, the less frequent ones, are counted together.
+#: The maximum number of releases with their own metric label. Nodes with less frequent releases are counted together.
 MOST_RELEASES, OTHER = 8, "other"
 
 
 class Change(NamedTuple):
-    """A node whose driver is of another release than before. ``former`` is "" for one that had none."""
+    """A node whose driver has a new release. ``former`` is "" if it had none."""
 
     node: str
     uid: str
@@ -30,14 +30,14 @@ class Change(NamedTuple):
 
 
 def releases(view: View) -> dict[str, str]:
-    """The release of each node that has one."""
+    """Return the release of each node that has one."""
     return {name: node.release for name, node in view.nodes.items() if node.release}
 
 
 def changes(former: Mapping[str, str] | None, view: View) -> list[Change]:
-    """The nodes that have changed since ``former``, what ``releases`` said before; None: nothing is known of before.
+    """Return the nodes that have changed since ``former``, an earlier result of ``releases``.
 
-    A node that is gone or has no driver any more has not changed its release.
+    None: there is no earlier result. A node without a Node object, or without a driver, has no change.
     """
     if former is None:
         return []
@@ -56,7 +56,7 @@ def message(change: Change, numbers: Mapping[str, int]) -> str:
 
 
 def counts(view: View, drifting: Collection[str]) -> dict[tuple[str, str], int]:
-    """How many nodes have each release and each state; ``drifting`` are the nodes with a finding that has lasted."""
+    """Return the number of nodes by release and state. ``drifting`` are the nodes with a lasting finding."""
     found = releases(view)
     frequent = Counter(found.values()).most_common()
     named = {release for release, _number in frequent[:MOST_RELEASES]}
@@ -72,17 +72,17 @@ def _state(ready: bool, drifts: bool) -> str:
     return DRIFTING if drifts else READY
 
 
-#: A node, and the operation that drains devices of it.
+#: A node, and the operation that drains devices on it.
 Drain = tuple[str, str]
 
 
 def drains(view: View) -> dict[Drain, int]:
-    """By how many rules each operation keeps devices of a node from new claims at this moment."""
+    """Return the number of rules by which each operation drains devices of a node."""
     return dict(Counter((rule.node, rule.operation) for rule in view.rules if rule.operation))
 
 
 def drain_changes(former: Mapping[Drain, int] | None, found: Mapping[Drain, int]) -> tuple[list[Drain], list[Drain]]:
-    """The drains that have begun since ``former``, and those that have ended; None: nothing is known of before, and so of neither."""
+    """Return the drains that have begun and ended since the earlier result; none if there is no earlier one (None)."""
     if former is None:
         return [], []
     return sorted(set(found) - set(former)), sorted(set(former) - set(found))

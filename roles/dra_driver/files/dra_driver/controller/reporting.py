@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Says drift and progress: an Event once for each change, and numbers for Prometheus."""
+"""Report drift and progress: one Event for each change, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..api.events import EventRecorder, Subject
 from ..api.resources import GROUP
 from ..logs import fields
 from . import drift, progress
+from .cleanup_plan import View
+from .controller_metrics import Measurements
 from .drift import Drift, Key, Place, Report
-from .measurements import Measurements
-from .plan import View
 
 LOG = logging.getLogger(__name__)
 
@@ -34,10 +34,9 @@ REASONS = {
 
 
 class Reporter:
-    """Follows what is seen. ``lasting`` is for how many seconds something has to be so until it is said.
+    """Report the observed findings. ``lasting`` is the duration in seconds after which a finding is reported.
 
-    With ``dry_run`` it writes no Event, and logs as ever. What an Event could not be written for yet, because too many were written
-    in a short time, is said in a later look.
+    With ``dry_run`` it writes no Event, but logs. Events over the rate limit are written in a later pass.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Reporter:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: another controller has acted meanwhile, or will."""
+        """Start again without observations, because another controller has been, or will be, active."""
         self._drifts: dict[Key, Drift] = {}
         self._told: dict[Place, Report] = {}
         self._releases: dict[str, str] | None = None
@@ -69,7 +68,7 @@ class Reporter:
         self._measurements.draining(0)
 
     async def look(self, view: View, absent_since: Mapping[str, float], now: float) -> None:
-        """Look once, at ``now`` of the controller's own clock, and say what has changed."""
+        """Process one view, at ``now`` of the controller's own clock, and report the changes."""
         changed = progress.changes(self._releases, view)
         if changed or self._changed_at is None:
             self._changed_at = now
@@ -102,7 +101,7 @@ class Reporter:
                 extra=fields(node=change.node, former=change.former, release=change.release),
             )
             self._measurements.release_changed()
-        # Of two changes of a node that were not told yet, the later one counts.
+        # Of two unreported changes of a node, the later one counts.
         self._untold.update({change.node: change for change in changed})
         numbers = Counter((self._releases or {}).values()) if self._untold else {}
         for node, change in tuple(self._untold.items()):
@@ -115,7 +114,7 @@ class Reporter:
                 break
 
     def _tell_drains(self, view: View) -> None:
-        """How far operations that drain devices have come: what repartitions, and exchanges drivers, device by device."""
+        """Report drains of devices: a repartitioning and a driver upgrade drain one device after the other."""
         found = progress.drains(view)
         begun, ended = progress.drain_changes(self._drains, found)
         self._drains = found
@@ -137,7 +136,7 @@ class Reporter:
         if report.slice_name:
             subject = Subject("ResourceSlice", f"{GROUP}/v1", report.slice_name, report.slice_uid)
         else:
-            # An Event about a Node bears the node's name as its UID, as the kubelet's do; kubectl finds it by that.
+            # An Event about a Node has the node's name as its UID, like the kubelet's Events; kubectl finds it by that.
             subject = Subject("Node", "v1", report.node, report.node)
         write = self._events.warning if warning else self._events.normal
         if not self._dry_run and not write(subject, reason, report.message, action="Look"):

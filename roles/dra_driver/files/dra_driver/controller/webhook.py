@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Serves the admission webhook over HTTPS: every controller does, whether it acts or not."""
+"""Serve the admission webhook over HTTPS, on every controller, active or not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from aiohttp import web
 from ..core.decoding import UndecodableObject, decode
 from .admission import NoReview, Rules, answer
 from .admission_queue import AdmissionQueue, close_with
-from .measurements import Measurements
+from .controller_metrics import Measurements
 
 LOG = logging.getLogger(__name__)
 
 PATH = "/validate"
-#: An AdmissionReview holds an object once or twice, and the API server keeps none above 1.5 MiB.
+#: The size limit of a request. An AdmissionReview contains an object once or twice, and the API server stores none
+#: above 1.5 MiB.
 MOST_BYTES = 4 * 1024 * 1024
 
 

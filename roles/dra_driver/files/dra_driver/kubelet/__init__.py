@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What the kubelet calls: registration and the DRA service. Protocol only, no decisions.
+"""The servers for the kubelet: registration and the DRA service. Protocol only, no decisions.
 
-Importing this settles which of its transports gRPC uses, before anything here imports gRPC, which reads that once.
+The import of this package selects gRPC's transport, before another module imports gRPC, which reads the selection only
+once.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import contextlib
 import importlib.metadata
 import os
 
-# The releases of gRPC, by major and minor number, of which it was measured and tested: others keep their own choice, and say nothing.
+# The tested gRPC releases, by major and minor version. Others keep their default.
 _MEASURED = ("1.85.",)
-# gRPC reads and writes on its own threads ("event engine") and hands each message over to the thread that waits for it. The transport
-# before that does both on the thread that waits: a call costs a third less of the processor, and three wake-ups less.
+# gRPC reads and writes on its own threads ("event engine"), and passes each message to the waiting thread. The previous
+# transport does both on the waiting thread: a call needs a third less processor time, and three wake-ups less.
 _TRANSPORT = "-event_engine_listener"
 
 
 def settle_transport(release: str) -> None:
-    """Have gRPC of a release serve without threads of its own; what the environment says already stands."""
+    """Make a tested gRPC release serve without its own threads. An existing environment variable has precedence."""
     if release.startswith(_MEASURED):
         os.environ.setdefault("GRPC_EXPERIMENTS", _TRANSPORT)
 

@@ -36,7 +36,7 @@ class Assignment:
 
 
 def requests_of_pod(pod: Json) -> PodRequests:
-    """Return the requests of a pod's containers, of its own claims and of the claim for its extended resources."""
+    """Return the requests of a pod's containers, for the pod's claims and the claim for its extended resources."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     names = {each["name"]: each.get("resourceClaimName") for each in spec.get("resourceClaims") or ()}
     for each in status.get("resourceClaimStatuses") or ():

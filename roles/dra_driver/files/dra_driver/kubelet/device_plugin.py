@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The kubelet's device-plugin API (v1beta1): one gRPC server for each resource, and its registration. Protocol only, no decisions.
+"""The kubelet's device-plugin API (v1beta1): one gRPC server for each resource, and its registration.
 
-Facts: the kubelet serves the registration at ``kubelet.sock`` in its folder ``device-plugins``, calls back at the plugin's socket in
-the same folder while it registers it, and keeps one ListAndWatch stream open from then on: as long as that is open the kubelet has the
-plugin. When it starts it removes all sockets of the folder and makes its own anew. A second registration of one resource, while the
-first one's stream is open, may end both (the kubelet ends the newest client by name), so that nobody registers who is connected.
+Protocol only, no decisions. Facts: the kubelet serves the registration at ``kubelet.sock`` in its directory
+``device-plugins``. During the registration it connects to the plugin's socket in the same directory. Then it keeps one
+ListAndWatch stream open. The plugin is registered while that stream is open. At its start the kubelet deletes all
+sockets in the directory and creates its own. If a resource is registered twice while the first stream is open, both can
+end, because the kubelet ends the newest client by name. So a connected resource is not registered again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from ..core.dra.device_plugin_model import AllocationResult, PluginDevice, socket_name
 from ..core.errors import AcceleratorError
-from ..core.plugin_devices import Given, PluginDevice, socket_name
 from ..core.texts import shorten_bytes
 from ..metrics import Metrics
 from ..protocol import device_plugin_pb2 as messages
@@ -34,34 +35,34 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 REGISTRATION = "kubelet.sock"
 REGISTER_SECONDS = 10.0
-# Calls under way when a server ends get this long to finish.
+# Seconds that running calls have to finish when a server stops.
 GRACE_SECONDS = 5.0
 
 
 class RegistrationRefused(AcceleratorError):
-    """The kubelet does not answer at its socket, or does not take a resource."""
+    """The kubelet does not answer at its socket, or rejects a resource."""
 
     default_code = "registration-refused"
 
 
 class Source(Protocol):
-    """Who knows the devices and what containers need for them."""
+    """Returns the devices, and the data that containers need for them."""
 
     def devices(self, resource: str) -> Sequence[PluginDevice]:
-        """Return the devices of a resource at this moment."""
+        """Return the current devices of a resource."""
 
     def change(self) -> asyncio.Event:
-        """Return what is set as soon as any of them may be another than now."""
+        """Return an event that is set when devices may have changed."""
 
     def preferred(self, resource: str, available: Collection[str], must: Collection[str], size: int) -> Sequence[str]:
-        """Return the ids of the devices to take. Raises ValueError."""
+        """Return the IDs of the preferred devices. Raises ValueError."""
 
-    async def allocate(self, resource: str, ids: Sequence[str]) -> Given:
-        """Return what a container with these devices is told. Raises AcceleratorError where it cannot have them."""
+    async def allocate(self, resource: str, ids: Sequence[str]) -> AllocationResult:
+        """Return the response for a container with these devices. Raises AcceleratorError if it cannot have them."""
 
 
 class _Service:
-    """DevicePlugin for one resource. ``streams`` is how many ListAndWatch streams are open."""
+    """The DevicePlugin service of one resource. ``streams`` is the number of open ListAndWatch streams."""
 
     def __init__(self, source: Source, resource: str, metrics: Metrics) -> None:
         self._source = source
@@ -71,11 +72,11 @@ class _Service:
         self.streams = 0
 
     async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
-        """Answer what the plugin wants to be asked."""
+        """Return the plugin's options."""
         return _options()
 
     async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ARG002, N802
-        """Send all devices, and all again each time that something of them has changed."""
+        """Send all devices, and again after each change."""
         closing = asyncio.ensure_future(self.closing.wait())
         told: Any = None
         self.streams += 1
@@ -95,7 +96,7 @@ class _Service:
             closing.cancel()
 
     async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Answer for each container which of the devices that are free it should have."""
+        """Return the preferred ones of the available devices for each container."""
         response = messages.PreferredAllocationResponse()
         for each in request.container_requests:
             try:
@@ -111,7 +112,7 @@ class _Service:
         return response
 
     async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Answer for each container what it is told of its devices, or why it cannot have them."""
+        """Return the environment and CDI names for each container, or an error."""
         began = time.perf_counter()
         response = messages.AllocateResponse()
         try:
@@ -128,12 +129,12 @@ class _Service:
         return response
 
     async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
-        """Do nothing: it is not asked for."""
+        """Do nothing: the plugin's options do not request this call."""
         return messages.PreStartContainerResponse()
 
 
 class ResourceServer:
-    """The server of one resource in the kubelet's folder. start() and stop() may be called again and again."""
+    """The server of one resource in the kubelet's directory. start() and stop() can be called repeatedly."""
 
     def __init__(self, source: Source, *, resource: str, folder: str, metrics: Metrics) -> None:
         self.resource = resource
@@ -148,16 +149,16 @@ class ResourceServer:
 
     @property
     def is_served(self) -> bool:
-        """Whether the socket is there and is this server's."""
+        """Return whether the socket exists and belongs to this server."""
         return self._made is not None and sockets.identity_of(self.path) == self._made
 
     @property
     def is_connected(self) -> bool:
-        """Whether the kubelet follows the devices of the resource."""
+        """Return whether the kubelet watches the resource's devices."""
         return self._service is not None and self._service.streams > 0
 
     async def start(self) -> None:
-        """Serve. Raises SocketError, FolderReplaced."""
+        """Start the server. Raises SocketError, FolderReplaced."""
         await self.stop()
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         service = _Service(self._source, self.resource, self._metrics)
@@ -166,7 +167,10 @@ class ResourceServer:
         self._service, self._server = service, server
 
     async def register(self) -> None:
-        """Tell the kubelet of the resource; it calls back meanwhile. Raises RegistrationRefused."""
+        """Register the resource with the kubelet, which connects to this server during the call.
+
+        Raises RegistrationRefused.
+        """
         request = messages.RegisterRequest(
             version=VERSION, endpoint=Path(self.path).name, resource_name=self.resource, options=_options()
         )
@@ -181,7 +185,10 @@ class ResourceServer:
                 ) from error
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """End the stream, finish calls under way and remove the socket. The kubelet gives none of the devices away then."""
+        """End the stream, finish running calls, and remove the socket.
+
+        Then the kubelet allocates none of the devices.
+        """
         server, service, made = self._server, self._service, self._made
         self._server = self._service = self._made = None
         if service is not None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The stream over which the kubelet learns how devices are: protocol only, no decisions.
+"""The stream of device health to the kubelet. Protocol only, no decisions.
 
-Facts: the kubelet opens one stream for each driver and shows in the status of pods what it hears. What it does not hear of
-again within the timeout, 30 seconds for those that know no other, counts as unknown; so does everything once the stream ends.
+Facts: the kubelet opens one stream for each driver, and shows the health in the status of pods. A device without a
+report within the timeout (30 seconds for kubelets without a configurable timeout) counts as unknown, and so do all
+devices after the end of the stream.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# All is sent again so often, in seconds: well within the kubelet's timeout, also when one report is late.
+# Seconds between repeated reports: well within the kubelet's timeout, also if one report is late.
 REPEAT_SECONDS = 10.0
 TIMEOUT_SECONDS = 30
 MESSAGE_LIMIT = 1024
 
 
 class DeviceState(enum.IntEnum):
-    """How a device is, by the protocol's numbers."""
+    """The health of a device, with the protocol's numbers."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -30,7 +31,7 @@ class DeviceState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """How one published device is; ``seen_at`` is when that was looked at, in seconds since the epoch."""
+    """The health of one published device. ``seen_at`` is the time of the scan, in seconds since the epoch."""
 
     pool: str
     name: str
@@ -40,13 +41,13 @@ class DeviceReport:
 
 
 class HealthSource(Protocol):
-    """Who knows how the devices are."""
+    """Returns the health of devices."""
 
     def reports(self) -> tuple[DeviceReport, ...]:
-        """Return how all devices are at this moment."""
+        """Return the current health of all devices."""
 
     async def changed(self, seconds: float) -> None:
-        """Wait until that may have changed, for so many seconds at most."""
+        """Wait until the health may have changed, up to ``seconds``."""
 
 
 class HealthService:
@@ -58,7 +59,7 @@ class HealthService:
         self._closing = closing
 
     async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ARG002, N802
-        """Send all devices, then all again when something changes, and before the kubelet takes them for unknown."""
+        """Send all devices, again after a change, and repeatedly before the kubelet's timeout."""
         closing = asyncio.ensure_future(self._closing.wait())
         try:
             while not closing.done():

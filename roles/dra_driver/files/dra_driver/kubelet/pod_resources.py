@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Which container has which device of a claim, as the kubelet tells on its own socket: no right in the cluster is needed.
+"""Read from the kubelet's own socket which container has which device of a claim.
 
-Facts: the kubelet answers with claims from 1.34 on by default (KubeletPodResourcesDynamicResources).
+This needs no permission in the cluster. Facts: the kubelet includes claims since 1.34 by default
+(KubeletPodResourcesDynamicResources).
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any
 from ..core.errors import AcceleratorError
 from .sockets import LIMIT
 
-# A node with its 110 pods answers in some hundred kB.
+# A node with 110 pods returns some hundred kB.
 _LARGEST_ANSWER = 64 * 1024 * 1024
 
 
 class PodResourcesUnreachable(AcceleratorError):
-    """The kubelet does not tell which containers have which devices."""
+    """The kubelet does not return the devices of containers."""
 
     default_code = "pod-resources-unreachable"
 
 
 @dataclass(frozen=True)
 class ContainerDevice:
-    """One device of a claim that a container has."""
+    """One device of a claim in a container."""
 
     namespace: str
     pod: str
@@ -50,12 +51,12 @@ class PluginHolding:
 
 
 def socket_path(kubelet_root: str) -> str:
-    """Return where the kubelet tells."""
+    """Return the path of the kubelet's PodResources socket."""
     return f"{kubelet_root}/pod-resources/kubelet.sock"
 
 
 def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
-    """Ask the kubelet; blocks for so many seconds at most. Raises PodResourcesUnreachable."""
+    """Return the devices of claims in containers. Blocks for up to ``seconds``. Raises PodResourcesUnreachable."""
     return tuple(
         ContainerDevice(
             namespace=pod.namespace,
@@ -75,7 +76,7 @@ def container_devices(path: str, seconds: float) -> tuple[ContainerDevice, ...]:
 
 
 def plugin_holdings(path: str, resources: Collection[str], seconds: float) -> tuple[PluginHolding, ...]:
-    """Ask the kubelet who has devices of these resources from a device plugin. Raises PodResourcesUnreachable."""
+    """Return the containers with devices of these resources from a device plugin. Raises PodResourcesUnreachable."""
     return tuple(
         PluginHolding(pod.namespace, pod.name, container.name, given.resource_name, tuple(given.device_ids))
         for pod in _asked(path, seconds).pod_resources

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The two gRPC servers of a DRA driver: the service that prepares claims, and the registration that makes it known.
+"""Run the two gRPC servers of a DRA driver: the DRA service, which prepares claims, and the plugin registration.
 
-Order: the service serves before the registration socket appears; at the end the registration socket goes first, calls
-under way are finished, then the service stops. Facts: kubelet plugin registration and DRA v1 and v1beta1.
+The service starts before the registration socket exists. At the end the registration socket is removed first, running
+calls are completed, and then the service stops. Facts: kubelet plugin registration, and DRA v1 and v1beta1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from ..claims.answers import Afterwards, Outcome, telling_afterwards
+from ..claims.call_results import DeferredCallbacks, Outcome, telling_afterwards
 from ..claims.records import ClaimReference, DeviceRecord
 from ..core.texts import shorten_bytes
 from ..logs import StateLog
@@ -42,14 +42,14 @@ from .health import HealthService, HealthSource
 LOG = logging.getLogger(__name__)
 Work = Callable[[Sequence[ClaimReference]], Awaitable[Mapping[str, Outcome]]]
 
-# In order of preference: kubelets from 1.34 on take the first one that they know.
+# In order of preference: kubelets since 1.34 use the first one that they support.
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-# Calls under way when the driver is stopped get this long to finish.
+# Seconds that running calls have to finish when the driver stops.
 DRAIN_SECONDS = 10.0
 
 
 class Claims(Protocol):
-    """Who does the work."""
+    """Prepares and unprepares claims."""
 
     async def prepare(self, references: Sequence[ClaimReference]) -> Mapping[str, Outcome]:
         """Return one outcome for each claim, by UID."""
@@ -72,7 +72,7 @@ class _Service:
         self._share_ids = share_ids
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Answer with one entry for each claim: its devices, or why it could not be prepared."""
+        """Prepare claims. The response has one entry for each claim: its devices, or an error."""
         outcomes = await self._asked("NodePrepareResources", self._claims.prepare, request, context)
         response = self._messages.NodePrepareResourcesResponse()
         for uid, outcome in outcomes.items():
@@ -83,7 +83,7 @@ class _Service:
         return response
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Answer with one entry for each claim."""
+        """Unprepare claims. The response has one entry for each claim."""
         outcomes = await self._asked("NodeUnprepareResources", self._claims.unprepare, request, context)
         response = self._messages.NodeUnprepareResourcesResponse()
         for uid, outcome in outcomes.items():
@@ -91,12 +91,12 @@ class _Service:
         return response
 
     async def _asked(self, method: str, work: Work, request: Any, context: Any) -> Mapping[str, Outcome]:
-        """Have the work done; what is told of it is told when the call is over, however it ends."""
-        began, afterwards = time.perf_counter(), Afterwards()
+        """Run the work. Its log lines and metrics are written after the call, also if the call fails."""
+        began, afterwards = time.perf_counter(), DeferredCallbacks()
         context.add_done_callback(lambda _context: afterwards.answered())
         with telling_afterwards(afterwards):
             outcomes = await work(_references(request))
-        if outcomes:  # a call about no claim is a probe's
+        if outcomes:  # a call without claims is a probe
             outcome = "failure" if any(each.error for each in outcomes.values()) else "success"
             afterwards.tell(partial(self._metrics.request, method, outcome, time.perf_counter() - began))
         return outcomes
@@ -114,7 +114,7 @@ class _Service:
 
 
 class _Registration:
-    """Tells the kubelet who this plugin is."""
+    """Registers this plugin with the kubelet."""
 
     def __init__(self, driver: str, endpoint: str) -> None:
         self._driver = driver
@@ -123,13 +123,16 @@ class _Registration:
         self.registered = False
 
     async def GetInfo(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802
-        """Answer who serves what, and where."""
+        """Return the plugin's type, name, endpoint, and versions."""
         return plugin_registration_pb2.PluginInfo(
             type="DRAPlugin", name=self._driver, endpoint=self._endpoint, supported_versions=list(SUPPORTED_VERSIONS)
         )
 
     async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Take note; a refusal is answered with an error, so that the kubelet tries again."""
+        """Record the registration status.
+
+        A failed registration is answered with an error, so that the kubelet tries again.
+        """
         self.registered = request.plugin_registered
         if request.plugin_registered:
             self._state.report("the kubelet has registered the driver", driver=self._driver)
@@ -167,24 +170,26 @@ class PluginServer:
         self._registration = _Registration(driver, service_path)
         self._service_server: grpc.aio.Server | None = None
         self._registration_server: grpc.aio.Server | None = None
-        # What was made, by path: a socket, or a folder, that has the same name and is another one is not ours.
+        # The created sockets and directories, by path. One with the same path and another identity belongs to another
+        # process.
         self._made: dict[str, sockets.Identity | None] = {}
 
     @property
     def registered(self) -> bool:
-        """Whether the kubelet has registered the driver."""
+        """Return whether the kubelet has registered the driver."""
         return self._registration.registered
 
     async def start(self) -> None:
-        """Serve the DRA service, then the registration. Raises SocketError."""
+        """Start the DRA service, then the registration. Raises SocketError."""
         await self._start_service()
         await self._start_registration()
 
     async def watch_sockets(self, interval: float = 5.0) -> None:
-        """Serve again whenever a socket has disappeared or is another one; runs until cancelled.
+        """Serve again when a socket was removed or replaced. Runs until canceled.
 
-        Raises SocketError when it cannot be served, FolderReplaced when the folder with the driver's state is gone, or
-        when the kubelet's was made anew (kubeadm reset) where this process does not reach it.
+        ``interval`` is the time between checks, in seconds. Raises SocketError if a socket cannot be served. Raises
+        FolderReplaced if the directory with the driver's state was removed, or if the kubelet's directory was replaced
+        (kubeadm reset) and this process cannot reach the new one.
         """
         while True:
             await asyncio.sleep(interval)
@@ -215,9 +220,10 @@ class PluginServer:
         return path not in self._made or sockets.identity_of(path) != self._made[path]
 
     async def stop(self, grace: float = DRAIN_SECONDS, settle: float = 0.0) -> None:
-        """Withdraw the registration, finish calls under way in so many seconds, stop the service and remove both sockets.
+        """Withdraw the registration, finish running calls, stop the service, and remove both sockets.
 
-        For ``settle`` seconds calls are still taken: the kubelet looks once a second which registrations have gone.
+        Calls have up to ``grace`` seconds to finish. New calls are accepted for ``settle`` seconds, because the kubelet
+        checks for removed registrations once per second.
         """
         await self._stop_registration()
         if self._service_server is not None:
@@ -257,7 +263,7 @@ class PluginServer:
 
     async def _stop_service(self, grace: float = DRAIN_SECONDS) -> None:
         server, self._service_server = self._service_server, None
-        self._closing.set()  # the streams end, which would otherwise be waited for
+        self._closing.set()  # ends the health streams, which the server would wait for
         if server is not None:
             await server.stop(grace=grace)
             self._remove(self._service_path)

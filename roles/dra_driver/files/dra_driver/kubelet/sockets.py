@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Unix sockets where the kubelet expects them: short enough, in folders that exist, never another instance's.
+"""Create the Unix sockets that the kubelet connects to: with short paths, in existing directories, and never over another instance's.
 
-Facts: the kernel's limit leaves 107 bytes for a path; grpcio silently unlinks whatever is at the path that it binds to,
-and unlinks it again when the server stops, even if a newer server owns it by then. It is therefore given a name of its own
-(private_path) and the socket is renamed into its place. The kubelet passes over names that begin with a dot.
+Facts: the kernel limits a path to 107 bytes. grpcio silently unlinks any file at the path that it binds to. It unlinks
+the path again when the server stops, even if a newer server owns it by then. Therefore grpcio gets a private name
+(``private_path``), and the socket is renamed to its final path. The kubelet ignores names that begin with a dot.
 
-Two instances of one driver, an old and a new one, have sockets of their own, as kubelets since 1.33 expect it.
+An old and a new instance of one driver have separate sockets, as kubelets since 1.33 expect it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from ..core.errors import AcceleratorError
+from ..core.store.state_files import LOCK
 
 LIMIT = 107
-# Whoever serves a socket takes a connection at once; the kernel does it for him.
+# The kernel accepts a connection for a socket that a process serves, so a short timeout is enough.
 CONNECT_SECONDS = 2.0
 Identity = tuple[int, int]
-# So much of the lock's file says who has it.
+# The length of the lock file's part that names its owner.
 OWNER_BYTES = 128
 OF_INSTANCE = " of instance "
 LOCK_UNUSABLE = "lock-unusable"
-# In the registration's name: nothing, a pod's UID, or the digest of it.
+# The suffix of the registration's name: nothing, a pod's UID, or its digest.
 INSTANCE_SUFFIX = "(-[0-9a-f]{8}(-[0-9a-f-]{27})?)?"
 
 
 @dataclass(frozen=True)
 class SocketPaths:
-    """Where one instance of a driver serves: the claims, its registration, and how it is."""
+    """The sockets of one instance of a driver: for claims, for its registration, and for its status."""
 
     service: str
     registration: str
@@ -54,16 +55,17 @@ class SocketError(AcceleratorError):
 
 
 class FolderReplaced(SocketError):
-    """The folder of a socket is gone or is another one, and this process cannot reach the new one."""
+    """The directory of a socket was removed or replaced, and this process cannot reach the new one."""
 
     default_code = "folder-replaced"
 
 
 def paths_of(directory: str, registry: str, driver: str, instance: str) -> SocketPaths:
-    """Return the sockets of an instance; "" is the only one, or the one that is no pod.
+    """Return the socket paths of an instance.
 
-    ``directory`` is the driver's own folder, ``registry`` the one that the kubelet watches. An instance whose name would make
-    a path too long goes by a digest of it.
+    ``instance`` is "" for the only instance, or for one that is not a pod. ``directory`` is the driver's own directory,
+    and ``registry`` the one that the kubelet watches. If a path would be too long, a digest replaces the instance's
+    name.
     """
     named = _paths(directory, registry, driver, instance)
     if instance and max(len(os.fsencode(path)) for path in (named.service, named.registration, named.status)) > LIMIT:
@@ -81,7 +83,7 @@ def _paths(directory: str, registry: str, driver: str, instance: str) -> SocketP
 
 
 def status_paths(directory: str) -> tuple[str, ...]:
-    """Return where instances of the driver in a folder tell how they are, whether they still live or not."""
+    """Return the status sockets of all instances of the driver in a directory, also of ended ones."""
     try:
         names = os.listdir(directory)  # noqa: PTH208  names alone are looked at
     except OSError:
@@ -94,9 +96,9 @@ def status_paths(directory: str) -> tuple[str, ...]:
 
 
 def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -> list[str]:
-    """Remove the sockets of instances that nobody serves any more, such as those of a pod that was killed; returns them.
+    """Remove the sockets that no process serves, such as those of a killed pod. Return their paths.
 
-    A kubelet would go on dialling them.
+    Otherwise the kubelet would continue to dial them.
     """
     removed = []
     folders = (
@@ -116,7 +118,7 @@ def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -
 
 
 def check_length(path: str, setting: str) -> None:
-    """Refuse a path that is too long for a unix socket. ``setting`` is what would have to be shortened."""
+    """Raise SocketError if a path is too long for a Unix socket. The error names ``setting`` as the one to shorten."""
     length = len(os.fsencode(path))
     if length > LIMIT:
         raise SocketError(
@@ -125,9 +127,9 @@ def check_length(path: str, setting: str) -> None:
 
 
 def make_room(path: str) -> None:
-    """Make the socket's folder and remove a stale socket.
+    """Create the socket's directory and remove a stale socket.
 
-    Raises SocketError for anything that is no socket, and for a socket that another process serves.
+    Raises SocketError if the path is not a socket, or if another process serves the socket.
     """
     target = Path(path)
     try:
@@ -151,7 +153,7 @@ def make_room(path: str) -> None:
 
 
 def server_of(path: str) -> str | None:
-    """Name the process that serves a socket; None when nobody does."""
+    """Return a description of the process that serves a socket; None if no process does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(CONNECT_SECONDS)
         try:
@@ -162,7 +164,7 @@ def server_of(path: str) -> str | None:
             return f"a process that cannot be asked ({error.strerror or error})"
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid = struct.unpack("3i", credentials)[0]
-    if pid <= 0:  # of a namespace that this process does not see into
+    if pid <= 0:  # of a PID namespace that this process cannot see
         return "a process of another container"
     name = "unknown"
     with contextlib.suppress(OSError):
@@ -171,7 +173,7 @@ def server_of(path: str) -> str | None:
 
 
 def remove(path: str, identity: Identity | None = None) -> None:
-    """Remove a socket; it need not be there. With ``identity``, only if it is still that one."""
+    """Remove a socket if it exists. With ``identity``, remove it only if it is still the same socket."""
     if identity is not None and identity_of(path) != identity:
         return
     with contextlib.suppress(OSError):
@@ -179,7 +181,7 @@ def remove(path: str, identity: Identity | None = None) -> None:
 
 
 def identity_of(path: str) -> Identity | None:
-    """Return what tells a file or folder from another one that has its name later; None when nothing is there."""
+    """Return device and inode of a file or directory, which differ for a later one at the same path; None if it does not exist."""
     try:
         status = Path(path).lstat()
     except OSError:
@@ -188,32 +190,35 @@ def identity_of(path: str) -> Identity | None:
 
 
 def private_path(path: str) -> str:
-    """Return the name under which a socket is made, beside its place; each socket has its own.
+    """Return the temporary path at which a socket is created, in the same directory. Each socket has a different one.
 
-    A process that is killed before the socket is in its place leaves it behind, and the next one finds it: grpcio removes it.
+    If a process is killed before the rename, the temporary socket stays. grpcio removes it at the next start.
     """
     return str(Path(path).parent / f".{hashlib.sha256(path.encode()).hexdigest()[:6]}")
 
 
 def put_in_place(private: str, path: str) -> Identity | None:
-    """Restrict a socket to its owner, move it to its place and return its identity. Raises OSError."""
+    """Restrict a socket to its owner, move it to its path, and return its identity. Raises OSError."""
     restrict(private)
     Path(private).rename(path)
     return identity_of(path)
 
 
 class Listening(Protocol):
-    """A server that is not started yet, such as grpc's."""
+    """A server that has not started yet, such as grpc's."""
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen at an address."""
+        """Add an address to listen on."""
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
 
 
 async def listen(server: Listening, path: str) -> Identity | None:
-    """Have a server listen at a path and nowhere else, and return the socket's identity. Raises SocketError, FolderReplaced."""
+    """Start a server that listens only at a path, and return the socket's identity.
+
+    Raises SocketError, FolderReplaced.
+    """
     make_room(path)
     private = private_path(path)
     try:
@@ -222,24 +227,25 @@ async def listen(server: Listening, path: str) -> Identity | None:
         return put_in_place(private, path)
     except (RuntimeError, OSError) as error:
         remove(private)
-        read_only = not os.access(Path(path).parent, os.W_OK)  # not even for root: out of this process's reach
+        read_only = not os.access(Path(path).parent, os.W_OK)  # read-only even for root: this process cannot reach it
         raise (FolderReplaced if read_only else SocketError)(
             f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
         ) from error
 
 
 def restrict(path: str) -> None:
-    """Let only the socket's owner connect. grpcio makes it with whatever the umask leaves."""
+    """Allow only the socket's owner to connect. grpcio creates the socket with the mode of the umask."""
     Path(path).chmod(0o600)
 
 
 def lock_instance(directory: str, instance: str = "") -> IO[bytes]:
-    """Take the lock that makes this process the only one with this state; it holds until the file is closed.
+    """Lock the state directory, so that this process is the only one that uses it.
 
-    Raises SocketError. The code is already-running if another process of this instance has the lock, another-instance if a process
-    of another instance has it, and LOCK_UNUSABLE if the file cannot be created or written.
+    The lock is released when the file is closed. Raises SocketError. The code is already-running if another process of
+    this instance has the lock, another-instance if a process of another instance has it, and LOCK_UNUSABLE if the file
+    cannot be created or written.
     """
-    path = Path(directory) / "driver.lock"
+    path = Path(directory) / LOCK
     try:
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b", buffering=0)

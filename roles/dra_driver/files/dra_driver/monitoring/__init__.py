@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""What is so at this moment, for whoever watches: read when it is asked for, off the way of claims."""
+"""Metrics of the current state, read at each scrape and independent of the work on claims."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Reads at a scrape what is so at that moment: the drivers on their loop, the devices, the kubelet; each with a deadline.
+"""Read the current state at each scrape: the drivers on their event loop, the devices, the kubelet, and pods, each with a timeout.
 
-A source that does not answer in time is said to have failed, and what the others tell is told all the same. However many
-ask at once, each source is asked once.
+A source that does not answer in time is reported as failed. The metrics of the other sources are still returned.
+Parallel scrapes share one query of each source.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VIEW_SECONDS, TELEMETRY_SECONDS, KUBELET_SECONDS = 2.0, 2.0, 1.0
-# What was read so long ago serves whoever has waited for it as well.
+# Scrapes that waited for the lock get a result that is up to this old, in seconds.
 FRESH_SECONDS = 1.0
 STATE, TELEMETRY, KUBELET, PODS = "state", "telemetry", "kubelet", "pods"
 
@@ -40,10 +40,10 @@ class Driver(Protocol):
     """One vendor's driver of this process."""
 
     def view(self) -> View:
-        """Return how the driver is; called on its loop."""
+        """Return the current state of the driver. Called on its event loop."""
 
     def telemetry(self, seconds: float) -> tuple[Telemetry, ...]:
-        """Return what the devices do; called on any thread. Raises AcceleratorError."""
+        """Return the telemetry of the devices. Called on any thread. Raises AcceleratorError."""
 
 
 class Collector:
@@ -73,11 +73,11 @@ class Collector:
         self._states: dict[tuple[str, str], StateLog] = {}
 
     def describe(self) -> list[Any]:
-        """Say nothing: a registry that asks for names only must not have the devices asked."""
+        """Return no metrics, so that the registry does not query the devices when it needs names only."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics in the library's form."""
+        """Yield the metrics as metric families of the Prometheus library."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, values in self.samples().values.items():
@@ -90,7 +90,7 @@ class Collector:
             yield made
 
     def samples(self) -> Samples:
-        """Return what is so now, or was a second ago."""
+        """Return the current samples, or those of a scrape up to FRESH_SECONDS ago."""
         with self._lock:
             if self._clock() - self._read_at > FRESH_SECONDS:
                 self._last = self._read()

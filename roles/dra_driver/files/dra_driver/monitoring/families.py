@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The metrics of what is so at this moment: their names, texts and labels, and what they say of views. Pure."""
+"""The metrics of the current state: their names, help texts, and labels, and the samples of a driver's view.
+
+This module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ..core.shares import IN_BYTES
+from ..core.dra.consumable_capacity import IN_BYTES
 from ..core.telemetry import Telemetry
 from ..kubelet.attribution import PodRequests
 from ..kubelet.pod_resources import ContainerDevice
@@ -20,7 +23,7 @@ GAUGE, COUNTER = "gauge", "counter"
 
 @dataclass(frozen=True)
 class Family:
-    """One metric: its type, its text and its labels."""
+    """The type, the help text, and the labels of one metric."""
 
     kind: str
     text: str
@@ -151,12 +154,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 @dataclass
 class Samples:
-    """Values by metric and labels; what is said twice of the same thing is said once."""
+    """Values by metric and labels. A second value for the same labels replaces the first."""
 
     values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
 
     def add(self, name: str, value: float | None, *labels: object) -> None:
-        """Take a value in, unless there is none. There are as many labels as the family has."""
+        """Add a value unless it is None. The number of labels must be that of the family. Raises ValueError."""
         if value is None:
             return
         texts = tuple(str(each) for each in labels)
@@ -171,7 +174,7 @@ def of_view(
     containers: Iterable[ContainerDevice],
     pods: Mapping[tuple[str, str], PodRequests],
 ) -> None:
-    """Say how one driver is, and who has its devices."""
+    """Add the state of one driver, its devices, and the users of its devices."""
     driver, survey = view.driver, view.snapshot.survey
     samples.add("ready", not view.problems, driver)
     for part in sorted({*view.parts, *view.problems}):
@@ -218,7 +221,7 @@ def of_view(
 
 
 def of_holding(samples: Samples, driver: str, each: Holding) -> None:
-    """Say which claim has a device, and how much of it where it is shared."""
+    """Add the claim that uses a device, and the consumed capacity of a shared device."""
     device, claim = each.device, each.claim
     samples.add(
         "claim_device_info",
@@ -237,7 +240,7 @@ def of_holding(samples: Samples, driver: str, each: Holding) -> None:
 
 
 def of_telemetry(samples: Samples, view: View, readings: Iterable[Telemetry]) -> None:
-    """Say what the devices of one driver do."""
+    """Add the telemetry of the devices of one driver."""
     survey = view.snapshot.survey
     names = names_of(survey) if survey is not None else {}
     if survey is not None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Read the requests of containers from pods at the API server, if the driver has that right."""
+"""Read the requests of containers from pods at the API server, if the driver may read pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..core.errors import AcceleratorError
 from ..kubelet.attribution import PodRequests, requests_of_pod
 
 READ_SECONDS = 2.0
-# The list of the kubelet has no pod UIDs. A new pod of a StatefulSet has the name of the previous one, and can share its claim.
+# The kubelet's list has no pod UIDs. A new pod of a StatefulSet has the name of the previous one, and can share its
+# claim.
 CACHE_SECONDS = 60.0
 RETRY_SECONDS = 60.0
 Pod = tuple[str, str]
@@ -24,9 +25,10 @@ Pod = tuple[str, str]
 async def read_requests(
     api: ResourceApi, pods: Collection[Pod], found: dict[Pod, PodRequests] | None = None
 ) -> dict[Pod, PodRequests]:
-    """Return the requests of pods by namespace and name, without those that do not exist. Raises ApiError or ApiUnreachable.
+    """Return the requests of pods by namespace and name, without pods that do not exist.
 
-    They are added to ``found`` one after the other, so that a caller has some of them if the time is over.
+    Each result is added to ``found`` at once, so that a caller has a part of the results after a timeout. Raises
+    ApiError or ApiUnreachable.
     """
     found = {} if found is None else found
     for namespace, name in sorted(pods):
@@ -52,10 +54,11 @@ class PodReader:
         self._retry_at = float("-inf")
 
     def refresh(self, claims: Mapping[Pod, Collection[str]]) -> None:
-        """Read these pods, by the UIDs of their claims, unless they are cached. Forget all others.
+        """Read these pods unless they are cached, and remove all other pods from the cache.
 
-        Raises AcceleratorError. What was read before the error is cached. After an error with nothing read, the API server is left
-        alone for RETRY_SECONDS, or for as long as it asks: all nodes are scraped every few seconds.
+        ``claims`` maps pods to the UIDs of their claims. Raises AcceleratorError; pods read before the error are
+        cached. After an error without a result, the API server is not queried for RETRY_SECONDS, or for the time that
+        it requests, because every node is scraped every few seconds.
         """
         now = self._clock()
         self._cache = {

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""One driver at one moment, as data, and what follows from it for whoever watches. Pure."""
+"""The state of one driver at one moment, and values derived from it for metrics.
+
+This module has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..claims.records import ClaimRecord, DeviceRecord
-from ..core.health import severity
+from ..core.dra.device_plugin_model import ResourceStatus
+from ..core.health.conditions import Severity
+from ..core.health.tracker import severity
 from ..core.model import DEVICE, PARTITION, Finding
-from ..core.plugin_devices import ResourceStatus
-from ..core.signs import Severity
 from ..inventory import Survey
 from ..kubelet.attribution import Assignment, PodRequests, assign_devices
 from ..kubelet.pod_resources import ContainerDevice
+from ..supervisors.driver_state import Snapshot
 from ..supervisors.health import Picture
-from ..supervisors.shared import Snapshot
 
 
 @dataclass(frozen=True)
 class View:
-    """How one driver is. ``problems`` says by part what is wrong; ``owing`` are devices on which something is to be undone.
+    """The state of one driver.
 
-    ``resources`` are what pods can ask for without a claim, where the kubelet's device-plugin API is the node's way. ``differing`` is how many
-    devices have for long not been as the layout wants.
+    ``problems`` are the problems by part. ``owing`` are the UUIDs of devices with pending cleanup. ``resources`` are
+    the device-plugin resources, if the kubelet interface is device-plugin. ``differing`` is the number of devices that
+    have differed from the layout for a long time.
     """
 
     driver: str
@@ -43,13 +47,13 @@ class View:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is known of the hardware."""
+        """The state of the hardware."""
         return self.picture.snapshot
 
 
 @dataclass(frozen=True)
 class Holding:
-    """One physical device that a prepared claim has, whole or a part of it: what of the record identifies it, outside."""
+    """One physical device that a prepared claim uses in whole or in part, with the values that identify it in metrics."""
 
     claim: ClaimRecord
     device: DeviceRecord
@@ -57,20 +61,20 @@ class Holding:
 
     @property
     def uuid(self) -> str:
-        """What a program that watches devices calls it: the partition's UUID, or the whole device's."""
+        """The UUID that vendor tools show: that of the partition, or of the whole device."""
         if self.device.kind == PARTITION:
             return self.device.partition_uuid or ""
         return self.device_uuid
 
     @property
     def partition_id(self) -> str:
-        """The number that the partition has on its device; "" for a whole one."""
+        """The partition's ID on its device; "" for a whole device."""
         number = self.device.instance_id
         return str(number) if self.device.kind == PARTITION and number is not None else ""
 
 
 def holdings(records: Iterable[ClaimRecord]) -> tuple[Holding, ...]:
-    """Return every device of every prepared claim, of a group each member."""
+    """Return each device of each prepared claim; for a group each member."""
     return tuple(
         Holding(record, device, uuid)
         for record in records
@@ -86,7 +90,10 @@ def assignments(
     containers: Iterable[ContainerDevice],
     pods: Mapping[tuple[str, str], PodRequests],
 ) -> tuple[tuple[Assignment, Holding], ...]:
-    """Return the pods and containers that have devices of prepared claims, with each physical device. See ``assign_devices``."""
+    """Return the containers or pods that use devices of prepared claims, with each physical device.
+
+    See ``assign_devices``.
+    """
     prepared = [record for record in records if record.prepared]
     return tuple(
         (each, Holding(each.claim, each.device, uuid))
@@ -96,10 +103,10 @@ def assignments(
 
 
 def causes_of(picture: Picture) -> dict[str, dict[str, str]]:
-    """Return what is wrong with each physical device: by its UUID, or its name where it never told one, cause and effect.
+    """Return the faults of physical devices: by UUID, or by name if the UUID is unknown, a mapping of cause to effect.
 
-    Causes that have a value are told with it ("cause-value"). The effect is that of the taint, "None" where there is none; a device
-    that is not published has the effect "NotPublished".
+    A cause with a value has the form "cause-value". The effect is that of the taint, "None" for no taint, and
+    "NotPublished" for a device that is not published.
     """
     found: dict[str, dict[str, str]] = {}
     survey = picture.snapshot.survey
@@ -114,13 +121,13 @@ def causes_of(picture: Picture) -> dict[str, dict[str, str]]:
 
 
 def is_well(picture: Picture, finding: Finding) -> bool:
-    """Whether nothing keeps a physical device from being given away."""
+    """Return whether a physical device has no fault that prevents its allocation."""
     worst = severity(picture.ailments.get(finding.uuid, ()))
     return finding.fault is None and worst in (None, Severity.INFORMATIVE)
 
 
 def names_of(survey: Survey) -> dict[str, str]:
-    """Return the published name of each whole device by its UUID; of one that is published in parts alone, product and index."""
+    """Return the published name of each whole device by UUID; for a device published as partitions only, product and index."""
     return {
         **{device.uuid: f"{device.product} {device.index}" for device in survey.devices.values()},
         **{offer.device_uuid: offer.name for offer in survey.offers if offer.kind == DEVICE},
@@ -128,7 +135,7 @@ def names_of(survey: Survey) -> dict[str, str]:
 
 
 def states_of(survey: Survey) -> Counter[str]:
-    """Count physical devices by how they are: well, faulty, or awaited."""
+    """Return the number of physical devices in each state: well, faulty, or awaited."""
     counts = Counter({"well": 0, "faulty": 0, "awaited": 0})
     for finding in survey.findings:
         counts["awaited" if finding.awaited else "faulty" if finding.fault is not None else "well"] += 1
@@ -136,12 +143,12 @@ def states_of(survey: Survey) -> Counter[str]:
 
 
 def offered(survey: Survey) -> Counter[tuple[str, str]]:
-    """Count published devices by kind, and by profile where they have one."""
+    """Return the number of published devices by kind and profile; the profile is "" for a device without one."""
     return Counter((offer.kind, offer.profile or "") for offer in survey.offers)
 
 
 def partitions_of(survey: Survey, records: Iterable[ClaimRecord]) -> Counter[tuple[str, str, str]]:
-    """Count partitions that exist by device, profile and who made them: a claim, or an administrator."""
+    """Return the number of existing partitions by device UUID, profile, and owner: "claim" or "administrator"."""
     ours = {(device.device_uuid, device.key) for record in records for device in record.devices if device.created}
     return Counter(
         (device.uuid, partition.profile, "claim" if (device.uuid, partition.key) in ours else "administrator")

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The kubelet protocols: .proto files and the modules generated from them (see generate.py)."""
+"""The kubelet's protocols: .proto files and the modules generated from them (see generate.py)."""

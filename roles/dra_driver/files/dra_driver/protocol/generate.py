@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Generate the Python modules of the kubelet's protocols from the .proto files in this folder.
+"""Generate the Python modules of the kubelet's protocols from the .proto files in this directory.
 
-    python -m dra_driver.protocol.generate [FOLDER]
+    python -m dra_driver.protocol.generate [DIRECTORY]
 
-writes ``*_pb2.py``, ``*_pb2.pyi`` and ``*_pb2_grpc.py`` beside the .proto files, or into FOLDER. It needs grpcio-tools,
-which is a tool of development and not on any node, and ruff, which lays the generated code out as the project's own is:
-Ansible's sanity tests read it too. The generated code asks at run time for at least the grpcio and
-protobuf that it was generated with, so the pin of grpcio-tools and the ranges on the nodes are raised together.
+This writes ``*_pb2.py``, ``*_pb2.pyi``, and ``*_pb2_grpc.py`` next to the .proto files, or into DIRECTORY. It needs two
+development tools that are not installed on nodes. grpcio-tools generates the code. ruff formats it like the project's
+code, because Ansible's sanity tests also read it. At run time the generated code requires at least the grpcio and
+protobuf versions that generated it. Therefore raise the pin of grpcio-tools and the version ranges for the nodes
+together.
 
-Every .proto file has a path of its own (``dra_driver/protocol/...``) because protobuf keys its descriptor pool by path,
-and the public files, all called ``api.proto``, would collide there.
+Every .proto file has a unique path (``dra_driver/protocol/...``), because the descriptor pool of protobuf uses the path
+as key. The public files are all named ``api.proto`` and would collide.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ DESCRIPTOR_BYTES_PER_LINE = 24
 
 
 def laid_out(code: str) -> str:
-    """Return generated ``code`` with the serialized descriptor over many lines, formatted by ruff, no import unused.
+    """Return generated ``code`` with the serialized descriptor split over lines, formatted by ruff, without unused imports.
 
-    Raises CalledProcessError when ruff refuses the code.
+    Raises CalledProcessError if ruff rejects the code.
     """
 
     def split(match: re.Match[str]) -> str:
@@ -52,7 +53,7 @@ def laid_out(code: str) -> str:
 def generate(target: Path) -> tuple[str, ...]:
     """Generate the modules of every .proto file into ``target`` and return their file names.
 
-    Raises RuntimeError when the compiler refuses a file; it has then printed why.
+    Raises RuntimeError if the compiler rejects a file. The compiler prints the reason.
     """
     from grpc_tools import protoc
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Keeps the node's pool of ResourceSlices at the API server as it should be, and writes nothing while it is.
+"""Keep the node's pool of ResourceSlices at the API server in the desired state, without writes while it is.
 
-Carries out what reducer.py decides. A list and a watch show what is there; both go on through every trouble of the API
-server, apart from the writes, so that neither waits for the other.
+This module executes the decisions of publish_plan.py. A list and a watch read the current state. They and the writes run
+independently and retry after every API server error, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -18,26 +18,33 @@ from dataclasses import replace
 
 from ..api.client import ApiError, Json, WatchEvent
 from ..api.resources import ResourceApi
+from ..api.throttling import spread
 from ..api.watching import list_and_watch
+from ..controller.facts import OUT_OF_SERVICE, node_facts
+from ..core.dra.resource_slices import SliceWrite
 from ..core.errors import AcceleratorError
-from ..core.slices import SliceWrite
 from ..core.texts import LONGEST_CAUSE, join_problems
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics
-from . import reducer
-from .fit import CHANGED, REJECTED, Content, Withheld
-from .reducer import Decision, Identity, Pace, State
+from . import publish_plan
+from .api_compatibility import CHANGED, REJECTED, Content, Withheld, without_binding
+from .publish_plan import Decision, Identity, Pace, State
 
 LOG = logging.getLogger(__name__)
 
-# Where the pace begins: before what others did is undone, and after a failure.
+# Seconds to wait before changes by others are reverted the first time, and after the first failure.
 SETTLE_SECONDS, RETRY_FIRST = 1.0, 0.5
 # An ending API server ends the watches of all nodes at once. Each node asks for the server's version and features within this time.
 CHECK_SECONDS = 60.0
+# The earliest next check, at random in this range. A load balancer with an idle limit can end the watches several times a minute.
+CHECK_INTERVAL = (300.0, 600.0)
 
 
 class Publisher:
-    """One driver's pool on one node. ``report_problem(reason, message)`` is told what an administrator should know."""
+    """Publish one driver's pool on one node.
+
+    ``report_problem(reason, message)`` is called for problems that need an administrator.
+    """
 
     def __init__(
         self,
@@ -56,48 +63,75 @@ class Publisher:
         self._report_problem = report_problem
         self._pace = pace or Pace(settle=SETTLE_SECONDS, retry=RETRY_FIRST)
         self._state = State()
+        self._next_check = 0.0
+        self._wanted: Content | None = None
+        self._binding: bool | None = None
         self._withheld: tuple[Withheld, ...] = ()
         self._writes_log, self._watch_log = StateLog(LOG), StateLog(LOG)
         self._wake = asyncio.Event()
-        # A list must not be older than a write that it is taken to show.
+        # A list must not be older than a write that it is expected to show.
         self._gate = asyncio.Lock()
         self.published = asyncio.Event()
-        #: Since when, on the monotonic clock, the pool is not what it is to be; None while it is.
+        #: The time since when the pool differs from the desired one, on the monotonic clock; None while it does not.
         self.behind_since: float | None = None
         self._problems: dict[str, str] = {}
 
     @property
     def problem(self) -> str:
-        """What keeps the pool from being published, or watched; "" when nothing does."""
+        """Return the reason why the pool cannot be published or watched; "" if there is no problem."""
         return join_problems(dict.fromkeys(self._problems.values()), longest=LONGEST_CAUSE)
 
     @property
     def is_current(self) -> bool:
-        """Whether the pool in the API server is what the last content asks for, as far as the watch has told."""
+        """Return whether the pool in the API server matches the last content, as far as the watch shows."""
         return self.published.is_set()
 
     def set_content(self, content: Content) -> None:
-        """Say what the pool is to hold; it is published at once."""
+        """Set the content of the pool and publish it.
+
+        Devices with binding conditions are published only after ``set_binding``.
+        """
+        self._wanted = content
+        self._put(content)
+
+    def set_binding(self, possible: bool) -> None:
+        """Set whether a controller reports to this node which claims pods wait for.
+
+        Without it, pods must not wait for the node's devices.
+        """
+        self._binding = possible
+        if self._wanted is not None:
+            self._put(self._wanted)
+
+    def _put(self, content: Content) -> None:
+        if any(offer.prepared_before_binding for offer in content.offers):
+            if self._binding is None:
+                return
+            if not self._binding:
+                content = without_binding(content)
         if content != self._state.content:
-            self._state = reducer.wanted(self._state, content)
+            self._state = publish_plan.wanted(self._state, content)
             self._behind()
             self._wake.set()
 
     def set_notes(self, notes: Mapping[str, str]) -> None:
-        """Say what the pool is to bear beside its content (see PoolSpec); it is published at once. Nothing is said of it until then."""
+        """Set the pool's annotations (see PoolSpec) and publish them.
+
+        Before the first call the existing annotations stay.
+        """
         if notes != self._state.notes:
-            self._state = reducer.noted(self._state, notes)
+            self._state = publish_plan.noted(self._state, notes)
             self._behind()
             self._wake.set()
 
     async def run(self) -> None:
-        """Publish until cancelled, through every trouble of the API server."""
-        self._state = replace(reducer.interrupted(self._state), slices=None)
+        """Publish until canceled. API server errors are reported and retried."""
+        self._state = replace(publish_plan.interrupted(self._state), slices=None)
         follower = asyncio.get_running_loop().create_task(self._follow())
         try:
             while not follower.done():
                 self._wake.clear()
-                decision = reducer.decide(self._identity, self._pace, self._state, time.monotonic())
+                decision = publish_plan.decide(self._identity, self._pace, self._state, time.monotonic())
                 self._note(decision)
                 if decision.ask_server or decision.ask_owner or decision.writes:
                     with operation():
@@ -117,11 +151,11 @@ class Publisher:
         finally:
             waker.cancel()
 
-    # ------------------------------------------------------------------ acting
+    # ------------------------------------------------------------------ actions
 
     def _note(self, decision: Decision) -> None:
         if decision.current:
-            self._state = reducer.settled(self._state, decision)
+            self._state = publish_plan.settled(self._state, decision)
             self.published.set()
             self.behind_since = None
             self._problems.pop("write", None)
@@ -158,36 +192,43 @@ class Publisher:
                     await self._write_all(decision)
         except AcceleratorError as error:
             self._failed(error)
-            if isinstance(error, ApiError) and error.status in reducer.OUTDATED and decision.writes:
-                with contextlib.suppress(AcceleratorError):  # the watch tells of it too, if later
+            if decision.writes and publish_plan.needs_list(self._state):
+                with contextlib.suppress(AcceleratorError):  # the watch shows it too, later
                     await self._list()
 
     def _failed(self, error: AcceleratorError) -> None:
         status, retry_after = (error.status, error.retry_after) if isinstance(error, ApiError) else (0, None)
-        self._state = reducer.failed(self._state, self._pace, time.monotonic(), status=status, retry_after=retry_after)
-        if status in reducer.OUTDATED and self._state.failures < 3:
-            return  # somebody wrote in between; the next try knows of it
+        if status == 404 and isinstance(error, ApiError) and error.is_of_server:
+            status = 503  # an answer of a load balancer, or of a server that does not serve the path
+        told = None if retry_after is None else spread(retry_after)
+        jitter = random.random()  # noqa: S311  no secret is made of it
+        self._state = publish_plan.failed(
+            self._state, self._pace, time.monotonic(), status=status, retry_after=told, jitter=jitter
+        )
+        if status in publish_plan.OUTDATED and self._state.failures < 3:
+            return  # a conflicting write; the next attempt knows it
         self._problems["write"] = f"slices cannot be published: {error}"
         self._writes_log.report(self._problems["write"], level=logging.WARNING, code=error.code)
-        if status == reducer.INVALID:
+        if status == publish_plan.INVALID:
             self._report_problem("SlicesRefused", str(error))
 
     async def _ask_server(self) -> None:
-        """Find out what the server keeps, by sending a slice as a dry run: nothing wrong is published to learn it."""
+        """Find out which fields the server keeps, by a dry run, so that no wrong slice is published for this."""
         version = await self._api.server_version()
         content, sent, answer = self._state.content, None, None
         if content is not None:
-            with contextlib.suppress(ValueError):  # the decision on the whole pool says what is wrong with it
-                sent = reducer.probe(self._identity, content, reducer.layout_of(version), self._state.owner)
+            with contextlib.suppress(ValueError):  # the decision on the whole pool reports the error
+                sent = publish_plan.probe(self._identity, content, publish_plan.layout_of(version), self._state.owner)
         if sent is not None:
             try:
                 answer = await self._api.create_slice(sent, dry_run=True)
             except ApiError as error:
-                if error.status == 429 or error.status >= 500:
+                if error.is_of_server and error.status != 403:  # a policy can match the probe only
                     raise
-                # What the real writes make of it is looked at as well.
+                # The answers to the real writes are checked as well.
                 LOG.warning("the API server cannot be asked what it keeps of a slice: %s", error)
-        self._state = reducer.asked(self._state, version, sent, answer)
+        self._state = publish_plan.asked(self._state, version, sent, answer)
+        self._next_check = time.monotonic() + random.uniform(*CHECK_INTERVAL)  # noqa: S311  no secret is made of it
 
     async def _ask_owner(self) -> None:
         name = self._identity.node_name
@@ -203,8 +244,16 @@ class Publisher:
                 hint="The kubelet registers it. If it has another name, set node_name in the driver's configuration.",
                 code="node-missing",
             )
+        facts = node_facts(node)
+        if facts.out_of_service and not facts.ready:
+            # The controller deletes the slices of this node, so creating them again would never end.
+            raise AcceleratorError(
+                f"Node {name} has the taint {OUT_OF_SERVICE} and is not ready, so the controller deletes its slices",
+                hint=f"Start the kubelet, or remove the taint: kubectl taint node {name} {OUT_OF_SERVICE}-",
+                code="node-out-of-service",
+            )
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"], "controller": True}
-        self._state = reducer.owned(self._state, owner)
+        self._state = publish_plan.owned(self._state, owner)
 
     async def _write_all(self, decision: Decision) -> None:
         began, server = time.perf_counter(), self._state.server
@@ -212,16 +261,16 @@ class Publisher:
             try:
                 answer = await self._write(write)
             except ApiError as error:
-                if not decision.leftover or error.status == 429 or error.status >= 500:
+                if not decision.leftover or error.status not in publish_plan.REFUSED:
                     raise
                 self._report_leftover(write.name, error)
                 continue
-            self._state = reducer.answered(self._state, write, answer)
+            self._state = publish_plan.answered(self._state, write, answer)
             if decision.leftover:
                 LOG.info("removed a slice of a former pool", extra=fields(slice=write.name))
             if self._state.server != server:
-                return  # it keeps less than was thought: what is published changes first of all
-        self._state = reducer.written(self._state, self._pace, decision, time.monotonic())
+                return  # the server drops more fields than known, so the content is decided again first
+        self._state = publish_plan.written(self._state, self._pace, decision, time.monotonic())
         if decision.leftover:
             return
         LOG.info(
@@ -250,9 +299,9 @@ class Publisher:
         return answer
 
     def _report_leftover(self, name: str, error: ApiError) -> None:
-        """A slice under another pool name stays; ours is published beside it."""
+        """Report a slice under another pool name that cannot be removed. The pool is published nevertheless."""
         known = name in self._state.leftovers
-        self._state = reducer.refused(self._state, self._pace, name, time.monotonic())
+        self._state = publish_plan.refused(self._state, self._pace, name, time.monotonic())
         if known:
             return
         text = (
@@ -262,17 +311,17 @@ class Publisher:
         LOG.warning("%s", text, extra=fields(slice=name))
         self._report_problem("SliceLeftOver", text)
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ list and watch
 
     async def _list(self) -> str:
         async with self._gate:
             items, version = await self._api.list_slices(self._identity.driver, self._identity.node_name)
-            self._state = reducer.listed(self._state, items, time.monotonic())
+            self._state = publish_plan.listed(self._state, items, time.monotonic())
         self._wake.set()
         return version
 
     async def _follow(self) -> None:
-        """List and watch the slices until cancelled."""
+        """List and watch the slices until canceled."""
         await list_and_watch(self._read, self._watch, self._observe, opened=self._opened, ended=self._ended)
 
     async def _read(self) -> str:
@@ -283,15 +332,18 @@ class Publisher:
         return self._api.watch_slices(self._identity.driver, self._identity.node_name, version, opened=opened)
 
     def _opened(self) -> None:
+        self._state = publish_plan.watch_opened(self._state, self._check_at())
+        self._wake.set()
         self._problems.pop("watch", None)
         self._watch_log.report("the API server shows the slices", driver=self._identity.driver)
 
     def _ended(self, error: Exception | None) -> None:
-        spread = random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
-        self._state = reducer.watch_ended(self._state, time.monotonic() + spread)
+        self._state = publish_plan.watch_ended(self._state, self._check_at())
         self._wake.set()
         if error is None:
             return
+        if isinstance(error, ApiError) and error.status == 404:
+            self._api.forget()  # the API server that answers now may serve other versions of the group
         is_known = isinstance(error, AcceleratorError)
         text = f"slices cannot be watched: {error if is_known else type(error).__name__}"
         self._problems["watch"] = text
@@ -300,9 +352,13 @@ class Publisher:
         elif self._watch_log.report(text, level=logging.ERROR):
             LOG.error("unexpected exception in a watch", exc_info=error, extra=fields(driver=self._identity.driver))
 
+    def _check_at(self) -> float:
+        soon = time.monotonic() + random.uniform(0.0, CHECK_SECONDS)  # noqa: S311  no secret is made of it
+        return max(soon, self._next_check)
+
     def _observe(self, kind: str, item: Json) -> None:
         before = self._state
-        self._state = reducer.seen(before, kind, item, time.monotonic())
+        self._state = publish_plan.seen(before, kind, item, time.monotonic())
         if self._state is not before:
             self._wake.set()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Takes over another configuration while the process runs, or says why it cannot."""
+"""Apply a changed configuration while the process runs, or report why it cannot be applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LOG = logging.getLogger(__name__)
 
 
 class ConfigurationKeeper:
-    """The configuration that the process works by. ``load`` reads the file, ``taken`` is told of one that is taken over."""
+    """Keep the applied configuration.
+
+    ``load`` reads the file, and ``taken`` is called with a newly applied configuration.
+    """
 
     def __init__(
         self, configuration: Configuration, load: Callable[[], Configuration], taken: Callable[[Configuration], None]
@@ -25,20 +28,20 @@ class ConfigurationKeeper:
         self._load = load
         self._taken = taken
         self._asked = asyncio.Event()
-        #: The later configuration that was not taken over, by its digest, and why; empty where none was.
+        #: The digest of a later configuration that was not applied, and the reason; empty without one.
         self.refused: Mapping[str, str] = {}
 
     @property
     def digest(self) -> str:
-        """The digest of the configuration that the process works by."""
+        """Return the digest of the applied configuration."""
         return self._configuration.digest
 
     def ask(self) -> None:
-        """Have the file read soon."""
+        """Request a read of the file."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Read the file whenever that is asked for, until cancelled."""
+        """Read the file after each request, until canceled."""
         while True:
             await self._asked.wait()
             self._asked.clear()

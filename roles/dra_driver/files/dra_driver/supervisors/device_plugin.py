@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Offers one vendor's devices through the kubelet's device-plugin API, in the place of claims, and goes on whatever becomes of the kubelet."""
+"""Offer one vendor's devices through the kubelet's device-plugin API instead of claims, and reconnect when the kubelet restarts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ..core.backend_protocol import Backend
-from ..core.cdi import ContainerEdits, write_spec
-from ..core.errors import AcceleratorError
-from ..core.model import Device
-from ..core.nearness import Level, levels
-from ..core.plugin_devices import (
-    Given,
-    NotGiven,
+from ..core.dra.device_plugin_model import (
+    AllocationResult,
+    NotAllocatable,
     PluginDevice,
     ResourceStatus,
     by_resource,
@@ -32,45 +27,51 @@ from ..core.plugin_devices import (
     reasons_not_offered,
     specification,
 )
-from ..core.system import System
+from ..core.dra.nearest_devices import Level, levels
+from ..core.errors import AcceleratorError
+from ..core.host.cdi import ContainerEdits, write_spec
+from ..core.host.system import System
+from ..core.model import Device
 from ..core.texts import LONGEST_CAUSE, join_problems
+from ..core.vendors.protocol import Backend
 from ..deadlines import within
 from ..kubelet import sockets
 from ..kubelet.device_plugin import REGISTRATION, ResourceServer
 from ..kubelet.sockets import FolderReplaced, SocketError
 from ..logs import StateLog, fields
 from ..metrics import Metrics
-from . import shared
+from . import driver_state
+from .driver_state import Conditions, Shared
 from .health import Picture
-from .shared import Conditions, Shared
-from .ways import Ways
+from .interface_change import Ways
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PART = "device-plugin"
-# How often it is looked whether sockets are there and the kubelet is connected, and whether claims have ended.
+# Seconds between checks of the sockets, of the kubelet's connection, and of ended claims.
 LOOK_SECONDS = 0.5
-# How often it is tried again to do what could not be done.
+# Seconds between retries after a failure.
 RETRY_SECONDS = 2.0
-# So long the kubelet gets to connect after it has taken a registration.
+# Seconds that the kubelet has to connect after it accepted a registration.
 CONNECT_SECONDS = 5.0
 
 
 @dataclass
 class _Kept:
-    """A server, and when the kubelet is told of it next, on the loop's clock."""
+    """A server, and the time of its next registration with the kubelet, on the event loop's clock."""
 
     server: ResourceServer
     due: float = 0.0
-    delay: float = shared.RETRY_FIRST
+    delay: float = driver_state.RETRY_FIRST
     kubelet: sockets.Identity | None = None
 
 
 class PluginKeeper:
-    """Follows ``pictures``. ``held`` are the UUIDs of the devices that claims still have, ``folder`` is the kubelet's of device plugins.
+    """Offer the devices of ``pictures`` to the kubelet.
 
-    ``cdi_file`` is that of all that it gives.
+    ``held`` returns the UUIDs of the devices that claims still have. ``folder`` is the kubelet's directory for device
+    plugins. ``cdi_file`` is the CDI file with all offered devices.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class PluginKeeper:
         self._executor = executor
         self._metrics = metrics
         self._state, self._lacking, self._missing = StateLog(LOG), StateLog(LOG), StateLog(LOG)
-        #: The physical devices of which nothing is offered, each with the reason.
+        #: The physical devices without any offered device, each with the reason.
         self.not_offered: Mapping[str, str] = {}
         self._kept: dict[str, _Kept] = {}
         self._devices: tuple[PluginDevice, ...] = ()
@@ -112,17 +113,17 @@ class PluginKeeper:
         self._change = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
         self._problems: dict[str, str] = {}
-        #: Whether what was last seen of the hardware is what the kubelet is told.
+        #: Whether the kubelet knows the result of the last hardware scan.
         self.is_current = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether the kubelet follows the devices of all resources."""
+        """Return whether the kubelet watches the devices of all resources."""
         return self.is_current and all(self._is_connected(each) for each in by_resource(self._devices))
 
     @property
     def resources(self) -> tuple[ResourceStatus, ...]:
-        """What pods can ask for, and could before."""
+        """Return the resources that pods can request, and those that were offered before."""
         found = by_resource(self._devices)
         return tuple(
             ResourceStatus(
@@ -135,7 +136,7 @@ class PluginKeeper:
         )
 
     async def run(self) -> None:
-        """Offer until cancelled; ``close`` ends it in order. Raises FolderReplaced: the process has to begin anew."""
+        """Offer devices until canceled, or until ``close``. Raises FolderReplaced: the process must restart."""
         self._running = asyncio.current_task()
         await self._ways.end_claims()
         tasks = [asyncio.ensure_future(each()) for each in (self._follow, self._face)]
@@ -149,35 +150,38 @@ class PluginKeeper:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Withdraw from the kubelet: nothing is given any more, and what was given stays with its containers."""
+        """Withdraw from the kubelet. No more devices are allocated; containers keep theirs."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
         await asyncio.gather(*(each.server.stop() for each in self._kept.values()))
         self._kept.clear()
 
-    # ------------------------------------------------------------------ what the kubelet asks
+    # ------------------------------------------------------------------ calls of the kubelet
 
     def devices(self, resource: str) -> Sequence[PluginDevice]:
-        """Return the devices of a resource at this moment."""
+        """Return the current devices of a resource."""
         return [each for each in self._devices if each.resource == resource]
 
     def change(self) -> asyncio.Event:
-        """Return what is set as soon as any of them may be another than now."""
+        """Return an event that is set when devices may have changed."""
         return self._change
 
     def preferred(self, resource: str, available: Collection[str], must: Collection[str], size: int) -> Sequence[str]:
-        """Return the ids of the devices to take. Raises ValueError."""
+        """Return the IDs of the preferred devices. Raises ValueError."""
         return preferred(self.devices(resource), available, must, size, self._levels)
 
-    async def allocate(self, resource: str, ids: Sequence[str]) -> Given:
-        """Return what a container with these devices is told, by what is on the machine now. Raises AcceleratorError."""
+    async def allocate(self, resource: str, ids: Sequence[str]) -> AllocationResult:
+        """Return the response for a container with these devices, from fresh facts of the devices.
+
+        Raises AcceleratorError.
+        """
         known = {each.id: each for each in self.devices(resource)}
         for name in ids:
             if name not in known:
-                raise NotGiven(f"{name} is no device of {resource} any more", hint="A new pod gets another one.")
+                raise NotAllocatable(f"{name} is no device of {resource} any more", hint="A new pod gets another one.")
             if known[name].barred:
-                raise NotGiven(
+                raise NotAllocatable(
                     f"{known[name].name} ({name}) is given to nobody: {known[name].barred}",
                     hint="`dra-driver status` on the node says what is wrong and what to do; a new pod gets another device.",
                 )
@@ -188,7 +192,7 @@ class PluginKeeper:
         LOG.info("given to a container", extra=fields(driver=self._driver, resource=resource, devices=list(ids)))
         return told
 
-    # ------------------------------------------------------------------ what is offered
+    # ------------------------------------------------------------------ offered devices
 
     async def _follow(self) -> None:
         told: tuple[Picture, frozenset[str]] | None = None
@@ -201,7 +205,10 @@ class PluginKeeper:
             await self._pictures.changed(RETRY_SECONDS if told is None else LOOK_SECONDS)
 
     async def _take(self, picture: Picture, held: frozenset[str]) -> bool:
-        """Offer what a picture shows. Returns whether it could be done; a device that cannot be given is its own matter."""
+        """Offer the devices of a picture.
+
+        Return whether that worked; a device that cannot be allocated is no failure.
+        """
         survey, problem = picture.snapshot.survey, ""
         if survey is None:
             if picture.snapshot.given_up:
@@ -243,7 +250,10 @@ class PluginKeeper:
     def _read(
         self, wanted: Collection[PluginDevice], devices: Mapping[str, Device]
     ) -> tuple[dict[str, ContainerEdits], dict[str, str], ContainerEdits]:
-        """Return what containers need for each device, why that is not known of others, and what all need; on a thread."""
+        """Return the container edits of each device, the reasons for missing ones, and the edits common to all.
+
+        Runs on a thread.
+        """
         common = self._backend.driver_edits()
         edits: dict[str, ContainerEdits] = {}
         lacking: dict[str, str] = {}
@@ -251,14 +261,17 @@ class PluginKeeper:
             try:
                 edits[each.id] = self._edits_of(each, devices[each.device_uuid])
             except AcceleratorError as error:
-                # A container that has it already may be started again by what was known before.
+                # A container that already has the device can restart with its previous edits.
                 lacking[each.id] = str(error)
                 if each.id in self._edits:
                     edits[each.id] = self._edits[each.id]
         return edits, lacking, common
 
     def _fresh(self, wanted: Collection[PluginDevice]) -> tuple[dict[str, ContainerEdits], ContainerEdits]:
-        """Return the same by fresh facts, on a thread. Raises AcceleratorError for a device that is not as it was."""
+        """Return the container edits of the devices, and the common ones, from fresh facts. Runs on a thread.
+
+        Raises AcceleratorError for a device that has changed.
+        """
         found = {each.id: self._edits_of(each, self._backend.device(each.device_uuid)) for each in wanted}
         return found, self._backend.driver_edits()
 
@@ -266,7 +279,10 @@ class PluginKeeper:
         return self._backend.device_edits(device, partition_of(wanted, device))
 
     async def _write(self, edits: Mapping[str, ContainerEdits], common: ContainerEdits) -> None:
-        """Have the CDI file say this. One without devices stays as it was: containers may be started again by it. Raises OSError."""
+        """Write the CDI file if its content changed. Raises OSError.
+
+        Without devices the file is kept, because containers may restart with it.
+        """
         spec = specification(self._kind, edits, common)
         if spec is None or (spec == self._written and self._system.exists(self._file)):
             return
@@ -276,7 +292,7 @@ class PluginKeeper:
     # ------------------------------------------------------------------ the kubelet
 
     async def _face(self) -> None:
-        """Serve each resource and have the kubelet connected to it, until cancelled. Raises FolderReplaced."""
+        """Serve each resource and keep the kubelet connected to it, until canceled. Raises FolderReplaced."""
         while True:
             change = self._change
             problems: list[str] = []
@@ -304,19 +320,19 @@ class PluginKeeper:
             return
         now, kubelet = asyncio.get_running_loop().time(), sockets.identity_of(f"{self._folder}/{REGISTRATION}")
         if kubelet is None:
-            return  # it is not running; the driver's status says that nobody is connected
+            return  # the kubelet is not running; the driver's status shows that it is not connected
         if kubelet != kept.kubelet:
-            kept.kubelet, kept.due, kept.delay = kubelet, 0.0, shared.RETRY_FIRST
+            kept.kubelet, kept.due, kept.delay = kubelet, 0.0, driver_state.RETRY_FIRST
         if now < kept.due:
             return
         await asyncio.to_thread(self._refuse_others)
-        kept.due, kept.delay = now + kept.delay, min(kept.delay * 2, shared.RETRY_LIMIT)
+        kept.due, kept.delay = now + kept.delay, min(kept.delay * 2, driver_state.RETRY_LIMIT)
         await kept.server.register()
         LOG.info("the kubelet has registered a resource", extra=fields(driver=self._driver, resource=resource))
-        kept.due, kept.delay = asyncio.get_running_loop().time() + CONNECT_SECONDS, shared.RETRY_FIRST
+        kept.due, kept.delay = asyncio.get_running_loop().time() + CONNECT_SECONDS, driver_state.RETRY_FIRST
 
     def _refuse_others(self) -> None:
-        """Refuse where the vendor's own device plugin offers the same devices; on a thread. Raises SocketError."""
+        """Raise SocketError if the vendor's own device plugin offers the same devices. Runs on a thread."""
         for name in sorted(os.listdir(self._folder)):  # noqa: PTH208  names alone are looked at
             path = f"{self._folder}/{name}"
             if name.startswith(self._backend.facts.device_plugins) and name.endswith(".sock"):
@@ -332,7 +348,7 @@ class PluginKeeper:
         return resource in self._kept and self._kept[resource].server.is_connected
 
     def _report(self, what: str, problem: str) -> None:
-        """Take note of what stands in the way; two loops report, each its own."""
+        """Record a problem, or its end (""), of ``what``. Two loops report, each under its own name."""
         self._problems[what] = problem
         found = join_problems(each for each in self._problems.values() if each)
         self._conditions.report(PART, found)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Looks at the hardware, again and again and when asked to, and says what it saw."""
+"""Scan the hardware periodically and on request, and publish the results to the other parts."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from typing import Callable, TypeVar
 from ..claims.ownership import Ownership
 from ..claims.records import ClaimRecord
 from ..claims.refusals import Refusals
-from ..core.backend_protocol import Backend
 from ..core.errors import AcceleratorError, BackendUnavailable, InUse, unexpected
-from ..core.layout_rules import Rule
 from ..core.model import Finding, Surroundings
-from ..core.repartition_record import Watch
+from ..core.partitioning.rules import Rule
+from ..core.repartition.record import Watch
 from ..core.texts import join_problems
+from ..core.vendors.protocol import Backend
 from ..deadlines import within
 from ..inventory import survey, with_former
 from ..logs import StateLog, fields
-from . import shared
-from .lending import Lending
-from .shared import Conditions, Shared, Snapshot
+from . import driver_state
+from .driver_state import Conditions, Shared, Snapshot
+from .library_release import LibraryRelease
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PART = "hardware"
-# So many failed looks at hardware that answered before, until its devices are withdrawn.
+# The number of failed scans before the devices are withdrawn, if earlier scans succeeded.
 PATIENCE = 3
-# So many seconds a look waits for a device that was never read, and so long after it the next look follows.
+# Seconds that a scan waits for a device that was never read, and the interval of scans until it is read.
 AWAIT_SECONDS = 2.0
 # The pause, in seconds, between two scans that are requested without end.
 LEAST_SECONDS = 0.25
-# How often the machine is asked whether devices or their driver have come or gone, which no event tells.
+# Seconds between checks whether devices or their driver have changed. No event reports that.
 SURROUNDINGS_SECONDS = 1.0
 
 
 class HardwareWatch:
-    """One vendor's hardware. Writes ``snapshots``; opens and closes the backend. ``soon`` ends the wait for the next scan.
+    """Watch one vendor's hardware: write ``snapshots``, and open and close the backend.
 
-    ``take_marks`` is called before each scan, and while the library is closed, before it is opened.
+    ``soon`` requests the next scan. ``take_marks`` is called before each scan, and while the library is closed, before
+    it is opened.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class HardwareWatch:
         ownership: Ownership,
         snapshots: Shared[Snapshot],
         conditions: Conditions,
-        lending: Lending,
+        lending: LibraryRelease,
         soon: asyncio.Event,
         report_problem: Callable[[str, str], None],
         refusals: Refusals | None = None,
@@ -78,7 +79,7 @@ class HardwareWatch:
         self._rules = rules
         self._interval = interval
         self._full_interval = full_interval
-        self._full_look = float("-inf")  # when everything was read, on the loop's clock
+        self._full_look = float("-inf")  # time of the last full scan, on the event loop's clock
         self._ownership = ownership
         self._refusals = refusals or Refusals()
         self._snapshots = snapshots
@@ -93,14 +94,14 @@ class HardwareWatch:
         self._lending = lending
         self._lent = False
         self._surroundings: Surroundings | None = None
-        self._is_outdated = False  # whether the library knows what was there when it was opened, and no longer is
+        self._is_outdated = False  # whether devices or their driver have changed since the library was opened
         self._awaits = False  # whether a device is still being read for the first time
-        # Of its own: a look never waits for claims.
+        # A separate thread, so that a scan never waits for claims.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{backend.vendor}-look")
 
     async def run(self) -> None:
-        """Look until cancelled, through every trouble of the hardware."""
-        delay, failures, is_open = shared.RETRY_FIRST, PATIENCE, False
+        """Scan until canceled. Hardware errors are reported and retried."""
+        delay, failures, is_open = driver_state.RETRY_FIRST, PATIENCE, False
         while True:
             try:
                 if is_open and self._lending.is_asked_for:
@@ -119,7 +120,7 @@ class HardwareWatch:
                 self._is_outdated = False
                 self._take_marks()
                 await self.look()
-                failures, delay = 0, shared.RETRY_FIRST
+                failures, delay = 0, driver_state.RETRY_FIRST
                 await self._pause(min(self._interval, AWAIT_SECONDS) if self._awaits else self._interval)
             except Exception as error:
                 failed = error
@@ -132,12 +133,12 @@ class HardwareWatch:
                     await self._give_up(failed)
                     is_open = False
                 await self._pause(delay)
-                delay = min(delay * 2, shared.RETRY_LIMIT)
+                delay = min(delay * 2, driver_state.RETRY_LIMIT)
 
     async def look(self) -> None:
-        """Look at the hardware and put down what is there. Raises BackendUnavailable.
+        """Scan the hardware and publish the result. Raises BackendUnavailable.
 
-        A device that was never read keeps none that has answered from being put down; while none has, nothing is.
+        A device that was never read does not delay the others. Nothing is published before the first device was read.
         """
         if self._lent:
             raise BackendUnavailable(
@@ -174,11 +175,11 @@ class HardwareWatch:
             await self._look_at_edits()
 
     async def reset(self, uuids: Sequence[str]) -> None:
-        """Reset devices together. Raises InUse where processes, partitions, or claims are on one of them, AcceleratorError."""
+        """Reset devices together. Raises InUse if one has processes, partitions, or claims, and AcceleratorError."""
         async with self._looking, self._lending.alone(uuids, f"the driver {self._driver}, which resets a device"):
             for uuid in uuids:
                 device = await self._thread(self._backend.device, uuid)
-                # A claim can have been prepared, without a process so far, while the device's last users ended.
+                # A claim without a process can have been prepared after the device's last users ended.
                 claims = [record.describe() for record in self._claims() if uuid in record.device_uuids]
                 if device.processes or device.partitions or claims:
                     pids = [each.pid for each in device.processes]
@@ -194,7 +195,7 @@ class HardwareWatch:
         self._soon.set()
 
     async def _discover(self) -> tuple[Finding, ...]:
-        """Look at what changes, and now and then at everything: what no event tells of is found then."""
+        """Read the changing facts of all devices, and periodically all facts, to find changes without an event."""
         now = asyncio.get_running_loop().time()
         full = now - self._full_look >= self._full_interval
         findings = await self._thread(self._backend.discover, full, AWAIT_SECONDS)
@@ -203,7 +204,7 @@ class HardwareWatch:
         return findings
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Shut down the threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _give_up(self, error: Exception) -> None:
@@ -222,7 +223,7 @@ class HardwareWatch:
         self._lending.drop()
 
     async def _lend(self) -> None:
-        """Let go of the library for whoever resets a device. What is published stays."""
+        """Release the library for the program that resets a device. Published devices stay."""
         async with self._looking:
             self._lent = True
             self._conditions.report(PART, f"the library is lent to {self._lending.holder}, which resets a device")
@@ -251,7 +252,7 @@ class HardwareWatch:
             if finding.fault is not None and not finding.awaited
         ]
         awaited = sum(finding.awaited for finding in findings)
-        # What a fault says may be another thing at every look, such as for how long a call has not come back.
+        # A fault's text can change with every scan, for example by the duration of a hanging call.
         causes = tuple(
             (each.index, each.fault.cause, each.device is None) for each in findings if each.fault is not None
         )
@@ -269,7 +270,7 @@ class HardwareWatch:
             self._report_problem("DevicesUnhealthy", message)
 
     async def _look_at_edits(self) -> None:
-        """Say what claims would be refused for; and what takes time about container edits is done before a claim needs them."""
+        """Report errors that would fail claims, and fill the cache of container edits before a claim needs it."""
         try:
             await self._thread(self._backend.driver_edits)
         except Exception as error:  # noqa: BLE001  devices are published nevertheless
@@ -298,7 +299,7 @@ class HardwareWatch:
         self._soon.clear()
 
     async def _has_changed(self) -> bool:
-        """Whether devices or their driver have come or gone since this was asked last."""
+        """Return whether devices or their driver have changed since the last call."""
         before, self._surroundings = self._surroundings, await self._thread(self._backend.surroundings)
         return before != self._surroundings
 

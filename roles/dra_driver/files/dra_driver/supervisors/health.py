@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Keeps the health of the devices: from what looks find and what devices tell, to what is published and who is told."""
+"""Track the health of devices: combine scans and device events, and publish faults to ResourceSlices, the kubelet, and Events."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
-from ..claims.missing import MissingDevice
+from ..claims.missing_devices import MissingDevice
 from ..claims.records import ClaimRecord
-from ..core import health, repair_marks
-from ..core.health import Ailment, Ailments, Moment
+from ..core.health import repair_marks
+from ..core.health import tracker as health_tracker
+from ..core.health.conditions import Severity
+from ..core.health.tracker import Ailment, Ailments, Moment
+from ..core.host.system import System
 from ..core.model import Device, Notice, Offer
-from ..core.signs import Severity
-from ..core.system import System
 from ..inventory import Survey
 from ..kubelet.health import DeviceReport, DeviceState
 from ..logs import StateLog, fields
-from .shared import Shared, Snapshot
+from .driver_state import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -33,21 +34,21 @@ FORM = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """What is known of the hardware and how it is; ``ailments`` go by the device's UUID.
+    """The known state of the hardware. ``ailments`` are the faults by device UUID.
 
-    ``survey`` in ``snapshot`` has the offers with their taints; ``effects`` are what these do by severity. ``missing`` are the
-    devices of prepared claims that do not exist any more.
+    ``survey`` in ``snapshot`` has the offers with their taints. ``effects`` are the taint effects by severity.
+    ``missing`` are the devices of prepared claims that no longer exist.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     ailments: Mapping[str, Ailments] = field(default_factory=dict)
-    effects: Mapping[Severity, str] = field(default_factory=lambda: health.DEFAULT_EFFECTS)
+    effects: Mapping[Severity, str] = field(default_factory=lambda: health_tracker.DEFAULT_EFFECTS)
     missing: tuple[MissingDevice, ...] = ()
 
     def of(self, offer: Offer) -> Ailments:
-        """Return what a published device has."""
+        """Return the faults of a published device."""
         survey = self.snapshot.survey
-        return health.concerning(offer, survey.devices, self.ailments) if survey is not None else ()
+        return health_tracker.concerning(offer, survey.devices, self.ailments) if survey is not None else ()
 
     def reports(self, pool: str, now: float, clock: float, expiry: float) -> tuple[DeviceReport, ...]:
         """Return the health of all published devices; unknown when the last scan is more than ``expiry`` seconds old.
@@ -74,7 +75,7 @@ class Picture:
 
 
 class PictureHealth:
-    """What the kubelet is told, out of the pictures. What is older than ``expiry`` says, in seconds, counts as unknown."""
+    """The device health for the kubelet. Health is unknown if the last scan is older than ``expiry()`` seconds."""
 
     def __init__(self, pictures: Shared[Picture], pool: str, expiry: Callable[[], float]) -> None:
         self._pictures = pictures
@@ -82,11 +83,11 @@ class PictureHealth:
         self._expiry = expiry
 
     def reports(self) -> tuple[DeviceReport, ...]:
-        """Return how all devices are at this moment."""
+        """Return the current health of all devices."""
         return self._pictures.value.reports(self._pool, time.time(), time.monotonic(), self._expiry())
 
     async def changed(self, seconds: float) -> None:
-        """Wait until that may have changed, for so many seconds at most."""
+        """Wait until the health changes, up to ``seconds``."""
         known = self.reports()
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -99,26 +100,26 @@ class PictureHealth:
 
 def _report(pool: str, offer: Offer, ailments: Ailments, seen_at: float) -> DeviceReport:
     state = DeviceState.HEALTHY
-    if (health.severity(ailments) or Severity.INFORMATIVE) > Severity.INFORMATIVE:
+    if (health_tracker.severity(ailments) or Severity.INFORMATIVE) > Severity.INFORMATIVE:
         state = DeviceState.UNHEALTHY
     worst = sorted(ailments, key=lambda each: (-each.sign.severity, each.since))
     return DeviceReport(pool, offer.name, state, " ".join(each.sign.describe() for each in worst), seen_at)
 
 
 class Teller(Protocol):
-    """Who is told when a device falls ill and when it is well again."""
+    """Reports the start and the end of device faults."""
 
     def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
-        """Tell of something new that is wrong with a device, and which claims hold what of it is concerned."""
+        """Report a new fault of a device, with the claims that hold an affected part."""
 
     def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
-        """Tell of the end of that."""
+        """Report the end of a fault."""
 
 
 class HealthKeeper:
-    """One vendor's devices. Follows ``snapshots``, is told ``heard``, writes ``pictures``; keeps a file over restarts.
+    """Track the health of one vendor's devices: read ``snapshots``, accept events (``heard``), write ``pictures``, and keep a file.
 
-    ``soon`` has the hardware looked at again: what one look has found or missed is verified by another one.
+    ``soon`` requests a scan: another scan verifies a fault that one scan found or missed.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class HealthKeeper:
         self._missing: tuple[MissingDevice, ...] = ()
         #: The names of the applied marks that are not removed yet.
         self._applied: set[str] = set()
-        #: The content that was last given to be written; None where that failed.
+        #: The content that was last queued for writing; None after a failure.
         self._kept: tuple[object, ...] | None = ({}, frozenset())
         #: The content to be written next, and the marks whose effect it has.
         self._due: tuple[bytes, frozenset[str]] | None = None
@@ -165,7 +166,7 @@ class HealthKeeper:
         self._scanned: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
 
     async def run(self) -> None:
-        """Follow the looks until cancelled."""
+        """Process each scan until canceled."""
         self._load()
         try:
             async for snapshot in self._snapshots.follow():
@@ -179,7 +180,7 @@ class HealthKeeper:
                 await asyncio.wait((self._writing,))
 
     def heard(self, notices: Collection[Notice]) -> None:
-        """Take in what devices tell; a look follows by itself."""
+        """Record events of devices. A scan follows on its own."""
         survey = self._snapshots.value.survey
         changed = False
         for notice in notices:
@@ -190,19 +191,19 @@ class HealthKeeper:
             if notice.sign.only_in_use and not processes and not self._claims_of(notice.uuid):
                 continue
             before = self._ailments.get(notice.uuid, ())
-            after = health.told(before, notice.sign, processes, self._moment())
+            after = health_tracker.told(before, notice.sign, processes, self._moment())
             changed = self._settle(notice.uuid, before, after, device) or changed
         if changed:
             self._publish()
             self._keep()
 
     def set_missing(self, missing: tuple[MissingDevice, ...]) -> None:
-        """Publish the devices of prepared claims that do not exist any more."""
+        """Publish the devices of prepared claims that no longer exist."""
         self._missing = missing
         self._publish()
 
     def was_reset(self, uuid: str) -> None:
-        """End the faults that a reset of a device ends; it was reset just now."""
+        """End the faults that a reset of a device ends. Call this right after a reset."""
         if self._repaired(uuid, repair_marks.RESET):
             self._publish()
             self._keep()
@@ -249,7 +250,7 @@ class HealthKeeper:
         survey = self._snapshots.value.survey
         before = self._ailments.get(uuid, ())
         device = survey.devices.get(uuid) if survey is not None else None
-        after = health.was_reset(before) if what == repair_marks.RESET else health.was_repaired(before)
+        after = health_tracker.was_reset(before) if what == repair_marks.RESET else health_tracker.was_repaired(before)
         return self._settle(uuid, before, after, device)
 
     def _moment(self) -> Moment:
@@ -261,9 +262,9 @@ class HealthKeeper:
         for finding in survey.findings:
             if finding.uuid:
                 before = self._ailments.get(finding.uuid, ())
-                self._settle(finding.uuid, before, health.looked(before, finding, moment), finding.device)
+                self._settle(finding.uuid, before, health_tracker.looked(before, finding, moment), finding.device)
         for uuid in [each for each in self._ailments if each not in found]:
-            if health.is_forgotten(self._ailments[uuid], moment):
+            if health_tracker.is_forgotten(self._ailments[uuid], moment):
                 del self._ailments[uuid]
         self._scanned = (moment.clock, frozenset(found))
         if self._verifying is not None:
@@ -274,7 +275,7 @@ class HealthKeeper:
         """Request the scan that would confirm a fault or its end, once it is due."""
         self._verifying = None
         scanned, found = self._scanned
-        due = health.verify_at((each for uuid in found for each in self._ailments.get(uuid, ())), scanned)
+        due = health_tracker.verify_at((each for uuid in found for each in self._ailments.get(uuid, ())), scanned)
         if due is None:
             return
         left = due - self._clock()
@@ -284,7 +285,7 @@ class HealthKeeper:
             self._soon.set()
 
     def _settle(self, uuid: str, before: Ailments, after: Ailments, device: Device | None) -> bool:
-        """Put down what a device has now, and tell of what is new and of what is over. Returns whether anything is."""
+        """Store the faults of a device, and report new and ended ones. Return whether the faults changed."""
         if before == after:
             return False
         if after:
@@ -310,7 +311,7 @@ class HealthKeeper:
         return [record for record in self._claims() if any(uuid in each.device_uuids for each in record.devices)]
 
     def _holders(self, uuid: str, ailment: Ailment) -> list[ClaimRecord]:
-        """Return the claims that hold what an ailment is about."""
+        """Return the claims that hold a part that a fault affects."""
         return [
             record
             for record in self._claims()
@@ -325,7 +326,7 @@ class HealthKeeper:
         ailments = dict(self._ailments)
         survey = snapshot.survey
         if survey is not None:
-            offers = health.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
+            offers = health_tracker.tainted(self._driver, survey.offers, survey.devices, ailments, self._effects)
             snapshot = replace(snapshot, survey=replace(survey, offers=offers))
         self._pictures.put(Picture(snapshot, ailments, self._effects, self._missing))
 
@@ -370,7 +371,11 @@ class HealthKeeper:
         kept = self._lasting()
         if kept == self._kept or not self._is_loaded:
             return
-        content = {"form": FORM, "devices": health.to_data(self._ailments), "applied_marks": sorted(self._applied)}
+        content = {
+            "form": FORM,
+            "devices": health_tracker.to_data(self._ailments),
+            "applied_marks": sorted(self._applied),
+        }
         self._kept, self._due = kept, ((json.dumps(content, indent=1) + "\n").encode(), frozenset(self._applied))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
@@ -405,7 +410,7 @@ def _read_file(system: System, directory: str) -> tuple[dict[str, Ailments], set
         return {}, set()
     if not isinstance(data, dict) or data.get("form") != FORM:
         raise ValueError(f"it has another form than {FORM}")
-    return health.from_data(data.get("devices")), set(map(str, data.get("applied_marks") or ()))
+    return health_tracker.from_data(data.get("devices")), set(map(str, data.get("applied_marks") or ()))
 
 
 def _users(device: Device | None, instance: int | None) -> frozenset[int]:
@@ -420,7 +425,7 @@ def _users(device: Device | None, instance: int | None) -> frozenset[int]:
 
 
 def _lasting(ailment: Ailment) -> object:
-    """Return what of an ailment is worth writing down again when it changes."""
+    """Return the part of a fault whose change must be written to the file."""
     return (
         ailment.sign.key,
         ailment.sign.severity,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Says whether the devices are as the layout wants: what has differed for a while is noted at the pool, told on the node and counted.
+"""Compare the devices with the node's layout, and report lasting differences as pool annotations, Events, and a metric.
 
-The rules are those that the driver itself works by, and the devices those of its looks: nobody asks the hardware for this. While an operation
-of a repartitioning is under way nothing is judged, since it is what changes the devices.
+The rules are those of the driver itself, and the devices those of its scans: no extra query of the hardware is needed.
+During an operation of a repartitioning nothing is compared, because it changes the devices.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
 from ..claims.records import ClaimRecord
-from ..core.layout_differences import ANNOTATION, compare, note_of
-from ..core.layout_rules import Rule
 from ..core.model import well
-from ..core.prepared import prepared_partitions
-from ..core.repartition_record import Watch
+from ..core.partitioning.layout_differences import ANNOTATION, compare, note_of
+from ..core.partitioning.rules import Rule
+from ..core.repartition.record import Watch
+from ..core.store.prepared_claims import prepared_partitions
 from ..inventory import Survey
 from ..logs import fields
-from .shared import Shared, Snapshot
+from .driver_state import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ DIFFERS, AGREES = "LayoutDiffers", "LayoutAgrees"
 
 @dataclass(frozen=True)
 class Differing:
-    """Since when each device differs, by its UUID and the keeper's clock, and what of that has lasted.
+    """The devices that differ, each with the time since when (by UUID, on the keeper's clock), and the lasting differences.
 
-    ``lasting`` is None until it is known after a start: what was said before it stays said until then. ``told`` are the UUIDs that the
-    last Event was about.
+    ``lasting`` is not set (None) after a start until it is known. Earlier reports stay valid until then. ``told`` are the UUIDs
+    of the last Event.
     """
 
     since: Mapping[str, float] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Differing:
 
     @property
     def number(self) -> int:
-        """How many devices have differed for long."""
+        """Return how many devices have a lasting difference."""
         return len(self.lasting or ())
 
 
 def follow(former: Differing, found: Sequence[Json], now: float, seconds: float) -> Differing:
-    """Return what differs now, and what of that has for ``seconds``; ``found`` are entries of ``compare``. Pure."""
+    """Return the current differences, and those that have lasted ``seconds``. ``found`` are entries of ``compare``."""
     since = {str(each["uuid"]): former.since.get(str(each["uuid"]), now) for each in found}
     lasting = tuple(each for each in found if now - since[str(each["uuid"])] >= seconds)
     known = former.lasting is not None or len(lasting) == len(found)
@@ -58,37 +58,38 @@ def follow(former: Differing, found: Sequence[Json], now: float, seconds: float)
 
 
 def paused(former: Differing) -> Differing:
-    """Return what is known while nothing is judged: what has lasted stays, and all else begins anew afterwards. Pure."""
+    """Return the state during a pause of the comparison: lasting differences stay, and the time of others starts again."""
     told = {str(each["uuid"]) for each in former.lasting or ()}
     return replace(former, since={uuid: at for uuid, at in former.since.items() if uuid in told})
 
 
 def differences(survey: Survey, rules: tuple[Rule, ...], records: Collection[ClaimRecord]) -> list[Json]:
-    """Return how the devices that are well differ from the rules, with the claims that have something of them. Pure."""
+    """Return the differences between healthy devices and the rules, with the claims that use a part of them."""
     return compare(well(survey.findings), rules, prepared_partitions(records))
 
 
 def message_of(lasting: Sequence[Json]) -> str:
-    """What differs, in words, and what to do."""
+    """Return a message with the differences and the remedy."""
     number = "1 device is" if len(lasting) == 1 else f"{len(lasting)} devices are"
     told = " ".join(f"{each['message'].rstrip('.')}." for each in lasting)
     return f"{number} not as the node's layout wants. Apply the layout (the playbook repartition, or site), or correct it. {told}"
 
 
 class Teller(Protocol):
-    """Who writes Events on the node."""
+    """Writes Events on the node."""
 
     def problem(self, reason: str, message: str) -> None:
-        """Tell of something that an administrator should know."""
+        """Write a warning for an administrator."""
 
     def done(self, reason: str, message: str, action: str) -> None:
-        """Tell that it is over."""
+        """Write that a problem has ended."""
 
 
 class LayoutKeeper:
-    """One vendor's devices. Follows ``snapshots`` and writes ``known``; ``note`` puts annotations at the pool.
+    """Compare one vendor's devices with the layout: read ``snapshots``, write ``known``, and annotate the pool with ``note``.
 
-    ``seconds`` is for how long a device differs until it is said: who changes devices and then tells the driver is given that time.
+    ``seconds`` is how long a device must differ before it is reported, so that a program that changes devices has time
+    to notify the driver.
     """
 
     def __init__(
@@ -117,12 +118,12 @@ class LayoutKeeper:
         self._known = known
 
     async def run(self) -> None:
-        """Follow the looks until cancelled."""
+        """Process each scan until canceled."""
         async for snapshot in self._snapshots.follow():
             await self.look(snapshot)
 
     async def look(self, snapshot: Snapshot) -> None:
-        """Judge one look. What is not known of the hardware is not judged."""
+        """Compare one scan. Without facts about the hardware there is no comparison."""
         if snapshot.survey is None:
             return
         if self._repartition.is_active():
@@ -136,7 +137,10 @@ class LayoutKeeper:
         self._known.put(known)
 
     def _tell(self, told: frozenset[str], lasting: Sequence[Json]) -> frozenset[str]:
-        """Write one Event where other devices differ than were ``told``; returns those that are told now."""
+        """Write one Event if the differing devices are not the reported ones (``told``).
+
+        Return the reported ones.
+        """
         uuids = frozenset(str(each["uuid"]) for each in lasting)
         for each in lasting:
             if each["uuid"] not in told:

@@ -13,22 +13,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..api.client import ApiError, ApiUnreachable
+from ..api.throttling import is_of_server, spread
 from ..claims.allocation import allocated_here, decode_allocation
-from ..claims.answers import Reporter
-from ..claims.compare import reallocated
+from ..claims.allocation_match import reallocated
+from ..claims.call_results import Reporter
 from ..claims.records import ClaimRecord
-from ..claims.recovery import droppable
 from ..claims.service import ClaimService
+from ..claims.startup_recovery import droppable
 from ..core.errors import AcceleratorError, to_error
 from ..kubelet.pod_resources import ContainerDevice
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics
-from . import shared
-from .shared import Shared, Snapshot
+from . import driver_state
+from .driver_state import Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
-# How often claims are compared with the API server, and how long one must be missing there before it is undone.
+# Seconds between comparisons of a claim with the API server, and how long a claim must be missing there before it is
+# undone.
 RECONCILE_SECONDS = 600.0
 RETRY_LIMIT = 60.0
 # After this many claims in a row for which the server failed, the others are read at the next try: each one can cost a timeout.
@@ -43,21 +45,22 @@ def visit_pause() -> float:
     return RECONCILE_SECONDS * random.uniform(1.0, 1.2)  # noqa: S311  no secret is made of it
 
 
-def _is_of_server(error: Exception) -> bool:
-    return isinstance(error, ApiUnreachable) or (isinstance(error, ApiError) and error.is_of_server)
+def first_visit_pause() -> float:
+    """Return the seconds until the first visit of all claims after a start. A power failure starts all nodes at the same time."""
+    return RECONCILE_SECONDS * random.uniform(0.0, 0.2)  # noqa: S311  no secret is made of it
 
 
 class ClaimSource(Protocol):
-    """Where claims are read."""
+    """Reads claims."""
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
         """Return one ResourceClaim. Raises ApiError."""
 
 
 class Reconciler:
-    """Checks every prepared claim every ten minutes, and claims that a container uses once an hour.
+    """Check every prepared claim every ten minutes, and claims that a container uses once per hour.
 
-    Nothing is dropped before the hardware has answered.
+    No claim is undone before the hardware has answered.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class Reconciler:
         self._pool = pool
         self._snapshots = snapshots
         self._former_boot = {uid for uid, record in service.store.claims.items() if record.boot_id != boot_id}
-        #: When a claim was first found missing, by the clock. The times count, not how often it was found so.
+        #: The time at which a claim was first found missing, by the clock. The duration counts, not the number of
+        #: checks.
         self._missing: dict[str, float] = {}
         self._errors: dict[str, StateLog] = {}
-        #: How many seconds the API server asked to be left alone in the last visit.
+        #: The pause in seconds that the API server requested during the last visit.
         self._retry_after = 0.0
         self._in_use, self._kubelet = in_use, StateLog(LOG)
         self._is_first_visit = True
@@ -96,15 +100,18 @@ class Reconciler:
         self._companions, self._files = StateLog(LOG), StateLog(LOG)
 
     async def run(self) -> None:
-        """Visit the claims until cancelled: all of them every RECONCILE_SECONDS, those that could not be visited sooner."""
-        delay, left, next_visit = shared.RETRY_FIRST, list[str](), self._clock()
+        """Visit the claims until canceled: all of them every RECONCILE_SECONDS, and failed visits sooner."""
+        while self._snapshots.value.survey is None:
+            await asyncio.sleep(driver_state.RETRY_FIRST)
+        delay, left, next_visit = driver_state.RETRY_FIRST, list[str](), self._clock() + first_visit_pause()
+        # Work without requests to the API server is done now.
+        await self._visit_claims([uid for uid, record in self._service.store.claims.items() if not record.prepared])
+        await self._visit_companions()
+        await self._visit_files()
         while True:
-            if self._snapshots.value.survey is None:
-                await asyncio.sleep(shared.RETRY_FIRST)
-                continue
             if self._clock() >= next_visit:
                 left = await self.visit()
-                delay, next_visit = shared.RETRY_FIRST, self._clock() + visit_pause()
+                delay, next_visit = driver_state.RETRY_FIRST, self._clock() + visit_pause()
             elif left:
                 delay = min(delay * 2, RETRY_LIMIT)
                 left = await self._visit_claims(left)
@@ -112,7 +119,7 @@ class Reconciler:
             await asyncio.sleep(max(min(delay, until_visit) if left else until_visit, self._retry_after))
 
     async def visit(self) -> list[str]:
-        """Visit every claim once. Returns the UIDs of those that could not be visited, in the order of their next visit."""
+        """Visit every claim once. Return the UIDs of failed visits, in the order of their next visit."""
         uids = tuple(self._service.store.claims)
         for known in (self._missing, self._errors):
             for uid in known.keys() - set(uids):
@@ -142,8 +149,8 @@ class Reconciler:
                     text += str(to_error(error, f"The visit of claim {record.describe()}"))
                     if self._errors.setdefault(uid, StateLog(LOG)).report(text, level=logging.WARNING, uid=uid):
                         LOG.debug("the exception", exc_info=error)
-                unreachable = unreachable + 1 if _is_of_server(error) else 0
-                self._retry_after = getattr(error, "retry_after", None) or 0.0
+                unreachable = unreachable + 1 if is_of_server(error) else 0
+                self._retry_after = spread(getattr(error, "retry_after", None) or 0.0)
                 if unreachable >= MOST_UNREACHABLE or self._retry_after:
                     return [*uids[number + 1 :], *failed]
         return failed
@@ -174,13 +181,13 @@ class Reconciler:
         }
 
     async def _visit_files(self) -> None:
-        """Remove the files of claims that are not there."""
+        """Remove the files of unknown claims."""
         try:
-            for uid in await self._service.upkeep.stale_files():
+            for uid in await self._service.housekeeping.stale_files():
                 self._metrics.finding("file-orphaned")
                 with operation():
                     LOG.info("files of a claim that is not there: they are removed", extra=fields(uid=uid))
-                    await self._service.upkeep.remove_files(uid)
+                    await self._service.housekeeping.remove_files(uid)
         except Exception as error:  # noqa: BLE001  the claims go on without
             error = to_error(error, "Removing files of claims that are not there")
             self._files.report(f"files of claims that are not there stay: {error}", level=logging.WARNING)
@@ -188,31 +195,41 @@ class Reconciler:
             self._files.report("no file is left of a claim that is not there", level=logging.DEBUG)
 
     async def _visit_companions(self) -> None:
-        """Start the programs of claims that do not run, and end those of no claim. What goes wrong with one is its own."""
+        """Start the stopped companions of claims, and stop those without a claim.
+
+        An error affects only its companion.
+        """
         for record in tuple(self._service.store.claims.values()):
             if record.shared and record.uid not in self._service.suspect:
                 try:
-                    await self._service.upkeep.keep_companions(record.uid)
+                    await self._service.housekeeping.keep_companions(record.uid)
                 except Exception as error:  # noqa: BLE001  the other claims' programs are seen to
                     self._metrics.finding("companion-lost")
                     failure = to_error(error, f"Starting the programs of claim {record.describe()}")
                     self._reporter.failed(record.reference, "Prepare", failure)
         try:
-            for uid in await self._service.upkeep.orphans():
+            for uid in await self._service.housekeeping.orphans():
                 self._metrics.finding("companion-orphaned")
                 with operation():
-                    LOG.info("programs run for a claim that is not there: they are ended", extra=fields(uid=uid))
-                    await self._service.upkeep.end_companions(uid)
+                    await self._end_companions(uid)
         except Exception as error:  # noqa: BLE001  the claims go on without
             error = to_error(error, "Listing the programs that run for claims")
             self._companions.report(f"the programs that run for claims are not known: {error}", level=logging.WARNING)
         else:
             self._companions.report("the programs that run for claims are known", level=logging.DEBUG)
 
+    async def _end_companions(self, uid: str) -> None:
+        LOG.info("programs run for a claim that is not there: they are ended", extra=fields(uid=uid))
+        try:
+            await self._service.housekeeping.end_companions(uid)
+        except Exception as error:  # noqa: BLE001  such as a device that another process has; the others are ended
+            error = to_error(error, f"Ending the programs of {uid}")
+            LOG.warning("programs of a claim that is not there still run: %s", error, extra=fields(uid=uid))
+
     async def _visit(self, record: ClaimRecord) -> None:
         service = self._service
         if not record.prepared:
-            # Either it is being prepared at this moment, or undoing it failed and the kubelet never asked again.
+            # It is being prepared now, or its undo failed and the kubelet has not called again.
             if record.uid in service.suspect:
                 self._metrics.finding("claim-half-prepared")
                 with contextlib.suppress(AcceleratorError):
@@ -228,8 +245,8 @@ class Reconciler:
         from_former_boot = record.uid in self._former_boot and record.uid not in service.asked
         if not from_former_boot and missing_for < RECONCILE_SECONDS:
             return
-        found = await service.thread(service.hands.facts, record.device_uuids)
-        others = await service.thread(service.hands.others, record, found.devices)
+        found = await service.thread(service.hardware.facts, record.device_uuids)
+        others = await service.thread(service.hardware.others, record, found.devices)
         if not droppable(record, others):
             return
         self._metrics.finding("claim-gone")
@@ -243,7 +260,10 @@ class Reconciler:
                 self._missing.pop(record.uid, None)
 
     async def _compare(self, record: ClaimRecord, claim: Mapping[str, Any]) -> None:
-        """Undo a claim that was prepared with other devices than it has now; the kubelet has it prepared anew."""
+        """Undo a claim that was prepared with other devices than its current ones.
+
+        The kubelet then prepares it again.
+        """
         try:
             allocation = decode_allocation(claim, record.reference, self._service.driver)
             if reallocated(record, allocation):
@@ -254,7 +274,7 @@ class Reconciler:
             self._reporter.failed(record.reference, "Prepare", error)
 
     async def _claim(self, record: ClaimRecord) -> Mapping[str, Any] | None:
-        """Return a claim as the API server has it, empty for one that it has not; None for a record without a name."""
+        """Return a claim from the API server, empty if it does not exist there; None for a record without a name."""
         if not record.name:
             return None
         try:

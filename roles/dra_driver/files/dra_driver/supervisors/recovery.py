@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Lets claims be served as soon as the hardware answers, and first ends what an earlier run has begun."""
+"""Serve claims as soon as the hardware answers, after the incomplete work of an earlier run was completed or undone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import logging
 from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
-from ..claims.answers import Reporter
-from ..claims.debts import FabricDebt, void_fabric_debts
+from ..claims.call_results import Reporter
+from ..claims.claim_settings import void_settings
+from ..claims.pending_cleanups import PendingDeactivation, void_fabric_debts
 from ..claims.plan import mode_goes_off
-from ..claims.recovery import RecoveryPlan, plan_recovery, stale_marks
 from ..claims.service import ClaimService
-from ..claims.settings import void_settings
+from ..claims.startup_recovery import RecoveryPlan, plan_recovery, stale_marks
 from ..claims.store_tables import Change
 from ..core.errors import AcceleratorError, to_error
 from ..inventory import Survey
 from ..logs import StateLog, fields, operation
 from ..metrics import Metrics, NoMetrics
-from .shared import Conditions, Shared, Snapshot
+from .driver_state import Conditions, Shared, Snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ PART = "claims"
 
 
 class Recovery:
-    """Follows the hardware: holds claims back while it is given up, and recovers those of an earlier run once."""
+    """Block claims while no hardware is available, and recover the claims of an earlier run once."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Recovery:
         self._fabric: dict[int, StateLog] = {}
 
     async def run(self) -> None:
-        """Follow the hardware until cancelled. A second call continues where the first has ended."""
+        """Process each scan until canceled. A second call continues at the end of the first."""
         await self._repair_hooks()
         async for snapshot in self._snapshots.follow():
             if snapshot.survey is not None:
@@ -78,7 +78,7 @@ class Recovery:
     async def _repair_hooks(self) -> None:
         """Repair the CDI files of an earlier release before the hardware answers: containers can restart before that."""
         try:
-            repaired = await self._service.thread(self._service.hands.repair_hooks)
+            repaired = await self._service.thread(self._service.hardware.repair_hooks)
         except OSError as error:
             LOG.warning("recovery: hooks without an environment cannot be repaired: %s", error)
             return
@@ -93,12 +93,12 @@ class Recovery:
                 self._plan = await self._clean_up(current)
                 self._to_restore = set(self._plan.restore)
             plan = self._plan
-            # From here on the kubelet is served: a claim that it asks for is restored then and there.
+            # From here on the kubelet is served: a claim that it calls for is restored by that call.
             service.set_ready()
             self._conditions.report(PART)
             await asyncio.gather(*(self._restore(uid) for uid in plan.restore if uid in self._to_restore))
             for uid in await self._orphans():
-                await self._step(service.upkeep.end_companions(uid), "end-companions", uid)
+                await self._step(service.housekeeping.end_companions(uid), "end-companions", uid)
             if plan.undo or plan.restore or plan.stale_files or plan.mode_changes:
                 LOG.info(
                     "recovered",
@@ -107,10 +107,10 @@ class Recovery:
                 await self._look()
 
     async def _clean_up(self, current: Survey) -> RecoveryPlan:
-        """Plan the recovery, and do the part of it that no claim may be served before. Returns the plan."""
+        """Plan the recovery, and do the part that must precede all claims. Return the plan."""
         service, store = self._service, self._service.store
-        files = await service.thread(service.hands.cdi_uids)
-        invalid = await service.thread(service.hands.invalid_cdi_uids)
+        files = await service.thread(service.hardware.cdi_uids)
+        invalid = await service.thread(service.hardware.invalid_cdi_uids)
         plan = plan_recovery(
             store.claims,
             files,
@@ -134,31 +134,24 @@ class Recovery:
             # Claims that were prepared after the plan stay.
             await self._step(service.forget(uid, prepared_too=False), "undo", uid)
         for uid in plan.stale_files:
-            await self._step(service.upkeep.remove_files(uid), "remove-cdi", uid)
-        for uid in set(await service.thread(service.hands.files.uids)) - set(store.claims):
-            await self._step(service.upkeep.remove_files(uid), "remove-metadata", uid)
+            await self._step(service.housekeeping.remove_files(uid), "remove-cdi", uid)
+        for uid in set(await service.thread(service.hardware.files.uids)) - set(store.claims):
+            await self._step(service.housekeeping.remove_files(uid), "remove-metadata", uid)
         for change in plan.mode_changes:
-            await self._step(service.upkeep.switch_off(change.device_uuid), "switch-off", change.device_uuid)
+            await self._step(service.housekeeping.switch_off(change.device_uuid), "switch-off", change.device_uuid)
         return plan
 
     async def _restore(self, uid: str) -> None:
-        await self._step(self._restore_unless_ended(uid), "restore", uid)
+        await self._step(self._service.housekeeping.restore(uid), "restore", uid)
         self._to_restore.discard(uid)
 
-    async def _restore_unless_ended(self, uid: str) -> None:
-        """Restore a claim, unless it no longer exists in the API server. The reconciler releases such a claim."""
-        if await self._service.upkeep.has_ended(uid, self._boot_id):
-            LOG.warning("recovery: claim has ended, it is not restored", extra=fields(uid=uid))
-        else:
-            await self._service.restore(uid)
-
     async def _catch_up(self, current: Survey, faults: Collection[str]) -> None:
-        """Undo pending cleanups and restore prepared claims on devices that answer again."""
+        """Complete pending cleanup and restore prepared claims on devices that answer again."""
         service = self._service
         healed = self._faulty - set(faults)
         for uuid in sorted(service.undoing.owing_on_device - set(faults)):
             try:
-                await service.upkeep.settle(uuid)
+                await service.housekeeping.settle(uuid)
             except Exception as error:  # noqa: BLE001  the error of one device is this device's own
                 text = to_error(error, f"The pending cleanup of {uuid}")
                 self._owing.report(f"the pending cleanup of {uuid} failed: {text}", level=logging.WARNING)
@@ -167,19 +160,20 @@ class Recovery:
         for debt in service.undoing.fabric_debts:
             await self._settle_fabric(debt)
         held = {uuid for record in service.store.claims.values() for uuid in record.device_uuids}
-        # Left on by a run before this one, on a device that is read late; or it did not go off when its last claim did.
+        # An earlier run left it enabled on a device that was read late, or it could not be disabled after its last
+        # claim.
         for uuid in sorted(current.devices.keys() - held):
             if mode_goes_off(current.devices[uuid], service.store.meta):
                 await self._switch_off(uuid)
         for uid in sorted(service.suspect):
             record = service.store.claims.get(uid)
             if record is not None and record.prepared and healed & set(record.device_uuids):
-                await self._step(service.restore(uid), "restore", uid)
+                await self._step(service.housekeeping.restore(uid), "restore", uid)
 
-    async def _settle_fabric(self, debt: FabricDebt) -> None:
+    async def _settle_fabric(self, debt: PendingDeactivation) -> None:
         state = self._fabric.setdefault(debt.number, StateLog(LOG))
         try:
-            await self._service.upkeep.settle_fabric(debt)
+            await self._service.housekeeping.settle_fabric(debt)
         except Exception as error:  # noqa: BLE001  the error of one partition is this partition's own
             text = to_error(error, f"The {debt.describe()}")
             state.report(f"the pending cleanup failed: {text}", level=logging.WARNING)
@@ -189,7 +183,7 @@ class Recovery:
     async def _switch_off(self, uuid: str) -> None:
         state = self._modes.setdefault(uuid, StateLog(LOG))
         try:
-            await self._service.upkeep.switch_off(uuid)
+            await self._service.housekeeping.switch_off(uuid)
         except Exception as error:  # noqa: BLE001  the error of one device is this device's own
             text = to_error(error, f"Switching partitioning of {uuid} off")
             state.report(f"partitioning stays on: {text}", level=logging.WARNING, device=uuid)
@@ -200,7 +194,7 @@ class Recovery:
 
     async def _orphans(self) -> tuple[str, ...]:
         try:
-            return await self._service.upkeep.orphans()
+            return await self._service.housekeeping.orphans()
         except Exception as error:  # noqa: BLE001  recovery continues without the list of programs
             text = to_error(error, "Listing the programs that run for claims")
             LOG.warning("recovery: the programs that run for claims cannot be listed: %s", text)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tells how far a repartitioning of this node is: an Event on the Node for each step, by the driver's own rights.
+"""Report the progress of a repartitioning of this node: one Event on the Node for each step, with the driver's own permissions.
 
-Whoever changes the devices writes its steps down beside the driver's store. An Event has a name that follows from its step, so that a
-driver which was started anew tells nothing twice: the API server has it already.
+The program that changes the devices writes its steps to a file next to the driver's store. The name of an Event is
+computed from its step. So a restarted driver does not repeat Events, because the API server already has them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Callable, Protocol
 
 from ..core.model import Device
-from ..core.repartition_record import APPLYING, DRAINING, PUBLISHING, REVERTING, Record, Watch
-from ..core.repartition_steps import ABANDONED, ENDED, FAILED, RELEASED, Follow, Taken
-from .shared import Shared
+from ..core.repartition.progress import ABANDONED, ENDED, FAILED, RELEASED, StartedStep, StepReader
+from ..core.repartition.record import APPLYING, DRAINING, PUBLISHING, REVERTING, Record, Watch
+from .driver_state import Shared
 
-#: How often the list of steps is looked at.
+#: Seconds between reads of the list of steps.
 SECONDS = 1.0
-#: Steps that are older are told no more: an API server keeps Events for an hour unless it was told otherwise.
+#: Older steps are not reported: an API server keeps Events for one hour by default.
 OLDEST_SECONDS = 3000.0
 
 
 @dataclass(frozen=True)
 class Told:
-    """What one Event says of a step: whether it is a warning, its reason, and the text after the devices."""
+    """The Event for a step: whether it is a warning, its reason, and the text after the devices."""
 
     warning: bool
     reason: str
@@ -56,44 +56,47 @@ WORDS: Mapping[str, Told] = {
 
 
 class Teller(Protocol):
-    """Who writes Events on the node."""
+    """Writes Events on the node."""
 
     def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
-        """Write one of this name, unless there is one. False: too many were written in a short time."""
+        """Write an Event with this name, unless it exists. Return False if the rate limit is reached."""
 
 
 class Counts(Protocol):
-    """Who counts."""
+    """Counts the reported steps."""
 
     def repartition_step(self, step: str) -> None:
-        """A step was told."""
+        """Count one step."""
 
 
-def due(steps: Collection[Taken], told: Collection[Taken], now: float) -> tuple[Taken, ...]:
-    """Return the steps that are to be told, in their order. Pure."""
+def due(steps: Collection[StartedStep], told: Collection[StartedStep], now: float) -> tuple[StartedStep, ...]:
+    """Return the steps to report, in their order."""
     return tuple(each for each in steps if each not in told and 0 <= now - each.at <= OLDEST_SECONDS)
 
 
-def abandoned(expired: Record) -> Taken:
-    """Return the step of an operation that was not completed within its time. Pure."""
-    return Taken(expired.until, expired.operation, expired.devices, ABANDONED)
+def abandoned(expired: Record) -> StartedStep:
+    """Return the step of an operation that was not completed within its time."""
+    return StartedStep(expired.until, expired.operation, expired.devices, ABANDONED)
 
 
-def message_of(taken: Taken, devices: Mapping[str, Device]) -> str:
-    """Say a step in words, with the devices as people know them."""
+def message_of(taken: StartedStep, devices: Mapping[str, Device]) -> str:
+    """Return the text of a step's Event, with the devices by their descriptions."""
     named = ", ".join(devices[uuid].describe() if uuid in devices else uuid for uuid in taken.devices)
     why = f" {taken.reason.rstrip('.')}." if taken.reason else ""
     return f"{named}: operation {taken.operation}: {WORDS[taken.step].text}.{why}"
 
 
-def name_of(node: str, driver: str, taken: Taken) -> str:
-    """Return the name of a step's Event: the same for the same step, and another one for any other."""
+def name_of(node: str, driver: str, taken: StartedStep) -> str:
+    """Return the name of a step's Event, which is unique for the step."""
     text = "\n".join((driver, repr(taken.at), taken.operation, taken.step))
     return f"{node[:200].rstrip('-.')}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class StepTeller:
-    """One vendor's devices. ``told`` are the steps that were told, ``devices`` gives those of the last look by UUID."""
+    """Report the steps of one vendor's devices.
+
+    ``told`` are the steps that were reported. ``devices`` returns the devices of the last scan by UUID.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class StepTeller:
         node: str,
         directory: str,
         repartition: Watch,
-        told: Shared[frozenset[Taken]],
+        told: Shared[frozenset[StartedStep]],
         devices: Callable[[], Mapping[str, Device]],
         teller: Teller,
         counts: Counts,
@@ -110,23 +113,23 @@ class StepTeller:
     ) -> None:
         self._driver = driver
         self._node = node
-        self._follow = Follow(directory)
+        self._follow = StepReader(directory)
         self._repartition = repartition
         self._told = told
         self._devices = devices
         self._teller = teller
         self._counts = counts
         self._clock = clock
-        self._began = clock()  # what came before was counted before
+        self._began = clock()  # earlier steps were counted by an earlier process
 
     async def run(self) -> None:
-        """Tell of steps until cancelled."""
+        """Report steps until canceled."""
         while True:
             self.look()
             await asyncio.sleep(SECONDS)
 
     def look(self) -> None:
-        """Tell what has not been told."""
+        """Report the steps that were not reported yet."""
         now, steps = self._clock(), self._follow.steps()
         expired = self._repartition.expired()
         known = (*steps, *([abandoned(expired)] if expired is not None else []))

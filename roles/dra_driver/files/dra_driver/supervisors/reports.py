@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Events on what a driver works for: the claims that it could not serve, and the node."""
+"""Write Events for one driver: on claims that it could not serve, and on the node."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from ..api.events import EventRecorder, Subject
 from ..claims.records import ClaimRecord, ClaimReference
 from ..core.errors import AcceleratorError
-from ..core.health import Ailment
-from ..core.signs import Severity
+from ..core.health.conditions import Severity
+from ..core.health.tracker import Ailment
 
 LOG = logging.getLogger(__name__)
 
-# So many of a claim's pods are told of its devices.
+# The maximum number of a claim's pods that get an Event.
 MOST_PODS = 16
 
-# Errors that say that the hardware is not what was published.
+# Codes of errors that show that the hardware differs from the published devices.
 STALE_CODES = (
     "in-use",
     "does-not-fit",
@@ -31,19 +31,19 @@ STALE_CODES = (
     "partitioning-off",
     "not-shareable",
 )
-# Errors that the pods are told of as well: they wait for what does not come by itself.
+# Codes of errors with Events on pods too, because the pods need an action by a person.
 TOLD_TO_PODS = ("does-not-fit", "not-shareable")
 
 
 class ClaimSource(Protocol):
-    """Where claims are read."""
+    """Reads claims."""
 
     async def claim(self, namespace: str, name: str) -> dict[str, Any]:
         """Return one ResourceClaim. Raises ApiError."""
 
 
 class Reports:
-    """Tells one driver's troubles. ``stale`` is called when one shows that what is published is no longer so."""
+    """Write Events about one driver. ``stale`` is called if an error shows that the published devices are outdated."""
 
     def __init__(
         self,
@@ -64,21 +64,21 @@ class Reports:
     def failed(self, claim: ClaimReference, verb: str, error: AcceleratorError) -> None:
         """Write an Event on a claim that could not be prepared or unprepared."""
         if error.code in STALE_CODES:
-            self._stale()  # the scheduler should stop offering what is not there
+            self._stale()  # the scheduler must stop allocating missing devices
         subject = Subject("ResourceClaim", "resource.k8s.io/v1", claim.name, claim.uid, claim.namespace)
         self._events.warning(subject, f"{verb}Failed", f"{self._driver}: {error}", action=verb)
         if error.code in TOLD_TO_PODS:
             self._begin(self._tell_pods(claim, f"{verb}Failed", f"{self._driver}: {error}", verb, self._events.warning))
 
     def fell_ill(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
-        """Write Events on the node, and on the claims that hold the device and their pods, with what to do."""
+        """Write Events with the remedy on the node, on the claims with an affected device, and on their pods."""
         message = f"{device} is not well: {ailment.sign.describe()}"
         if ailment.sign.severity > Severity.INFORMATIVE:
             self.problem("DeviceUnhealthy", message)
         self._tell(records, "DeviceUnhealthy", message, is_warning=True)
 
     def recovered(self, device: str, ailment: Ailment, records: Collection[ClaimRecord]) -> None:
-        """Write Events on all of them that it is over."""
+        """Write Events that a fault has ended, on the same objects."""
         message = f"{device}: {ailment.sign.cause} {ailment.sign.value}".rstrip() + " is over"
         if ailment.sign.severity > Severity.INFORMATIVE:
             node = Subject("Node", "v1", self._node_name, self._node_name)
@@ -98,7 +98,7 @@ class Reports:
     async def _tell_users(
         self, records: Collection[ClaimRecord], reason: str, message: str, *, is_warning: bool
     ) -> None:
-        """Write an Event on claims and on the pods that have them reserved."""
+        """Write an Event on claims and on their pods."""
         emit = self._events.warning if is_warning else self._events.normal
         for record in records:
             text = f"{self._driver}: {message}"
@@ -109,7 +109,10 @@ class Reports:
     async def _tell_pods(
         self, reference: ClaimReference, reason: str, text: str, action: str, emit: Callable[..., object]
     ) -> None:
-        """Write an Event on the pods that have a claim reserved. Whom the API server does not know is not told."""
+        """Write an Event on the pods that a claim is reserved for.
+
+        Nothing is written if the API server does not return the claim.
+        """
         try:
             claim = await self._source.claim(reference.namespace, reference.name)
         except AcceleratorError as error:
@@ -123,17 +126,23 @@ class Reports:
             emit(pod, reason, f"{text} (claim {reference.name})", action=action)
 
     def done(self, reason: str, message: str, action: str = "Reset") -> None:
-        """Write an Event on the node: something that was done there, or is over. ``action`` is a word for programs."""
+        """Write an Event on the node about a completed action or an ended problem.
+
+        ``action`` is the Event's action field.
+        """
         subject = Subject("Node", "v1", self._node_name, self._node_name)
         self._events.normal(subject, reason, f"{self._driver}: {message}", action=action)
 
     def step(self, reason: str, message: str, *, name: str, warning: bool) -> bool:
-        """Write an Event of this name on the node, unless there is one: a step of what somebody does there. False: too many were written."""
+        """Write an Event with this name on the node about a step, unless it exists.
+
+        Return False if the rate limit is reached.
+        """
         subject = Subject("Node", "v1", self._node_name, self._node_name)
         write = self._events.warning if warning else self._events.normal
         return write(subject, reason, f"{self._driver}: {message}", action="Repartition", name=name)
 
     def problem(self, reason: str, message: str) -> None:
-        """Write an Event on the node: something that its administrator should know."""
+        """Write a warning on the node for its administrator."""
         subject = Subject("Node", "v1", self._node_name, self._node_name)
         self._events.warning(subject, reason, f"{self._driver}: {message}", action="Publish")

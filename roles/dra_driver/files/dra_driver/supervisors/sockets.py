@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Serves the kubelet, and goes on serving it whatever becomes of the sockets."""
+"""Serve the kubelet, and serve again after a socket is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import logging
 from ..kubelet.server import DRAIN_SECONDS, PluginServer
 from ..kubelet.sockets import FolderReplaced, SocketError
 from ..logs import StateLog, fields
-from .shared import Conditions
+from .driver_state import Conditions
 
 LOG = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ RETRY_SECONDS = 2.0
 
 
 class SocketKeeper:
-    """The servers of one driver."""
+    """Run the servers of one driver."""
 
     def __init__(self, server: PluginServer, *, driver: str, conditions: Conditions) -> None:
         self._server = server
@@ -27,7 +27,7 @@ class SocketKeeper:
         self._conditions = conditions
 
     async def start(self) -> None:
-        """Serve; tries until the sockets can be made. Raises FolderReplaced."""
+        """Start to serve. Retries until the sockets can be created. Raises FolderReplaced."""
         state = StateLog(LOG)
         while True:
             try:
@@ -45,7 +45,7 @@ class SocketKeeper:
                 return
 
     async def run(self) -> None:
-        """Serve again whenever a socket is lost, until cancelled. Raises FolderReplaced: the process has to begin anew."""
+        """Serve again when a socket is lost, until canceled. Raises FolderReplaced: the process must restart."""
         while True:
             try:
                 await self._server.watch_sockets()
@@ -59,10 +59,13 @@ class SocketKeeper:
                 await self.start()
 
     async def stop(self, grace: float = DRAIN_SECONDS, settle: float = 0.0) -> None:
-        """Withdraw from the kubelet; for ``settle`` seconds calls are still taken, and those under way get ``grace`` seconds then."""
+        """Withdraw from the kubelet.
+
+        New calls are accepted for ``settle`` seconds, and running calls then have ``grace`` seconds to finish.
+        """
         await self._server.stop(grace, settle)
 
     @property
     def problem(self) -> str:
-        """What keeps the kubelet from using the driver though it serves; "" when it does."""
+        """Return the reason why the kubelet does not use the serving driver; "" if it does."""
         return "" if self._server.registered else "the kubelet has not registered the driver"

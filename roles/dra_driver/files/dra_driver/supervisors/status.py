@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tells whoever asks how the driver is: over a socket, so that the answer is always a living process's.
+"""Serve the driver's status on a Unix socket, so that each answer comes from a running process.
 
-One connection, one JSON object, then the end. Nothing is read from who asks.
+A connection gets one JSON object and is closed. Nothing is read from the client.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Callable
 
 from .. import __version__
 from ..config import DRA
-from ..core.health import to_data
-from ..core.plugin_devices import ResourceStatus
+from ..core.dra.device_plugin_model import ResourceStatus
+from ..core.health.tracker import to_data
 from ..kubelet.sockets import check_length, remove
 from ..logs import StateLog
 from .health import Picture
@@ -31,7 +31,7 @@ RETRY_SECONDS = 5.0
 
 
 class Role(str, Enum):
-    """What an instance does beside others: it comes up, waits for its turn, serves, or stands by since it has handed over."""
+    """The role of an instance: starting, waiting to become active, active, or standby after a handover."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -41,7 +41,7 @@ class Role(str, Enum):
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """One physical device: its UUID ("" if it never told it), its name, its fault or "", and all that is wrong with it."""
+    """One physical device: its UUID ("" if never read), its name, its fault or "", and all its health problems."""
 
     uuid: str
     name: str
@@ -51,16 +51,16 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """How one driver is.
+    """The status of one driver.
 
-    ``ready`` says that claims are served; ``problems`` says, part by part, why not. The fault of a device is none of
-    the driver's. ``looked_at`` is when the hardware was last seen (seconds since the epoch, 0 for never), ``published``
-    whether the API server holds what was seen then. ``instance`` is which one it is, "" for the one that is no pod;
-    ``configuration`` the digest of the file that it works by. ``refused`` is what keeps it from working by a later one: the ``digest``
-    of that, and the ``problem``. ``kubelet_interface`` is how devices are given to pods; ``resources`` what pods can ask for where that is
-    the device-plugin API: ``published`` and ``registered`` are then about these.
-    ``not_offered`` are the physical devices of which that API offers nothing, each with the reason. ``pending_cleanup`` is what is left to
-    undo of claims that have ended.
+    ``ready``: claims are served. Otherwise ``problems`` has the reasons, by part. A fault of a device is not a problem
+    of the driver. ``looked_at`` is the time of the last scan (seconds since the epoch, 0 for never). ``published``: the
+    API server has the result of that scan. ``instance`` is the instance's name, "" if it is not a pod.
+    ``configuration`` is the digest of the applied configuration file. ``refused`` has the ``digest`` of a later file
+    that was not applied, and the ``problem``. ``kubelet_interface`` is how pods get devices. ``resources`` are the
+    resources of the device-plugin API, if that is used; then ``published`` and ``registered`` refer to them.
+    ``not_offered`` are the physical devices without any offered device in that API, each with the reason.
+    ``pending_cleanup`` describes the pending cleanup of ended claims.
     """
 
     driver: str
@@ -104,7 +104,7 @@ def status_of(
     not_offered: Mapping[str, str] | None = None,
     pending_cleanup: Sequence[str] = (),
 ) -> Status:
-    """Put a status together."""
+    """Return a status with this data."""
     found = list(problems)
     snapshot = picture.snapshot
     if not registered:
@@ -132,7 +132,7 @@ def status_of(
 
 
 def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
-    """Return the devices of the last scan, each with its fault and its ailments, and the missing ones of prepared claims."""
+    """Return the devices of the last scan, each with its fault and health problems, and the missing devices of prepared claims."""
     snapshot, told = picture.snapshot, to_data(picture.ailments)
     if snapshot.survey is None:
         return ()
@@ -157,7 +157,7 @@ def devices_of(picture: Picture) -> tuple[DeviceStatus, ...]:
 
 
 class StatusServer:
-    """Answers at ``path``. ``look`` returns the status of that moment."""
+    """Serve the status at ``path``. ``look`` returns the current status."""
 
     def __init__(self, path: str, look: Callable[[], Status]) -> None:
         check_length(path, "kubelet_root or state_directory")
@@ -165,7 +165,7 @@ class StatusServer:
         self._look = look
 
     async def run(self) -> None:
-        """Answer until cancelled; serve again when the socket is lost."""
+        """Serve until canceled. Serve again if the socket is lost."""
         state = StateLog(LOG)
         while True:
             try:
@@ -188,6 +188,6 @@ class StatusServer:
             writer.write(json.dumps(self._look().to_dict()).encode())
             await writer.drain()
         except ConnectionError:
-            pass  # whoever asked has gone
+            pass  # the client has disconnected
         finally:
             writer.close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Tells systemd that the driver lives, for as long as it answers on its own sockets; a driver that does not is started again."""
+"""Notify systemd's watchdog while the driver answers on its own sockets. Otherwise systemd restarts the driver."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..logs import StateLog
 
 LOG = logging.getLogger(__name__)
 
-# So often within the time that systemd allows.
+# Notifications within systemd's timeout.
 TIMES = 3
 
 
 def interval(environment: Mapping[str, str], pid: int) -> float | None:
-    """Return how often systemd wants to be told, in seconds; None where it does not, or means another process."""
+    """Return the interval of notifications, in seconds; None if the watchdog is off or for another process."""
     meant = environment.get("WATCHDOG_PID", "")
     allowed = environment.get("WATCHDOG_USEC", "")
-    if not allowed.isdigit() or int(allowed) == 0 or (meant and meant != str(pid)):
+    if not allowed.isdecimal() or int(allowed) == 0 or (meant and meant != str(pid)):
         return None
     return int(allowed) / 1e6 / TIMES
 
 
 class Watchdog:
-    """Asks every driver, and tells systemd when all have answered."""
+    """Check every driver, and notify systemd when all have answered."""
 
     def __init__(self, alive: Sequence[Callable[[], Awaitable[None]]], tell: Callable[[str], None]) -> None:
         self._alive = alive
@@ -37,7 +37,7 @@ class Watchdog:
         self._state = StateLog(LOG)
 
     async def run(self) -> None:
-        """Tell systemd until cancelled; nothing is done where it does not ask."""
+        """Notify systemd until canceled. Do nothing if the watchdog is off."""
         every = interval(os.environ, os.getpid())
         if every is None:
             await asyncio.Event().wait()
@@ -48,7 +48,7 @@ class Watchdog:
             await asyncio.sleep(every)
 
     async def look(self, seconds: float) -> bool:
-        """Whether all drivers answer within so many seconds. Raises nothing."""
+        """Return whether all drivers answer within ``seconds``. Raises nothing."""
         try:
             await within(asyncio.gather(*(alive() for alive in self._alive)), seconds)
         except (AcceleratorError, asyncio.TimeoutError) as error:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Asks a test before each task what is to happen there, and waits for it: the task begins when the fault is there, never before."""
+"""Ask a test before each task for an action, and wait for it: the task begins only after the fault was injected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node that is this machine until a file says that it cannot be reached."""
+"""A node that is this machine, unless a file marks it as unreachable."""
 
 from __future__ import annotations
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Enable and disable CDI in containerd, including that of k3s and RKE2: change the files, restart it, and roll back a failed change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..._host.file_restore import after_undo, not_restored, problem_of
+from ...core.errors import AcceleratorError
+from ..config_files import Files
+from .config import Change, Settings
+from .daemon import ContainerdError, Daemon
+from .plan import BACKUP, Entry, Record, fingerprint, plan_absent, plan_present, recorded, see_nothing_else, shown
+
+CHANGED = "its settings were changed"
+
+
+class CopiedFiles(Files[Record]):
+    """containerd's files, with a backup of each file that existed before."""
+
+    def copy(self, changes: Sequence[Change], record: Record) -> None:
+        """Copy each existing file before its first change, with its owner, mode, extended attributes, and time.
+
+        The copy is synced to disk. ``record`` is the record before the changes.
+        """
+        for each in changes:
+            known = record.files.get(each.path)
+            if self._needs_copy(each, known):
+                there = self.system.path(each.path).stat()
+                backup = each.path + BACKUP
+                if known is None:
+                    self._set_aside(backup, each.path)
+                self.system.write_atomic(backup, self.system.read_bytes(each.path), like=each.path)
+                os.utime(self.system.path(backup), ns=(there.st_atime_ns, there.st_mtime_ns))
+
+    def _needs_copy(self, change: Change, known: Entry | None) -> bool:
+        """Return whether the file has no change of this collection yet, and no copy. A run can end between its record and the copy."""
+        if change.before is None or known is None:
+            return change.before is not None
+        return fingerprint(change.before) == known.backup and self.text(change.path + BACKUP) != change.before
+
+    def _set_aside(self, backup: str, path: str) -> None:
+        """Rename a backup that differs from its file. The record has no entry for it, so an earlier installation left it."""
+        if not self.system.exists(backup) or self.system.read_bytes(backup) == self.system.read_bytes(path):
+            return
+        number = 1
+        while self.system.exists(f"{backup}.{number}"):
+            number += 1
+        self.system.move(backup, f"{backup}.{number}")
+        self.module.warn(
+            f"{backup} is a copy of an older {path}, and no record of changes names it. It was renamed to {backup}.{number}. "
+            "Delete it if you do not need it."
+        )
+
+    def undo_change(self, change: Change, record: Record) -> None:
+        """Restore the text that this run has read. Restore its time, too, if ``record`` (before the changes) has no entry.
+
+        A backup with different content is from an earlier installation and is not used.
+        """
+        backup = change.path + BACKUP
+        old = None if change.before is None else change.before.encode()
+        if change.path in record.files or not self.system.exists(backup) or self.system.read_bytes(backup) != old:
+            self.put(change.path, change.before)
+        else:
+            times = self.system.path(backup).stat()
+            if self.text(change.path) != change.before:
+                self.put(change.path, change.before)
+                os.utime(self.system.path(change.path), ns=(times.st_atime_ns, times.st_mtime_ns))
+            self.system.remove(backup)
+
+    def leftovers(self, path: str) -> tuple[str, ...]:
+        """Return a file and its backup."""
+        return (path, path + BACKUP)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The CDI directories that containerd must read, and the preferred drop-in directory."""
+
+    folders: Sequence[str]
+    drop_ins: str
+
+
+def carry_out(
+    files: CopiedFiles, daemon: Daemon, settings: Settings, changes: Sequence[Change], wanted: Sequence[str] | None
+) -> Settings:
+    """Apply the changes, verify them with the daemon's dump, and restart it. Roll back all changes if one of these steps fails.
+
+    ``wanted`` are the directories that must be read afterwards, or None for a removal.
+    """
+    before = files.record()
+    record = recorded(before, changes)
+    # The record is written first, so that the next run repairs an interrupted run.
+    files.keep(Record({**before.files, **record.files}, record.folders, restart=True))
+    paths = ", ".join(each.path for each in changes)
+    problem = ""
+    try:
+        if wanted is not None:
+            files.copy(changes, before)
+        files.make(changes)
+        after = daemon.settings()
+        if wanted is not None and not after.reads(wanted):
+            problem = "its own dump does not show CDI on after the change"
+    except ContainerdError as error:
+        after, problem = settings, str(error)
+    except BaseException:
+        # containerd was not restarted and still uses its previous settings.
+        files.undo_after_error(changes, before)
+        raise
+    if not problem:
+        problem = problem_of(partial(daemon.restart, after))
+        if problem:
+            raise ContainerdError(
+                f"containerd does not run with the changes of {paths}. {problem} "
+                + after_undo(*files.undo(changes, before, partial(daemon.restart, settings))),
+                hint="Correct the reported problem, then run this again.",
+                code="restart-failed",
+            )
+    else:
+        left, _again = files.undo(changes, before)
+        raise ContainerdError(
+            f"containerd cannot work with the changes of {paths}: {problem}. {not_restored(left) or 'The previous files were restored'}",
+            hint="containerd was not restarted.",
+            code="no-proof",
+        )
+    files.keep(Record(record.files, record.folders, restart=False))
+    return after
+
+
+def present(files: CopiedFiles, daemon: Daemon | None, wish: Wish, *, check: bool) -> dict[str, Any]:
+    """Enable CDI and return the module result. Without a daemon, CDI is already enabled, and only directories are created. Raises AcceleratorError."""
+    changes: list[Change] = []
+    reason = ""
+    enabled = True
+    settings = None
+    owed = False
+    if daemon is not None:
+        settings = daemon.settings()
+        imported = daemon.imported()
+        changes = plan_present(daemon, settings, imported, wish.folders, wish.drop_ins)
+        files.refuse_read_only(changes)
+        record = files.record()
+        paths = [daemon.config, *(each.path for each in imported)]
+        reason = CHANGED if changes else daemon.behind(settings, paths, restart_pending=record.restart)
+        # The process has the settings, so a process other than this collection has done the pending restart.
+        owed = record.restart and not reason
+        if owed and not check:
+            files.settle(restart=False)
+    folders = files.missing([*(str(Path(each.path).parent) for each in changes), *wish.folders])
+    if not check:
+        files.make_folders(folders)
+        if changes and settings and daemon:
+            try:
+                enabled = carry_out(files, daemon, settings, changes, wish.folders).enabled
+            except BaseException:
+                files.discard_folders(folders)
+                raise
+        elif reason and settings and daemon:
+            problem = daemon.restart(settings)
+            if problem:
+                raise ContainerdError(
+                    f"containerd was restarted, because {reason}, and does not run with its files: {problem}",
+                    hint="Its files were not changed by this run. Correct the reported problem, then run this again.",
+                    code="restart-failed",
+                )
+            files.settle(restart=False)
+    verified = None if daemon is None or (check and reason) else daemon.answer(daemon.settings()) is not None
+    if daemon and verified is False:
+        files.module.warn(daemon.unverified())
+    return {
+        "changed": bool(changes or reason or folders),
+        "settled": not (changes or reason or folders or owed),
+        "files": [each.path for each in changes],
+        "folders": folders,
+        "restarted": bool(reason),
+        "reason": reason,
+        "enabled": enabled,
+        **({} if verified is None else {"verified": verified}),
+        "diff": shown(changes),
+    }
+
+
+def absent(files: CopiedFiles, daemon: Daemon, wish: Wish, *, check: bool) -> dict[str, Any]:
+    """Revert this collection's changes, and return the module result. Raises AcceleratorError."""
+    record = files.record()
+    settings = None
+    try:
+        settings = daemon.settings()
+    except AcceleratorError as error:
+        # A removed containerd needs no verification and no restart.
+        if error.code != "command-missing":
+            raise
+    imported = daemon.imported() if settings else []
+    places = {wish.drop_ins, *([daemon.drop_in_folder(wish.drop_ins)] if settings else [])}
+    changes = plan_absent(daemon, record, sorted(each for each in places if each))
+    files.refuse_read_only(changes)
+    if settings and changes:
+        see_nothing_else(daemon, settings, imported, changes)
+    folders = files.emptied(list(record.folders), changes)
+    active = settings is not None and daemon.process()[0]
+    reason = CHANGED if active and (changes or record.restart) else ""
+    if not check and (changes or record):
+        if changes and settings and active:
+            carry_out(files, daemon, settings, changes, None)
+        else:
+            files.make(changes)
+            if reason and settings:
+                problem = daemon.restart(settings)
+                if problem:
+                    raise ContainerdError(f"containerd did not come back: {problem}", code="restart-failed")
+        for path in record.files:
+            daemon.system.remove(path + BACKUP)
+        files.remove_folders(folders)
+        files.forget()
+    result: dict[str, Any] = {
+        "changed": bool(changes or record),
+        "settled": not (changes or record),
+        "files": [each.path for each in changes],
+        "folders": folders,
+        "restarted": bool(reason),
+        "reason": reason,
+        "diff": shown(changes),
+    }
+    if settings and not changes:
+        result["enabled"] = settings.enabled
+    return result

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Query CRI-O on a node: its files, its effective settings, and the settings of its running process."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import posixpath
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from ..._host.systemd_unit import COMMAND_SECONDS, Unit, last_words
+from ...core.errors import AcceleratorError
+from ...core.host.system import Completed, System
+from ..containerd.config import Change, File, differences
+from ..containerd.plan import shown
+from ..restore_record import Record, back
+from .config import CrioError, Settings, candidates, read_settings, refuse_old, with_changes, without
+
+_ANSWER_SECONDS = 10.0
+_SHOWN_DIFFERENCES = 5
+
+
+class Crio(Unit):
+    """One CRI-O instance: its command, its unit, and the default paths of its main file and drop-in directory."""
+
+    name = "CRI-O"
+    options = MappingProxyType({"config": "config", "c": "config", "config-dir": "drop_ins", "d": "drop_ins"})
+
+    def __init__(
+        self, system: System, *, command: str, config: str, drop_ins: str, service: str, timeout: float
+    ) -> None:
+        super().__init__(system, service=service, timeout=timeout)
+        self.command = self.program = command
+        self._default_config = config
+        self._default_drop_ins = drop_ins
+
+    @property
+    def config(self) -> str:
+        """Return the main file from the command line of the process, otherwise the default."""
+        return self.flags.get("config") or self._default_config
+
+    @property
+    def drop_ins(self) -> str:
+        """Return the drop-in directory from the command line of the process, otherwise the default."""
+        return (self.flags.get("drop_ins") or self._default_drop_ins).rstrip("/")
+
+    # Files and effective settings
+
+    def read(self, path: str) -> File | None:
+        """Return a file, or None if it does not exist."""
+        try:
+            return File(path, self.system.read_text(path))
+        except FileNotFoundError:
+            return None
+
+    def files(self) -> list[File]:
+        """Return every file below the drop-in directory, in the order in which CRI-O reads them."""
+        return [found for path in self._paths(self.drop_ins) if (found := self.read(path)) is not None]
+
+    def _paths(self, folder: str) -> list[str]:
+        paths: list[str] = []
+        for name in self.system.list_directory(folder):
+            path = posixpath.join(folder, name)
+            is_folder = self.system.path(path).is_dir() and not self.system.is_link(path)
+            paths += self._paths(path) if is_folder else [path]
+        return paths
+
+    def settings(self) -> Settings:
+        """Return the settings that CRI-O reads from its files. Raises CrioError if it rejects them."""
+        refuse_old(self.system.run([self.command, "--version"], COMMAND_SECONDS).stdout, self.command)
+        # CRI-O starts without a main file, but its `config` command fails if the given file does not exist.
+        done = self._config(self.config if self.system.exists(self.config) else "/dev/null", self.drop_ins)
+        if done.returncode:
+            raise CrioError(
+                f"CRI-O refuses its own configuration {self.config} and {self.drop_ins}: {last_words(done)}",
+                hint=f"Mend the file that it names; `{self.command} config` tries them. Nothing was changed.",
+                code="configuration-refused",
+            )
+        return read_settings(done.stdout, f"what `{self.command} config` says")
+
+    def aside(self, changes: Sequence[Change]) -> Settings | None:
+        """Return the settings of CRI-O after the changes, from copies of its files. Return None if CRI-O rejects them."""
+        text, texts = with_changes(self.read(self.config), self.files(), changes)
+        with tempfile.TemporaryDirectory(prefix="dra-accelerators-") as top:
+            main, folder = Path(top, "crio.conf"), Path(top, "crio.conf.d")
+            main.write_text(text, encoding="utf-8")
+            folder.mkdir()
+            for path, content in texts.items():
+                trial = folder / posixpath.relpath(path, self.drop_ins)
+                trial.parent.mkdir(parents=True, exist_ok=True)
+                trial.write_text(content, encoding="utf-8")
+            done = self._config(str(main), str(folder))
+        return None if done.returncode else read_settings(done.stdout, f"what `{self.command} config` says")
+
+    def _config(self, config: str, drop_ins: str) -> Completed:
+        words = [self.command, "--config", config, "--config-dir", drop_ins, "config"]
+        return self.system.run(words, COMMAND_SECONDS)
+
+    # Changes
+
+    def plan(self, wanted: Sequence[str]) -> list[Change]:
+        """Return the change that makes CRI-O read the directories and changes nothing else. Empty if it already does. Raises CrioError."""
+        settings = self.settings()
+        if settings.reads(wanted):
+            return []
+        undisturbed = self._baseline(settings)
+        refused = []
+        for each in candidates(settings, self.read(self.config), self.files(), self.drop_ins, wanted):
+            if each.problem:
+                refused.append(each.problem)
+                continue
+            after = self.aside([each])
+            other = [] if after is None else list(differences(undisturbed.rest, after.rest))
+            if after is not None and not other and after.reads(wanted):
+                return [each]
+            why = "CRI-O refuses the file" if after is None else _few(other) or "another file's folders would count"
+            refused.append(f"{each.path}: {why}")
+        raise CrioError(
+            f"CRI-O cannot be told of {' and '.join(wanted)} by changing one file: {'; '.join(refused)}",
+            hint=f"Set cdi_spec_dirs in [crio.runtime] by hand, so that `{self.command} config` shows it. Nothing was changed.",
+            code="no-safe-change",
+        )
+
+    def plan_back(self, record: Record) -> list[Change]:
+        """Return the changes that revert this collection's changes, and verify that they affect only CDI. Raises CrioError."""
+        texts = {path: found.text for path in record.files if (found := self.read(path)) is not None}
+        changes = back(record, texts, self.without)
+        if changes and self.system.finds(self.command):
+            undisturbed = self._baseline(self.settings())
+            after = self.aside(changes)
+            other = ["CRI-O refuses the files"] if after is None else list(differences(undisturbed.rest, after.rest))
+            if other:
+                raise CrioError(
+                    f"Taking back the change of {', '.join(each.path for each in changes)} would change more than CDI: {_few(other)}",
+                    hint="Take cdi_spec_dirs out of these files by hand. Nothing was changed.",
+                    code="no-safe-change",
+                )
+        return changes
+
+    def without(self, text: str, before: str | None) -> str | None:
+        """Return the text of a CRI-O file without this collection's part."""
+        return without(self.config, text, before)
+
+    def shown(self, changes: Sequence[Change]) -> dict[str, str]:
+        """Return the diff of the changes in Ansible's form: only the lines that change, because others can hold registry passwords."""
+        return shown(changes)
+
+    def _baseline(self, settings: Settings) -> Settings:
+        found = self.aside([])
+        other = ["it refuses them"] if found is None else list(differences(settings.rest, found.rest))
+        if found is None or other:
+            raise CrioError(
+                f"CRI-O reads copies of {self.config} and {self.drop_ins} otherwise than the files ({_few(other)}), so that a change "
+                "cannot be tried before it is made",
+                hint="Set cdi_spec_dirs in [crio.runtime] by hand.",
+                code="no-trial",
+            )
+        return found
+
+    # Running process
+
+    def running(self) -> Settings | None:
+        """Return the settings of the running CRI-O from its socket, or None if it does not respond."""
+        try:
+            address = self.settings().socket
+            return read_settings(get(address, "/config"), "what the running CRI-O answers")
+        except (OSError, http.client.HTTPException, AcceleratorError):
+            return None
+
+    def behind(self, wanted: Sequence[str], *, restart_pending: bool) -> str:
+        """Return why the running process does not read the directories in its files, or "" if it does.
+
+        Raises CrioError if a restart would not help.
+        """
+        if not self.process()[0]:
+            return f"{self.service} is not running"
+        known = self.running()
+        if known is None:
+            return f"{self.service} does not answer on its socket"
+        if known.reads(wanted):
+            return ""
+        places = [self.config, self.drop_ins, *(each.path for each in self.files())]
+        if restart_pending or self.written_since_start(places):
+            return "the running CRI-O does not know its files' cdi_spec_dirs yet"
+        raise CrioError(
+            f"The running CRI-O reads CDI files from {', '.join(known.folders) or 'no folder'}, expected {', '.join(wanted)}, which its files "
+            "say, and it was started after they were written",
+            hint=f"Look for --cdi-spec-dirs or CONTAINER_CDI_SPEC_DIRS in `systemctl cat {self.service}` and the files that it names; what "
+            "stands there counts. If a file was brought there with an older time, restart CRI-O.",
+            code="no-proof",
+        )
+
+    def refuse_restart(self) -> int:
+        """Return 0: a restart of CRI-O stops no containers."""
+        return 0
+
+    def restart(self, wanted: Sequence[str] | None) -> str:
+        """Restart the unit and wait until it responds with these directories. Return the problem, or ""."""
+        return self.restart_until(lambda: self._problem(wanted))
+
+    def _problem(self, wanted: Sequence[str] | None) -> str:
+        known = self.running()
+        if known is None:
+            return "it does not answer on its socket."
+        expected = set(self.settings().folders if wanted is None else wanted)
+        missing = sorted(expected - set(known.folders))
+        return f"it answers, but does not read {', '.join(missing)}." if missing else ""
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, address: str) -> None:
+        super().__init__("localhost", timeout=_ANSWER_SECONDS)
+        self.address = address
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_ANSWER_SECONDS)
+        self.sock.connect(self.address)
+
+
+def get(address: str, path: str, headers: Mapping[str, str] | None = None) -> str:
+    """Return the response to GET on a Unix socket. Raises OSError and HTTPException."""
+    connection = _Connection(os.fspath(address).removeprefix("unix://"))
+    try:
+        connection.request("GET", path, headers=dict(headers or {}))
+        response = connection.getresponse()
+        text = response.read().decode("utf-8", "replace")
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise http.client.HTTPException(f"{path} was answered with {response.status}")
+    return text
+
+
+def _few(sentences: Sequence[str]) -> str:
+    shown = "; ".join(each[:200] for each in sentences[:_SHOWN_DIFFERENCES])
+    return shown if len(sentences) <= _SHOWN_DIFFERENCES else f"{shown}; and {len(sentences) - _SHOWN_DIFFERENCES} more"

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Find the container runtime of a node's kubelet. This module changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+
+from .._host.systemd_unit import COMMAND_SECONDS
+from ..core.host.system import System
+from .detect import (
+    AUTO,
+    CONTAINERD,
+    CRI_DOCKERD,
+    CRIO,
+    DOCKER,
+    UNITS,
+    Choice,
+    RuntimeChoiceError,
+    chosen,
+    endpoint_in,
+    kubelet_options,
+    running_units,
+)
+from .k3s_rke2 import place_of, ready_daemon, refusal, state_of
+
+
+def unit_states(system: System) -> dict[str, str]:
+    """Return the states of the units that identify runtimes."""
+    states = system.run(["systemctl", "is-active", *UNITS], COMMAND_SECONDS).stdout.split()
+    return dict(zip(UNITS, states))
+
+
+def find(system: System, asked: str) -> Choice:
+    """Return the runtime to configure. Raises RuntimeChoiceError."""
+    if asked in (CONTAINERD, CRIO, DOCKER):
+        return Choice(asked)
+    states = unit_states(system)
+    several = asked == AUTO and len(running_units(states)) > 1
+    choice = chosen(asked, states, kubelet_endpoint(system) if several else "")
+    if choice.unit == CRI_DOCKERD and asked == AUTO:
+        raise cri_dockerd()
+    return choice
+
+
+def kubelet_endpoint(system: System) -> str:
+    """Return the endpoint of the running kubelet from its command line or its files, or an empty string."""
+    for pid in system.list_directory("/proc"):
+        if not pid.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            options = kubelet_options(system.read_text(f"/proc/{pid}/cmdline").split("\0"))
+            if options:
+                return options.get("container-runtime-endpoint") or _endpoint_of_files(system, options)
+    return ""
+
+
+def _endpoint_of_files(system: System, options: dict[str, str]) -> str:
+    folder = options.get("config-dir", "")
+    # A later file has priority, and the files of the directory have priority over the main file.
+    paths = [f"{folder}/{name}" for name in reversed(system.list_directory(folder)) if name.endswith(".conf")]
+    for path in [*paths, options.get("config", "")]:
+        with contextlib.suppress(OSError):
+            found = endpoint_in(system.read_text(path)) if path else ""
+            if found:
+                return found
+    return ""
+
+
+def cri_dockerd() -> RuntimeChoiceError:
+    """Return the error for a node with cri-dockerd whose runtime is not set by name."""
+    return RuntimeChoiceError(
+        "The kubelet of this node uses Docker Engine behind cri-dockerd, which hands no CDI devices to pods",
+        hint="Move the kubelet to containerd 1.7.2 or newer, or to CRI-O. Where your cri-dockerd has its pull request 522, which hands "
+        "them over, or where the devices are for Docker's own containers, set container_runtime_name to docker.",
+        code="cri-dockerd",
+    )
+
+
+def uses_containerd(system: System, wanted: list[str]) -> bool:
+    """Return whether the runtime is a standalone containerd. False for that of a distribution (k3s, RKE2, MicroK8s) with CDI enabled.
+
+    Raises AcceleratorError for a runtime that the module ``containerd_config`` does not configure.
+    """
+    choice = find(system, AUTO)
+    if choice.runtime == CONTAINERD:
+        return True
+    if choice.runtime == CRIO:
+        raise RuntimeChoiceError(
+            "The kubelet of this node uses CRI-O, which is not set up here",
+            hint="Use the role container_runtime or the module runtime_cdi, which set up CRI-O as well.",
+            code="cri-o",
+        )
+    place = place_of(choice.runtime)
+    daemon = ready_daemon(system, place, choice.unit, wanted, timeout=0)
+    settings = daemon.settings()
+    if settings.reads(wanted):
+        return False
+    raise refusal(choice.unit, place, daemon.read(place.generated), state_of(place, settings, wanted), wanted)

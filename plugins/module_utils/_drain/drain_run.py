@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Drains devices of a node, and opens them again. Looks, plans, writes, and looks again; every write can be made twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
+
+from .._kubernetes.claim_reader import VERSIONS
+from .._kubernetes.client import SETTLE_SECONDS, Api, served_version
+from .._kubernetes.cluster_facts import found_or_none
+from .._kubernetes.eviction import Evictions
+from .._kubernetes.taint_rules import GROUP, MANAGED_BY, OURS, Rules, Wanted, is_ours, served_rules
+from .._migration.migration_inventory import Json, Problem
+from ..core.errors import AcceleratorError
+from ..core.texts import join_problems
+from ..core.times import now_text
+from . import drain_plan as drain
+from .drain_plan import MANAGER, OPERATION_LABEL, Asked, Consent, Held, Holder, Plan
+
+LOOK_SECONDS = 2.0
+#: The number of claims read per second while the drain waits. With more claims, the drain checks less often.
+CLAIMS_PER_SECOND = 10
+
+
+class Blocked(AcceleratorError):
+    """Something is in the way, and nothing was touched."""
+
+    default_code = "blocked"
+
+    def __init__(self, node: str, problems: Sequence[Problem]) -> None:
+        listed = join_problems(
+            (f"({number}) {each.text.rstrip('.')}. {each.remedy}" for number, each in enumerate(problems, 1)), " "
+        )
+        super().__init__(f"{node} cannot be drained yet, and nothing was changed. {listed}")
+        self.problems = tuple(problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with the problems."""
+        return {**super().to_dict(), "problems": [each.document() for each in self.problems]}
+
+
+class TimeIsUp(AcceleratorError):
+    """Devices are still held. ``blocked`` says by whom and why."""
+
+    default_code = "time-is-up"
+
+    def __init__(self, message: str, *, hint: str, blocked: Sequence[Json]) -> None:
+        super().__init__(message, hint=hint)
+        self.blocked = tuple(blocked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the error with who is in the way."""
+        return {**super().to_dict(), "blocked": list(self.blocked)}
+
+
+@dataclass
+class Done:
+    """What was done, or in check mode would be: a line for each write. ``pods`` and ``claims`` were there at the first look."""
+
+    steps: list[str] = field(default_factory=list)
+    rules: list[dict[str, str]] = field(default_factory=list)
+    evicted: list[str] = field(default_factory=list)
+    plan: Plan | None = None
+    others: list[dict[str, str]] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+    waited: float = 0.0
+
+
+class Drainer:
+    """One operation on one node. ``timeout`` is how many seconds it is waited until nobody has the devices.
+
+    ``held`` are namespaces and names of the claims that hold devices of the node, if the caller has listed all claims. The first look then reads these.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        asked: Asked,
+        consent: Consent,
+        *,
+        timeout: float,
+        grace_period: int | None = None,
+        dry: bool = False,
+        held: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], str] = now_text,
+    ) -> None:
+        drain.check(asked)
+        self._api = api
+        self._asked = asked
+        self._consent = consent
+        self._timeout = timeout
+        self._evictions = Evictions(api, grace_period)
+        self._dry = dry
+        names = None if held is None else [each.partition("/") for each in held]
+        self._held = None if names is None else [Held(namespace, name, ()) for namespace, _slash, name in names]
+        self._clock = clock
+        self._sleep = sleep
+        self._now = now
+        self._looked_at = 0.0
+        self._rules = Rules(api, served_rules(api), MANAGER)
+        self._base = f"/apis/{GROUP}/{served_version(api, GROUP, VERSIONS)}"
+        self.done = Done()
+
+    def drain(self) -> Done:
+        """Have nobody on the devices, and nobody new come. Raises Blocked, TimeIsUp, DrainError, ApiError."""
+        if found_or_none(self._api, f"/api/v1/nodes/{quote(self._asked.node, safe='')}") is None:
+            raise drain.DrainError(f"There is no Node {self._asked.node}", code="no-node")
+        plan = self._look(self._held)
+        self.done.plan = plan
+        if plan.problems and not self._dry:
+            raise Blocked(self._asked.node, plan.problems)
+        self._taint(plan)
+        if self._dry:
+            leaving = [each.key for each in plan.pods if not each.deleting] if self._consent.evict else []
+            self.done.evicted += leaving
+            self.done.steps += [f"evict {each}" for each in leaving]
+            return self.done
+        self._clear(plan)
+        return self.done
+
+    def open(self, attributes: Mapping[str, str] | None = None, older_than: float = 0) -> Done:
+        """Lift the operation's rules, with ``attributes`` once the devices are published so. Raises TimeIsUp, DrainError, ApiError.
+
+        With ``older_than``, in seconds, those stay that are younger: a run that goes on drains by them.
+        """
+        if attributes and not self._asked.node:
+            raise drain.DrainError("published needs the name of a node, whose devices are looked at", code="no-node")
+        mine, self.done.others = self._found_rules()
+        mine = [each for each in mine if drain.is_left(each, self._now(), older_than)]
+        if attributes and mine and not self._dry:
+            self._await_published(attributes, [drain.rule_facts(each) for each in mine])
+        for each in mine:
+            self._lift(str(each["metadata"]["name"]))
+        return self.done
+
+    def _await_published(self, attributes: Mapping[str, str], rules: Sequence[Mapping[str, str]]) -> None:
+        begin = self._clock()
+        pools = list(dict.fromkeys(drain.Target(each["driver"], each["pool"]) for each in rules))
+        while True:
+            lacks = drain.not_published_as(self._slices(), self._asked, pools, attributes)
+            if not lacks:
+                self.done.waited = self._clock() - begin
+                return
+            if self._clock() - begin >= self._timeout:
+                raise TimeIsUp(
+                    f"After {self._timeout:g} s devices of {self._asked.node} are not published as they should be: {'; '.join(lacks)}",
+                    hint="The taint stays. Look at the driver's log on the node, and run again; without published the taint is lifted all the same.",
+                    blocked=(),
+                )
+            self._sleep(LOOK_SECONDS)
+
+    def _slices(self) -> list[dict[str, Any]]:
+        query = {"fieldSelector": f"spec.nodeName={self._asked.node}"}
+        return self._api.list_all(f"{self._base}/resourceslices", query)
+
+    def _found_rules(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+        """The rules of this operation, and what there is of others on the same node; without a node, on all."""
+        found = [
+            each
+            for each in self._rules.labelled(f"{MANAGED_BY}={OURS},{OPERATION_LABEL}")
+            if is_ours(each, MANAGER) and self._asked.node in ("", drain.rule_facts(each)["node"])
+        ]
+        mine = [each for each in found if drain.rule_facts(each)["operation"] == self._asked.operation]
+        return mine, [drain.rule_facts(each) for each in found if each not in mine]
+
+    def _look(self, held: Sequence[Held] | None = None) -> Plan:
+        """Return the plan for the current state of the cluster.
+
+        With ``held``, only these claims are read, by name, instead of all claims of the cluster. The drain uses this while it waits.
+        """
+        self._looked_at, now = self._clock(), self._now()
+        slices = self._slices()
+        self.done.published = [f"{each.driver}/{each.pool}" for each in drain.published(slices, self._asked)]
+        mine, self.done.others = self._found_rules()
+        if held is None:
+            keep = drain.claims_on(self._asked, slices, mine)
+            claims = self._api.list_all(f"{self._base}/resourceclaims", {}, keep)
+        else:
+            claims = self._claims(held)
+        targets = drain.targets_of(self._asked, slices, claims, mine)
+        pods = self._pods(drain.held_by(targets, claims, self._asked))
+        return drain.plan(self._asked, self._consent, slices=slices, claims=claims, pods=pods, rules=mine, now=now)
+
+    def _claims(self, held: Sequence[Held]) -> list[Json]:
+        place = f"{self._base}/namespaces"
+        read = (
+            found_or_none(self._api, f"{place}/{quote(each.namespace)}/resourceclaims/{quote(each.name)}")
+            for each in held
+        )
+        return [each for each in read if each is not None]
+
+    def _pods(self, held: Sequence[Held]) -> list[Json]:
+        found: dict[tuple[str, str], Json | None] = {}
+        for each in held:
+            place = f"/api/v1/namespaces/{quote(each.namespace)}/pods"
+            for name, _uid in each.pods:
+                if (each.namespace, name) not in found:
+                    found[each.namespace, name] = found_or_none(self._api, f"{place}/{quote(name)}")
+            if each.groups:
+                listed = self._api.list_all(place, {"fieldSelector": f"spec.nodeName={self._asked.node}"})
+                found.update({(each.namespace, str(one["metadata"]["name"])): one for one in listed})
+        return [each for each in found.values() if each is not None]
+
+    # Rules
+
+    def _taint(self, plan: Plan) -> None:
+        """Write the rules; where one is refused, those that this run has written go again."""
+        written: list[str] = []
+        try:
+            for each in self._with_signs(plan.rules):
+                done = self._rules.bring_about(each.name, each, force=False, dry=self._dry)
+                if done.verb:
+                    text = str(
+                        drain.Target(each.selector["driver"], each.selector["pool"], each.selector.get("device", ""))
+                    )
+                    self.done.steps.append(f"{'taint' if self._dry else 'tainted'} {text}")
+                if done.verb == "create" and not self._dry:
+                    written.append(each.name)
+                self.done.rules.append(drain.rule_facts(done.rule or {"metadata": {"name": each.name}}))
+        except AcceleratorError:
+            for name in written:
+                self._rules.bring_about(name, None, force=False, dry=False)
+            self.done.steps.clear()
+            self.done.rules.clear()
+            raise
+        for name in plan.stale:
+            self._lift(name)
+
+    def _with_signs(self, rules: Sequence[Wanted]) -> list[Wanted]:
+        """The rules, and a new sign of life on those that an earlier run has left."""
+        mine, _others = self._found_rules()
+        now = self._now()
+        old = {each["metadata"]["name"] for each in mine if drain.is_left(each, now, drain.RENEW_SECONDS)}
+        return [replace(each, signs={drain.RENEWED: now}) if each.name in old else each for each in rules]
+
+    def _lift(self, name: str) -> None:
+        rule = self._rules.find(name)
+        done = self._rules.bring_about(name, None, force=False, dry=self._dry)
+        if done.verb and rule is not None:
+            facts = drain.rule_facts(rule)
+            self.done.rules.append(facts)
+            target = drain.Target(facts["driver"], facts["pool"], facts["device"])
+            self.done.steps.append(f"{'lift' if self._dry else 'lifted'} the taint of {target}")
+
+    # Pods
+
+    def _clear(self, plan: Plan) -> None:
+        """Evict the pods that may be evicted, and wait until no claim uses any of the devices. Raises TimeIsUp, ApiError.
+
+        The drain waits for the claims of the last complete list by name. When they no longer use the devices, it lists all claims again:
+        a claim can be allocated after the first list and before the taint. If the scheduler knew the taint at the first list, one list is
+        enough.
+        """
+        begin = self._clock()
+        deadline = begin + self._timeout
+        settled = begin + SETTLE_SECONDS if self.done.steps or plan.is_new else self._looked_at
+        complete = self._held is None
+        while True:
+            if complete and not plan.claims and self._looked_at >= settled:
+                self.done.waited = self._clock() - begin
+                return
+            for each in plan.pods:
+                if not each.deleting and self._may_evict(each):
+                    self._evict(each)
+                    if self._clock() >= deadline:
+                        break
+            self._evictions.check()
+            if plan.claims and self._clock() >= deadline:
+                self._say_who(plan)
+            if complete or plan.claims:
+                rest = 0.0 if plan.claims else settled - self._clock()
+                self._sleep(max(LOOK_SECONDS, len(plan.claims) / CLAIMS_PER_SECOND, rest))
+            complete = not plan.claims
+            plan = self._look(plan.claims or None)
+
+    def _may_evict(self, pod: Holder) -> bool:
+        return bool(self._consent.evict) and (bool(pod.owner) or self._consent.evict_unmanaged)
+
+    def _evict(self, pod: Holder) -> None:
+        if self._evictions.request(pod.namespace, pod.name, pod.uid) and pod.key not in self.done.evicted:
+            self.done.evicted.append(pod.key)
+            self.done.steps.append(f"evicted {pod.key}")
+
+    def _say_who(self, plan: Plan) -> None:
+        blocked = drain.in_the_way(plan.claims, plan.pods, self._evictions.refusals)
+        raise TimeIsUp(
+            f"After {self._timeout:g} s devices of {self._asked.node} are still held: "
+            + "; ".join(f"{each['pod'] or 'claim ' + each['claims'][0]} ({each['reason']})" for each in blocked),
+            hint="The taint stays, so that nobody new comes. See why these do not end, and run again, which goes on from here; or open the "
+            "devices again (state open).",
+            blocked=blocked,
+        )

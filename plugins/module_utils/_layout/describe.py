@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What else is said and done of layouts: the rules that describe devices, and modes alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.errors import AcceleratorError
+from ..core.model import Device
+from ..core.partitioning.layout_differences import CLAIM, by_place, mode_plan, mode_rule, name_of, owner_of
+from ..core.partitioning.rules import DYNAMIC, STATIC, WHOLE, Rule, wanted_for
+from ..core.picture.answers import FOREIGN
+from ..core.store.prepared_claims import PreparedPartition
+from .apply_layout import Assignment, assign
+
+
+def assign_modes(
+    devices: Sequence[Device], rules: Sequence[Rule], prepared: Sequence[PreparedPartition]
+) -> tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]:
+    """As ``assign``, of the mode alone: no partition is made, and none goes where the mode stays."""
+    ready: dict[str, Assignment] = {}
+    original: dict[str, Rule] = {}
+    changing: list[Rule] = []
+    for device in devices:
+        rule = wanted_for(device, rules)
+        if rule is None:
+            continue
+        original[device.uuid] = rule
+        plan = mode_plan(device, rule)
+        if plan is not None:
+            ready[device.uuid] = Assignment(device, rule, plan)
+        else:
+            changing.append(mode_rule(device, rule))
+    assigned, errors = assign(devices, changing, prepared)
+    made = {one.device.uuid: replace(one, rule=original[one.device.uuid]) for one in assigned}
+    return tuple((ready | made)[device.uuid] for device in devices if device.uuid in ready | made), errors
+
+
+# ---- the present layout, as rules
+
+
+def describe_devices(
+    devices: Sequence[Device], prepared: Sequence[PreparedPartition] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rules that describe the devices as they are, places included, and what rules cannot say.
+
+    A device with partitions of claims is the driver's, mode dynamic. Devices that are alike share a rule.
+    """
+    groups: list[tuple[dict[str, Any], list[Device]]] = []
+    left_out: list[str] = []
+    for device in devices:
+        wanted, said = _description(device, prepared)
+        left_out += said
+        for content, members in groups:
+            if content == wanted and members[0].vendor == device.vendor:
+                members.append(device)
+                break
+        else:
+            groups.append((wanted, [device]))
+    rules = []
+    for content, members in groups:
+        match: dict[str, Any] = {"vendor": members[0].vendor}
+        if len(members) != sum(device.vendor == members[0].vendor for device in devices):
+            match["index"] = [device.index for device in members]
+        rules.append({"match": match, **content})
+    return rules, left_out
+
+
+def _description(device: Device, prepared: Sequence[PreparedPartition]) -> tuple[dict[str, Any], list[str]]:
+    owners = [(partition, *owner_of(device, partition, prepared)) for partition in by_place(device)]
+    if any(owner == CLAIM for _partition, owner, _claims in owners):
+        said = [
+            f"{name_of(device, partition)}: the device has partitions of claims and is described as {DYNAMIC}, which has no others"
+            for partition, owner, _claims in owners
+            if owner != CLAIM
+        ]
+        return {"mode": DYNAMIC}, said
+    if not device.partitioning.enabled:
+        return {"mode": WHOLE}, []
+    usable = [partition for partition, owner, _claims in owners if owner != FOREIGN]
+    placed = [
+        {"profile": each.profile, "placement": each.placement.start} for each in usable if not each.placement.is_number
+    ]
+    numbered = [each.profile for each in usable if each.placement.is_number]
+    counted = [{"profile": name, "count": numbered.count(name)} for name in dict.fromkeys(numbered)]
+    said = [
+        f"{name_of(device, partition)}: no rule describes it"
+        for partition, owner, _claims in owners
+        if owner == FOREIGN
+    ]
+    return {"mode": STATIC, "partitions": [*placed, *counted]}, said

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""What the modules that bring a vendor's devices to a layout share: look, plan, refuse, act, and say what was done.
+
+Beside that: say how the devices differ from a layout, describe them as they are, and keep what they are to bring it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from .._module import end, fail_all
+from ..core.discovery.device_locks import DeviceLocks
+from ..core.errors import AcceleratorError, NotFound
+from ..core.health.resets import held_reset
+from ..core.host.system import System
+from ..core.model import Device, Process, well
+from ..core.partitioning.layout_differences import compare, owner_of, partition_facts, unread_difference
+from ..core.partitioning.layout_plan import ResetDevice
+from ..core.partitioning.rules import Rule, unmatched_indices
+from ..core.settings.settings_record import record_damage, record_path
+from ..core.store.prepared_claims import ClaimFiles, observe, prepared_claims, prepared_partitions, wake_driver
+from ..core.vendors.protocol import Backend
+from .apply_layout import (
+    Assignment,
+    Look,
+    apply,
+    assign,
+    concerned,
+    difference,
+    library_for_resets,
+    report,
+    state,
+    touched,
+    undisturbed,
+)
+from .checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
+from .describe import describe_devices
+
+#: Beside bringing the devices to a layout.
+PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID = (
+    "present",
+    "asserted",
+    "exported",
+    "checkpointed",
+    "restored",
+    "valid",
+)
+# Those for which a layout has to be given.
+WITH_LAYOUT = (PRESENT, ASSERTED, VALID)
+STATE_OPTIONS: dict[str, Any] = {
+    "state": {
+        "type": "str",
+        "choices": [PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID],
+        "default": PRESENT,
+    },
+    "on_difference": {"type": "str", "choices": ["fail", "report"], "default": "fail"},
+    "checkpoint_file": {"type": "path"},
+    "on_foreign": {"type": "str", "choices": ["fail", "leave_out"], "default": "fail"},
+}
+STATE_REQUIRED_IF = [("state", state, ("checkpoint_file",)) for state in (CHECKPOINTED, RESTORED)]
+
+
+Assigned = tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What one module does in its own way.
+
+    ``name`` is the module's, ``word`` what its devices are called. ``rules`` reads the rules that the parameters stand for on the devices
+    of a look. ``plan`` makes plans of them, and says what stands in the way of others. ``agree`` says which steps are taken, by what the user has said, and
+    raises AcceleratorError for what is not agreed. ``explain`` adds to an error what the module knows of the devices. ``before`` is
+    done once it is certain that steps are taken, before the first one. ``holders`` returns the processes that would prevent a reset of devices (UUIDs).
+    """
+
+    name: str
+    word: str
+    rules: Callable[[Look], tuple[Rule, ...]]
+    plan: Callable[[Look, tuple[Rule, ...]], Assigned] = lambda look, rules: assign(look.devices, rules, look.prepared)
+    agree: Callable[[Sequence[Assignment]], tuple[Assignment, ...]] = tuple
+    explain: Callable[[AcceleratorError, Sequence[Device]], AcceleratorError] = lambda error, _devices: error
+    before: Callable[[], object] = lambda: None
+    holders: Callable[[Sequence[str]], Sequence[Process]] = lambda _uuids: ()
+
+
+Decision = tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]
+
+
+def partition_devices(module: AnsibleModule, backend: Backend, layouts: Layouts) -> dict[str, Any]:
+    """Bring the devices of a backend that is open to the layout, or say in check mode what would be done; returns the result."""
+    devices, assignments, warnings = _decide(module, backend, layouts)
+    answer = report(devices, assignments, layouts.word)
+    if module.check_mode:
+        warnings += held_resets(layouts, devices, assignments)
+    elif answer["changed"]:
+        directory = str(Path(module.params["state_path"]).parent)
+        locks = DeviceLocks(directory, f"the module {layouts.name}")
+        with undisturbed(locks, concerned(assignments)) as check:
+            devices, assignments, warnings = _decide(module, backend, layouts)
+            check(assignments)
+            answer = report(devices, assignments, layouts.word)
+            if answer["changed"]:
+                try:
+                    layouts.before()
+                    with library_for_resets(locks, assignments, lambda: wake_driver(directory)):
+                        apply(backend, assignments)
+                finally:
+                    wake_driver(directory)
+                answer["after"] = [state(backend.device(device.uuid)) for device in devices]
+                answer["diff"] = difference(answer["before"], answer["after"], layouts.word)
+    if answer["changed"]:
+        # A reset or a change of the mode takes the settings of the device along.
+        warnings += [text for text in [record_damage(System(), record_path(backend.vendor))] if text]
+    for text in warnings:
+        module.warn(text)
+    return answer
+
+
+def held_resets(layouts: Layouts, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[str]:
+    """Return warnings about processes that would prevent a planned reset. A run without check mode fails with the same processes."""
+    groups = [step.device_uuids for one in assignments for step in one.plan.steps if isinstance(step, ResetDevice)]
+    found = [held_reset([each for each in devices if each.uuid in group], layouts.holders(group)) for group in groups]
+    return [text for text in found if text]
+
+
+def look_at(backend: Backend, state_path: str) -> Look:
+    """Look at the devices of a backend that is open, and at what claims hold of them."""
+    backend.number_by(str(Path(state_path).parent))
+    files = ClaimFiles(kind=backend.cdi_kind)
+    backend.remember(device for claim in prepared_claims(state_path, files) for device in claim.away)
+    findings, claims = observe(state_path, backend.discover, files)
+    faulty = tuple(each for each in findings if each.fault is not None)
+    return Look(well(findings), faulty, prepared_partitions(claims))
+
+
+def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decision:
+    """Look at the devices and plan; returns those that the layout is about, what each is to become, and warnings."""
+    look = look_at(backend, module.params["state_path"])
+    warnings = [f"One {layouts.word} keeps what it has: {each.describe()}" for each in look.faulty]
+    rules = layouts.rules(look)
+    warnings += unmatched_indices(rules, look.devices, [each.index for each in look.faulty])
+    assignments, errors = layouts.plan(look, rules)
+    if errors:
+        fail_all(module, [layouts.explain(error, look.devices) for error in errors])
+    assignments = layouts.agree(assignments)
+    if not assignments:
+        warnings.append(
+            f"No rule of the layout matches any of the {len(look.devices)} {layouts.word}s of this node: nothing to do."
+        )
+    return touched(look.devices, assignments), assignments, warnings
+
+
+def assert_devices(
+    module: AnsibleModule, backend: Backend, layouts: Layouts, *, mode_only: bool = False
+) -> dict[str, Any]:
+    """Say how the devices differ from the layout, and fail for it unless the user wants to be told alone; changes nothing."""
+    look = look_at(backend, module.params["state_path"])
+    differences = compare(look.devices, layouts.rules(look), look.prepared, mode_only=mode_only)
+    differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in look.faulty]
+    said = {"changed": False, "matches": not differences, "differences": differences}
+    if differences and module.params["on_difference"] == "fail":
+        end(
+            module,
+            msg=f"{len(differences)} {layouts.word}{'s are' if len(differences) > 1 else ' is'} not as the layout wants. "
+            + " ".join(f"{each['message'].rstrip('.')}." for each in differences)
+            + " Nothing was changed. Apply the layout with state present, or correct it.",
+            error_code="layout-differs",
+            **said,
+        )
+    return said
+
+
+def export_devices(
+    module: AnsibleModule,
+    backend: Backend,
+    more: Callable[[Look], tuple[dict[str, Any], Sequence[str]]] = lambda _look: ({}, ()),
+) -> dict[str, Any]:
+    """Describe the devices as they are, as rules and as ``more`` says; what cannot be said is warned of. Changes nothing."""
+    look = look_at(backend, module.params["state_path"])
+    rules, left_out = describe_devices(look.devices, look.prepared)
+    added, further = more(look)
+    missing = [each.describe() for each in look.faulty]
+    left_out = list(dict.fromkeys([*left_out, *further, *missing]))
+    for text in left_out:
+        module.warn(f"Not in the export: {text}")
+    return {"changed": False, "exported": {"layout": rules, **added}, "left_out": left_out}
+
+
+def checkpoint_devices(module: AnsibleModule, backend: Backend, system: System) -> dict[str, Any]:
+    """Write down what the devices are, so that it can be brought back; returns the result.
+
+    Raises AcceleratorError with the code unread for a device that cannot be read.
+    """
+    look = look_at(backend, module.params["state_path"])
+    if look.faulty:
+        raise AcceleratorError(
+            f"A checkpoint would lack what cannot be read: {'; '.join(each.describe() for each in look.faulty)}. "
+            "Nothing was written",
+            hint="Mend the device, or take it out, and run this again.",
+            code="unread",
+        )
+    path = module.params["checkpoint_file"]
+    before = system.read_text(path) if system.exists(path) else ""
+    after = to_text(backend.vendor, look.devices, look.prepared)
+    left_out = unrestorable(look.devices)
+    for text in left_out:
+        module.warn(f"The checkpoint cannot bring back: {text}")
+    if before != after and not module.check_mode:
+        system.write_atomic(path, after.encode(), mode=0o600)
+    return {
+        "changed": before != after,
+        "checkpoint": [
+            {
+                **state(device),
+                "partitions": [
+                    {**partition_facts(each), "owner": owner, "claims": list(claims)}
+                    for each in sorted(device.partitions, key=lambda one: one.placement)
+                    for owner, claims in [owner_of(device, each, look.prepared)]
+                ],
+            }
+            for device in look.devices
+        ],
+        "left_out": left_out,
+        "diff": [{"before_header": path, "after_header": path, "before": before, "after": after}],
+    }
+
+
+def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, system: System) -> dict[str, Any]:
+    """Bring back what a checkpoint has; as ``partition_devices`` does with rules. Raises NotFound for a file that is not there."""
+    path = module.params["checkpoint_file"]
+    if not system.exists(path):
+        raise NotFound(
+            f"There is no checkpoint {path}. Nothing was changed",
+            hint="Make one with state checkpointed while the devices are as they are to be again.",
+            code="no-checkpoint",
+        )
+    kept = parse(system.read_text(path), path, backend.vendor)
+    found: list[Restoration] = []
+
+    def rules(look: Look) -> tuple[Rule, ...]:
+        leave_out = module.params["on_foreign"] == "leave_out"
+        found[:] = [restoration(kept, look.devices, look.faulty, look.prepared, leave_out_foreign=leave_out)]
+        return found[0].rules
+
+    def plan(look: Look, _rules: tuple[Rule, ...]) -> Assigned:
+        return assign_restoration(look.devices, found[0], look.prepared)
+
+    answer = partition_devices(module, backend, replace(layouts, rules=rules, plan=plan))
+    for text in found[0].left_out:
+        module.warn(f"Not brought back: {text}")
+    return {**answer, "left_out": list(found[0].left_out)}

@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Install and remove the NVIDIA driver on a node, verify the result, and roll back a failed change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn
+
+from .._host.driver_installation import (
+    InTheWay,
+    daemon_reload,
+    in_the_way,
+    is_running,
+    keep_record,
+    property_of,
+    systemctl,
+    waits_for_restart,
+)
+from .._host.file_restore import add_texts, not_undone, restore_all
+from .._host.stopped_services import stopped_services
+from .._packages.interface import Change, Packages, PackageTool, upstream
+from .._packages.kept_packages import FileChange, Keeper, Kept, write_files
+from ..core.errors import AcceleratorError, as_failure
+from ..core.host.system import System, text_or_none
+from .driver_catalog import (
+    FILES,
+    GROUP,
+    PERSISTENCE_FILE,
+    PERSISTENCE_UNIT,
+    DriverError,
+    companion_names,
+    driver_packages,
+    persistence_text,
+)
+from .driver_facts import Machine, look
+from .driver_record import KEPT, RECORD, Record, read_record
+from .kernel_modules import KernelModules
+
+#: Units of this collection that apply settings at each boot. The settings are lost when the kernel modules are
+#: unloaded.
+LAYOUT_UNIT, SETTINGS_UNIT = "dra-accelerators-layout.service", "dra-accelerators-settings.service"
+#: Operation in the record while existing modules are signed again. The packages are complete during it.
+SIGN = "sign"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The planned changes: packages, files, holds, and the kernel modules to load.
+
+    ``quiet`` stops the persistence daemon. ``sign`` signs existing modules with the configured key.
+    """
+
+    target: Kept
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
+    load: bool = False
+    reload: bool = False
+    persistence: bool = False
+    quiet: bool = False
+    sign: bool = False
+    disturbs: bool = True
+    local: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Return the packages that are not installed yet."""
+        return tuple(change.name for change in self.changes if change.after and not change.before)
+
+
+class Installer:
+    """Install and remove the driver of one node, and keep its record."""
+
+    def __init__(
+        self,
+        system: System,
+        apt: PackageTool,
+        *,
+        services: Sequence[str],
+        state_path: str,
+        keep: bool,
+        restart_allowed: bool,
+        kinds: Mapping[str, str],
+    ) -> None:
+        self.system = system
+        self.apt = apt
+        self.places = apt.places(GROUP)
+        self.services = tuple(services)
+        self.state_path = state_path
+        self.keeper = Keeper(
+            system,
+            apt,
+            KEPT,
+            keep=keep,
+            title="the driver",
+            hint="Name that version in nvidia_driver_version, where a source still has it.",
+        )
+        self.modules = KernelModules(system, timeout=apt.timeout, restart_allowed=restart_allowed)
+        self.kinds = kinds
+
+    # Queries
+
+    def record(self) -> Record:
+        """Return the record. Raises AcceleratorError if it cannot be read."""
+        return read_record(text_or_none(self.system, RECORD))
+
+    def write(self, record: Record) -> None:
+        """Write the record. An empty record also deletes the kept packages."""
+        if not record:
+            self.system.remove_tree(KEPT)
+        keep_record(self.system, RECORD, record.to_text(), doing=record.doing)
+
+    def waits_for_restart(self, record: Record) -> bool:
+        """Return whether a change is pending until the next reboot."""
+        return waits_for_restart(self.system, record.boot)
+
+    def machine(self) -> Machine:
+        """Return the facts about the node. No program is run."""
+        return look(self.system)
+
+    def files(self) -> dict[str, str | None]:
+        """Return the texts of this collection's files by path."""
+        return {path: text_or_none(self.system, path) for path in (*FILES, *self.places.all)}
+
+    def users(self) -> InTheWay:
+        """Return the claims and processes that use GPUs. Services that are stopped for the change are excluded."""
+        names = [f"/dev/{name}" for name in self.system.list_directory("/dev") if name.startswith("nvidia")]
+        names += [f"/dev/nvidia-caps/{name}" for name in self.system.list_directory("/dev/nvidia-caps")]
+        return in_the_way(self.system, state_path=self.state_path, paths=names, services=self.services)
+
+    def persists(self) -> bool:
+        """Return whether the persistence daemon is running, starts at boot, and keeps GPUs initialized."""
+        return (
+            is_running(self.system, PERSISTENCE_UNIT)
+            and property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") != "disabled"
+            and (text_or_none(self.system, PERSISTENCE_FILE) or "") == self.persistence_file()
+        )
+
+    def persistence_file(self) -> str:
+        """Return the text of the drop-in that the daemon's unit needs. Empty for none."""
+        path = property_of(self.system, PERSISTENCE_UNIT, "FragmentPath")
+        return persistence_text(text_or_none(self.system, path) if path.startswith("/") else None)
+
+    def daemon(self) -> str:
+        """Return the state of the persistence daemon: ``enabled``, ``active``, both, or an empty string."""
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") == "not-found":
+            return ""
+        words = ["enabled"] if property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "enabled" else []
+        return " ".join([*words, *(["active"] if is_running(self.system, PERSISTENCE_UNIT) else [])])
+
+    # Actions
+
+    def mend(self) -> None:
+        """Repair the packages of an interrupted run: reinstall the previous driver, or remove the broken packages. Raises PackageProblem."""
+        record, packages = self.record(), self.apt.packages()
+        if record.doing in ("", SIGN):
+            return
+        files: list[str] = []
+        purge: list[str] = []
+        before = self._before_interruption(record)
+        if before is not None and before.complete and record.doing == "install":
+            self.keeper.verify(before)
+            files = [str(self.system.path(each["path"])) for each in before.packages.values()]
+        else:
+            ours = {*record.added, *(record.now.packages if record.now else ())}
+            purge = [name for name in packages.broken if name in ours]
+        self.apt.mend(files, purge)
+        self.write(replace(record, doing=""))
+
+    def carry_out(self, work: Work, record: Record) -> Record:
+        """Install the driver while the services are stopped, and return the new record.
+
+        The previous driver is recorded before the first change, so that the run after a killed run can restore it.
+        Raises AcceleratorError with the state of the node.
+        """
+        packages = self.apt.packages()
+        former = self._former(record, packages.installed, work)
+        added = tuple(dict.fromkeys((*record.added, *work.added)))
+        begun = replace(record, added=added, doing="install" if work.words or not work.sign else SIGN)
+        if former is not None and (record.now is None or not record.now.complete):
+            begun = replace(begun, former=former)
+        with stopped_services(self.system, self.services if work.disturbs else (), "nvidia"):
+            waits = self._begin(work, record, begun)
+            try:
+                self._install(work, packages.broken)
+                if work.sign:
+                    self.modules.sign(work.target.version)
+                now = self._prove(work)
+                if work.load:
+                    waits = self.modules.load(work.target.version, reload=work.reload) or waits
+                if work.reload and not waits:
+                    self._apply_again(LAYOUT_UNIT)
+            except (AcceleratorError, OSError) as error:
+                self._go_back(as_failure(error), work, record, former, packages)
+            changed = record.now is None or (record.now.version, record.now.modules) != (now.version, now.modules)
+            boot = self.system.boot_id() if waits else ("" if work.load else record.boot)
+            before = (former or record.former) if changed else record.former
+            done = self._complete_record(Record(now, before, added, boot, "", record.daemon))
+            self._persist(work, waits=waits)
+            if work.reload and not waits:
+                self._apply_again(SETTINGS_UNIT)
+        # The persistence daemon is one of the services, which are now started again.
+        return self._switch_off(done) if work.quiet else self._forget_daemon(done, work)
+
+    def _complete_record(self, record: Record) -> Record:
+        """Write the record of a successful installation. Raises DriverError with the state of the node."""
+        try:
+            there = self.apt.packages().installed
+            done = replace(record, added=tuple(name for name in record.added if name in there))
+            self.write(done)
+            self.keeper.forget((done.now, done.former))
+        except (AcceleratorError, OSError) as error:
+            failed = as_failure(error)
+            raise DriverError(
+                f"The installation has succeeded, but {RECORD} was not completed: {failed.message.rstrip('.')}. {self.modules.state()}.",
+                hint="Solve the problem, and run this again.",
+                code=failed.code,
+            ) from error
+        return done
+
+    @staticmethod
+    def _before_interruption(record: Record) -> Kept | None:
+        """Return the driver before an interrupted run: the recorded driver, or the one that this run recorded as the previous driver."""
+        now, former = record.now, record.former
+        if now is None or (not now.complete and former is not None and former.version == now.version):
+            return former
+        return now
+
+    def _begin(self, work: Work, record: Record, begun: Record) -> bool:
+        """Record the operation, then unload the kernel modules. Return whether a reboot is needed.
+
+        If it fails, it restores the previous record and the previous kernel modules. Raises InUse and other errors.
+        """
+        self.write(begun)
+        try:
+            if not work.load or self.waits_for_restart(record):
+                return self.waits_for_restart(record)
+            return self.modules.make_room(self.users, reload=work.reload)
+        except (AcceleratorError, OSError) as error:
+            failed = as_failure(error)
+            add_texts(failed, [not_undone(restore_all([(RECORD, partial(self.write, record))]))])
+            raise failed from error.__cause__
+
+    def _former(self, record: Record, installed: Mapping[str, str], work: Work) -> Kept | None:
+        """Return the installed driver with the files that restore it. Missing files are downloaded."""
+        if not work.words:
+            return record.now
+        if record.now is not None and record.now.complete:
+            return self._with_companions(record.now, installed)
+        replaced = {
+            change.name: change.before for change in work.changes if change.before and change.before != change.after
+        }
+        versions = {upstream(installed[name]) for name in replaced if name in installed}
+        found = {name: version for each in versions for name, version in driver_packages(installed, each).items()}
+        interrupted = self._before_interruption(record)
+        if interrupted is not None and interrupted.complete and (not found or interrupted.version in versions):
+            # The interrupted run recorded this driver before it changed any package.
+            return interrupted
+        if not found:
+            return None
+        self.keeper.fetch(found)
+        modules = next((self.kinds[name] for name in found if name in self.kinds), "")
+        return Kept(max(versions), modules, self.keeper.files_of(found))
+
+    def _with_companions(self, kept: Kept, installed: Mapping[str, str]) -> Kept:
+        """Return a kept driver with the programs of its version that were installed later, so that a rollback restores all of them."""
+        names = [name for name in companion_names(installed) if name not in kept.packages]
+        more = {name: installed[name] for name in names if upstream(installed[name]) == kept.version}
+        if not more:
+            return kept
+        self.keeper.fetch(more)
+        return replace(kept, packages={**kept.packages, **self.keeper.files_of(more)})
+
+    def _install(self, work: Work, broken: Sequence[str]) -> None:
+        """Write the files, run the planned package operations, and rebuild the initramfs if needed."""
+        write_files(self.system, work.files)
+        self.apt.trust(self.places)
+        if broken:
+            self.apt.finish()
+        if work.words:
+            if work.refresh:
+                self.apt.update(only=self.places.source if self.system.exists(self.places.source) else "")
+            self.keeper.ready()
+            self.apt.mark("unhold", work.unhold)
+            self.apt.install(work.words, keep=self.keeper.folder)
+            self.keeper.take(work.local)
+        elif work.unhold:
+            self.apt.mark("unhold", work.unhold)
+        self.apt.mark("hold", work.hold)
+        if any("/modprobe.d/" in change.path for change in work.files):
+            said = self.modules.renew_initramfs()
+            if said:
+                raise DriverError(said, code="initramfs")
+
+    def _prove(self, work: Work) -> Kept:
+        """Verify the installed packages and the kernel module, and return them as a kept version. Raises DriverError."""
+        packages = self.apt.packages()
+        wrong = [
+            f"{name} {packages.installed.get(name) or 'not installed'}, expected {each['version'] or 'any'}"
+            for name, each in work.target.packages.items()
+            if name not in packages.installed or (each["version"] and packages.installed[name] != each["version"])
+        ]
+        if wrong or packages.broken:
+            left = [f"{name} left half-way" for name in packages.broken]
+            raise DriverError(
+                f"The packages are not what they should be: {'; '.join([*wrong, *left])}", code="not-proved"
+            )
+        target = work.target
+        if work.load:
+            found = self.modules.built(target.version)
+            if found != target.version:
+                raise DriverError(
+                    f"There is no module {target.version} for the running kernel {os.uname().release}"
+                    + (f", but {found}" if found else "")
+                    + self.modules.build_log(target.version),
+                    hint="dkms builds it where the headers of that kernel are, which the distribution has as a package.",
+                    code="no-module",
+                )
+        names = driver_packages(packages.installed, target.version, target.packages)
+        self.keeper.fetch(names)
+        return Kept(target.version, target.modules, self.keeper.files_of(names))
+
+    def _apply_again(self, unit: str) -> None:
+        """Restart an active unit of this collection that applies settings to the kernel modules. Raises DriverError."""
+        if not is_running(self.system, unit):
+            return
+        try:
+            systemctl(self.system, "restart", unit)
+        except AcceleratorError as error:
+            raise DriverError(
+                f"What goes when kernel modules are unloaded did not come again: {error.message}",
+                hint=f"Look at the log of {unit}.",
+                code="not-applied",
+            ) from error
+
+    def _persist(self, work: Work, *, waits: bool) -> None:
+        """Enable and start the persistence daemon. Raises AcceleratorError, but the driver stays installed."""
+        if not work.persistence:
+            return
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") == "not-found":
+            raise DriverError(
+                f"The driver {work.target.version} is installed, and there is no {PERSISTENCE_UNIT}",
+                hint="Set nvidia_driver_persistence to false, or name its package in a catalog of your own.",
+                code="no-persistence",
+            )
+        text = self.persistence_file()
+        differs = (text_or_none(self.system, PERSISTENCE_FILE) or "") != text
+        if differs:
+            self._write_persistence(text)
+        if property_of(self.system, PERSISTENCE_UNIT, "UnitFileState") == "disabled":
+            systemctl(self.system, "enable", PERSISTENCE_UNIT)
+        if waits:
+            return
+        if not is_running(self.system, PERSISTENCE_UNIT):
+            systemctl(self.system, "start", PERSISTENCE_UNIT)
+        elif differs:
+            systemctl(self.system, "restart", PERSISTENCE_UNIT)
+
+    def _write_persistence(self, text: str) -> None:
+        write_files(self.system, [FileChange(PERSISTENCE_FILE, None, text or None)])
+        if not text:
+            with contextlib.suppress(OSError):
+                self.system.path(posixpath.dirname(PERSISTENCE_FILE)).rmdir()
+        daemon_reload(self.system)
+
+    def _switch_off(self, record: Record) -> Record:
+        """Disable and stop the persistence daemon, and record its previous state. Raises AcceleratorError."""
+        was = self.daemon()
+        if not was:
+            return record
+        done = replace(record, daemon=record.daemon or was)
+        self.write(done)
+        for word, verb in (("enabled", "disable"), ("active", "stop")):
+            if word in was.split():
+                systemctl(self.system, verb, PERSISTENCE_UNIT)
+        return done
+
+    def _forget_daemon(self, record: Record, work: Work) -> Record:
+        """Delete the recorded state of the persistence daemon if the daemon is requested again."""
+        if not (record.daemon and work.persistence):
+            return record
+        done = replace(record, daemon="")
+        self.write(done)
+        return done
+
+    def _go_back(
+        self, error: AcceleratorError, work: Work, record: Record, former: Kept | None, packages: Packages
+    ) -> NoReturn:
+        """Roll back the change and raise its error with the state of the node. A failed step does not end the rollback."""
+        build = ""
+        if error.code in ("apt-failed", "not-installed"):
+            with contextlib.suppress(OSError):
+                build = self.modules.build_log(work.target.version)
+        said, code = f"{error.message.rstrip('.')}{build}", "no-module" if build else error.code
+        is_possible = former is None or former.complete or not work.words
+        waits: list[bool] = []
+        problems = restore_all(self._steps_back(error, work, former, packages, waits))
+        if is_possible and not problems:
+            problems = restore_all([(RECORD, partial(self._record_back, record, waits))])
+        if not work.words:
+            now = "Its files are as before"
+        elif former is None:
+            now = "What was installed for it was removed again"
+        elif not former.complete:
+            now = f"The driver before, {former.version}, cannot be gone back to: its packages were not kept, and are in no source any more"
+        else:
+            now = f"The node has the driver {former.version} again{', once it was started again' if any(waits) else ''}"
+        if problems:
+            now = f"{not_undone(problems)}. The next run undoes it first"
+        state = "" if is_possible and not problems else f" {self.modules.state()}."
+        raise DriverError(f"{said}. {now}.{state}", hint=error.hint, code=code) from error
+
+    def _steps_back(
+        self, error: AcceleratorError, work: Work, former: Kept | None, packages: Packages, waits: list[bool]
+    ) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield the steps of a rollback. The last one adds to ``waits`` whether the kernel modules need a reboot."""
+        lists: dict[str, str] = {}
+        if any(each.path == self.places.source for each in work.files):
+            yield "package lists", lambda: lists.update(self.apt.lists())
+        for each in work.files:
+            change = FileChange(each.path, each.after, each.before)
+            yield each.path, partial(write_files, self.system, [change])
+        yield "repository key", partial(self.apt.distrust, self.places)
+        yield "package lists", lambda: self.apt.forget_lists(lists)
+        if not work.words:
+            if work.reload and error.code not in ("no-module", "not-loaded"):
+                yield "kernel modules", partial(self._modules_back, work, work.target)
+        elif former is None:
+            yield "packages", partial(self._purge_added, work)
+        elif former.complete:
+            yield "packages", partial(self.apply, former, packages)
+            yield "kernel modules", lambda: waits.append(self._modules_back(work, former))
+
+    def _modules_back(self, work: Work, former: Kept) -> bool:
+        """Load the kernel modules of the previous driver. Return whether a reboot is needed for it. Raises DriverError."""
+        if work.words:
+            self.modules.unload_all()
+        if not work.load:
+            return False
+        found = self.modules.built(former.version)
+        if found != former.version:
+            raise DriverError(
+                f"the running kernel has the module {found or 'of no version'}, expected {former.version}"
+            )
+        waits = self.modules.load(former.version, reload=False)
+        if work.reload and not waits:
+            for unit in (LAYOUT_UNIT, SETTINGS_UNIT):
+                # Only the error that caused the rollback is reported. systemd starts the unit again.
+                with contextlib.suppress(DriverError):
+                    self._apply_again(unit)
+        return waits
+
+    def _record_back(self, record: Record, waits: Sequence[bool]) -> None:
+        boot = self.system.boot_id() if any(waits) else record.boot
+        self.write(replace(record, doing="", boot=boot))
+        self.keeper.forget((record.now, record.former))
+
+    def _purge_added(self, work: Work) -> None:
+        there = self.apt.packages()
+        gone = [name for name in work.added if name in there.installed or name in there.broken]
+        self.apt.mark("unhold", [name for name in there.held if name in gone])
+        if gone:
+            self.apt.remove(gone)
+
+    def words_for(self, former: Kept, there: Packages) -> list[str]:
+        """Return the package specifications that replace the installed driver with a kept one."""
+        versions = {upstream(version) for name, version in there.installed.items() if name in self.kinds} - {
+            former.version
+        }
+        others = {name for each in versions for name in driver_packages(there.installed, each)} | set(there.broken)
+        words = [str(self.system.path(each["path"])) for each in former.packages.values()]
+        return [*words, *(f"{name}-" for name in sorted(others - set(former.packages)))]
+
+    def apply(self, former: Kept, packages: Packages) -> None:
+        """Install a kept driver over the installed one, and restore the marks of its packages. Raises AcceleratorError."""
+        self.keeper.verify(former)
+        words = self.words_for(former, self.apt.packages())
+        self.apt.install(words)
+        self.apt.mark("auto", [name for name in former.packages if name in packages.automatic])
+        self.apt.mark("hold", [name for name in former.packages if name in packages.held])
+
+    def remove(self, purge: Sequence[str], files: Sequence[FileChange], record: Record) -> Record:
+        """Remove packages and files while the services are stopped, and return the new record. Raises AcceleratorError."""
+        work = Work(Kept("", ""), load=True, reload=True)
+        before = self.apt.lists()
+        with stopped_services(self.system, self.services, "nvidia"):
+            waits = self._begin(work, record, replace(record, doing="remove"))
+            # Remove the files before the packages that own their directories.
+            write_files(self.system, files)
+            there = self.apt.packages()
+            self.apt.mark("unhold", [name for name in there.held if name in purge])
+            if purge:
+                self.apt.remove(purge)
+        self.apt.distrust(self.places)
+        if any(change.path == self.places.source for change in files):
+            self.apt.forget_lists(before)
+        if any("/modprobe.d/" in change.path for change in files):
+            self.modules.renew_initramfs()
+        if any(change.path == PERSISTENCE_FILE for change in files):
+            self._write_persistence("")
+        if property_of(self.system, PERSISTENCE_UNIT, "LoadState") != "not-found":
+            # Restore the daemon's original state, because this collection did not install it.
+            for word, verb in (("enabled", "enable"), ("active", "start")):
+                if word in record.daemon.split():
+                    systemctl(self.system, verb, PERSISTENCE_UNIT)
+        done = Record(boot=self.system.boot_id() if waits else "")
+        self.write(done)
+        return done

@@ -1,0 +1,497 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Plan the changes to a node's NVIDIA driver: query the package manager, and reject impossible changes. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .._host.driver_installation import InTheWay, is_running
+from .._packages.interface import (
+    INSTALL,
+    PURGE,
+    Change,
+    PackageProblem,
+    Packages,
+    PackageTool,
+    Source,
+    View,
+    upstream,
+)
+from .._packages.kept_packages import FileChange, Kept, file_changes
+from .driver_catalog import (
+    MODULES_FILE,
+    NAMES,
+    PERSISTENCE_UNIT,
+    SIGNING_FILE,
+    Choice,
+    DriverError,
+    Offer,
+    Wanted,
+    after_changes,
+    choose,
+    companion_heirs,
+    companion_names,
+    companions,
+    driver_packages,
+    followers,
+    foreign,
+    header_name,
+    headers_of,
+    install_words,
+    modules_text,
+    names_of,
+    not_offered,
+    outdated,
+    read_offers,
+    refuse_removals,
+    secure_boot_problem,
+    signing_text,
+    superseded,
+    versions_of,
+)
+from .driver_facts import Machine, is_enrolled
+from .driver_installer import SIGN, Installer, Work
+from .driver_record import Record
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the module, with the requested driver."""
+
+    wanted: Wanted
+    catalog: Sequence[Mapping[str, Any]]
+    source: Source | None = None
+    key: str = ""
+    files: Sequence[str] = ()
+    headers: Sequence[str] = ()
+    hold: bool = True
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keep_rivals: bool = False
+    signing_key: str = ""
+    signing_certificate: str = ""
+    load: bool = True
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The planned changes as text and as work, and the users that block them."""
+
+    steps: tuple[str, ...]
+    work: Work | None = None
+    purge: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    in_the_way: InTheWay = field(default_factory=InTheWay)
+    disturbs: bool = False
+    unloads: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packages of a choice: the package specifications, the planned changes, and the local files."""
+
+    choice: Choice
+    words: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    local: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
+
+
+class Planner:
+    """Plan the changes for one node, without any change there."""
+
+    def __init__(self, installer: Installer, options: Options) -> None:
+        self.installer = installer
+        self.apt: PackageTool = installer.apt
+        self.places = installer.places
+        self.options = options
+        self.packages: Packages = self.apt.packages()
+        self.record: Record = installer.record()
+        self.machine: Machine = installer.machine()
+        self.texts = installer.files()
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether an earlier run was interrupted."""
+        begun = self.record.doing not in ("", SIGN)
+        return bool(begun or self.packages.broken or (self.record.added and self.record.now is None))
+
+    # Install
+
+    def present(self) -> Decision:
+        """Plan the installation of the requested driver. Raises AcceleratorError."""
+        if self.machine.run_file and not self.options.foreign:
+            raise DriverError(
+                "A driver was installed here by the vendor's .run file, beside which packages do not work",
+                hint="Run nvidia-uninstall, and this again.",
+                code="run-file",
+            )
+        source = self._source()
+        files = self._source_files(source)
+        offers = self._offers()
+        wanted = self.options.wanted
+        standing = choose(offers, wanted, self.machine.gpus, self.packages.installed, {})
+        if standing is not None and not wanted.latest and not self.unfinished:
+            packed = Packed(standing)
+        else:
+            packed = self._pack(offers, source)
+        choice = packed.choice
+        target = Kept(
+            choice.version,
+            choice.offer.modules,
+            {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()},
+        )
+        files = (*files, *self._own_files(choice))
+        return self._decide(target, packed, files, self._hold(choice, packed))
+
+    def _offers(self) -> tuple[Offer, ...]:
+        wanted = self.options.wanted
+        versions = versions_of(self.packages.installed, wanted)
+        return read_offers(self.options.catalog, branch=wanted.branch, kernel=self.machine.kernel, versions=versions)
+
+    def _source(self) -> Source | None:
+        return self.apt.plan_source(self.options.source) if self.options.source else None
+
+    def _source_files(self, source: Source | None) -> tuple[FileChange, ...]:
+        wanted = {
+            self.places.key: self.options.key if source else "",
+            **self.places.logins(self.apt.login_text(source)),
+            self.places.source: self.apt.source_text(source) if source else "",
+        }
+        return file_changes(self.texts, wanted)
+
+    def _own_files(self, choice: Choice) -> tuple[FileChange, ...]:
+        options = self.options
+        signs = choice.offer.build == "dkms"
+        wanted = {
+            MODULES_FILE: modules_text(options.parameters, keep_rivals=options.keep_rivals),
+            SIGNING_FILE: signing_text(options.signing_key, options.signing_certificate) if signs else "",
+            **self._pin(choice.version if options.hold else ""),
+        }
+        return file_changes(self.texts, wanted)
+
+    def _pin(self, version: str) -> dict[str, str]:
+        """Return the text of the pin file by its path, if the package manager has such a file. Without a version the file is removed."""
+        return {self.places.pin: self.apt.pins(NAMES, [version]) if version else ""} if self.places.pin else {}
+
+    def _pack(self, offers: Sequence[Offer], source: Source | None) -> Packed:
+        """Find the packages in the sources, and query their dependencies."""
+        key = self.options.key if source and source.signed_by else ""
+        refresh = not self.options.files
+        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=refresh) as view:
+            return replace(self._pack_by(view, offers), refresh=refresh)
+
+    def _pack_by(self, view: View, offers: Sequence[Offer]) -> Packed:
+        wanted, installed = self.options.wanted, self.packages.installed
+        files = {found[0]: path for path in self.options.files if (found := self.apt.named(path))}
+        headers = self._headers()
+        own = {name for offer in offers for name in offer.packages} if self.unfinished else set()
+        there = foreign(installed, {*self.installer.kinds, *own})
+        programs = companion_names(installed)
+        heirs = [heir for name in programs for heir in companion_heirs(name, wanted.branch)]
+        header_names = [header_name(name, self.machine.kernel) for name in headers]
+        names = [*names_of(offers, wanted), *header_names, *heirs, *there]
+        available = dict(self.apt.available(names, view.options))
+        for path in self.options.files:
+            found = self.apt.named(path)
+            if found:
+                available[found[0]] = (found[1],)
+        choice = self._choose(offers, available)
+        if choice is None:
+            raise not_offered(offers, wanted, available, self.machine.kernel)
+        others = {
+            name: each
+            for name, each in there.items()
+            if not choice.packages.get(name)
+            and self.installer.kinds.get(name, choice.offer.modules) == choice.offer.modules
+        }
+        further = {
+            **followers(others, choice.version, available),
+            **companions(installed, choice.version, available),
+        }
+        lacking: dict[str, str] = {}
+        if headers and self.installer.modules.built(choice.version) != choice.version:
+            of_kernel = [headers_of(name, self.machine.kernel, installed, available) for name in headers]
+            unknown = [name for name, each in zip(header_names, of_kernel) if each is None]
+            if unknown:
+                lacking["headers"] = (
+                    f"The kernel that runs is {self.machine.kernel}, and its headers, without which dkms builds no module, are neither in "
+                    f"/lib/modules/{self.machine.kernel}/build nor in any source ({', '.join(unknown)}). Start a kernel whose headers there are, "
+                    "or take precompiled modules."
+                )
+            else:
+                further = {**dict(each for each in of_kernel if each), **further}
+        words = install_words(choice, offers, installed, further, files)
+        gives_way = [*superseded(there, choice.packages), *outdated(there, choice)]
+        words += [word for word in dict.fromkeys(f"{name}-" for name in gives_way) if word not in words]
+        # A program whose name has another branch is replaced by its successor.
+        words += [f"{n}-" for n in programs if n not in further and upstream(installed[n]) != choice.version]
+        broken = not words and bool(self.packages.broken)
+        view.pin(self.apt.pins(NAMES, [choice.version]))
+        local = {name: path for name, path in files.items() if path in words}
+        if any(not self.installer.system.exists(path) for path in local.values()):
+            changes = tuple(self._foreseen(word) for word in words)
+        else:
+            changes = self._ask(words, view.options) if words and not broken else ()
+        refuse_removals(changes)
+        return Packed(choice, tuple(words), changes, local, lacking)
+
+    def _choose(self, offers: Sequence[Offer], available: Mapping[str, Sequence[str]]) -> Choice | None:
+        """Choose packages. After an interrupted run, all packages get the same version again."""
+        wanted, gpus, installed = self.options.wanted, self.machine.gpus, self.packages.installed
+        if not self.unfinished:
+            return choose(offers, wanted, gpus, installed, available)
+        standing = choose(offers, wanted, gpus, installed, {})
+        same = replace(wanted, version=standing.version) if standing else wanted
+        return choose(offers, same, gpus, {}, available) or standing
+
+    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return the changes of these specifications. apt cannot plan with incomplete packages; a real run repairs them first."""
+        try:
+            return self.apt.foresee_install(words, view)
+        except PackageProblem:
+            if not self.unfinished:
+                raise
+            return tuple(self._foreseen(word) for word in words)
+
+    def _foreseen(self, word: str) -> Change:
+        found = self.apt.named(word)
+        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
+        before = self.packages.installed.get(name, "")
+        return Change(PURGE if word.endswith("-") else INSTALL, name, before, "" if word.endswith("-") else version)
+
+    def _headers(self) -> list[str]:
+        needs = self.options.load and self.options.wanted.build == "dkms" and not self.machine.headers
+        return list(self.options.headers) if needs else []
+
+    def _hold(self, choice: Choice, packed: Packed) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the packages to hold, and the packages to release."""
+        after = after_changes(self.packages.installed, packed.changes)
+        exact = [name for name, version in choice.packages.items() if version]
+        names = set(driver_packages(after, choice.version, exact))
+        held = self.packages.held
+        if packed.words:
+            # apt removes the hold of a package when it replaces the package.
+            there = foreign(self.packages.installed, self.installer.kinds)
+            return (tuple(sorted(names)) if self.options.hold else ()), tuple(sorted(held & {*there, *names}))
+        if self.options.hold:
+            return tuple(sorted(names - held)), ()
+        recorded = self.record.now.packages if self.record.now else ()
+        return (), tuple(sorted(held & names & set(recorded)))
+
+    # Roll back
+
+    def previous(self) -> Decision:
+        """Plan the installation of the previous driver. Raises AcceleratorError."""
+        former = self.record.former
+        if former is None:
+            raise DriverError(
+                "Nothing is known of a driver before this one",
+                hint="Name the version that is wanted, where a source still has it.",
+                code="no-former",
+            )
+        self.installer.keeper.verify(former)
+        words = tuple(self.installer.words_for(former, self.packages))
+        changes = self._ask(words)
+        refuse_removals(changes)
+        wanted = self._pin(former.version if self.options.hold else "")
+        there = foreign(self.packages.installed, self.installer.kinds)
+        held = tuple(sorted(self.packages.held & {*there, *former.packages}))
+        offer = Offer(former.modules, "", "", ())
+        packed = Packed(Choice(offer, former.version, {}), words, changes)
+        return self._decide(
+            former,
+            packed,
+            file_changes(self.texts, wanted),
+            (tuple(former.packages) if self.options.hold else (), held),
+        )
+
+    # Common steps
+
+    def _decide(
+        self, target: Kept, packed: Packed, files: Sequence[FileChange], holds: tuple[tuple[str, ...], tuple[str, ...]]
+    ) -> Decision:
+        options, machine = self.options, self.machine
+        waits = self.installer.waits_for_restart(self.record) and not packed.words
+        parameters = any(each.path == MODULES_FILE and _options(each.before) != _options(each.after) for each in files)
+        is_current = machine.version == target.version
+        reload = (
+            options.load
+            and bool(machine.modules)
+            and not waits
+            and (bool(packed.words) or parameters or not is_current)
+        )
+        loads = (
+            options.load
+            and not waits
+            and (reload or not is_current or bool(machine.rivals and not options.keep_rivals))
+        )
+        persistence = options.wanted.persistence and options.load
+        starts = persistence and not waits and not self.installer.persists()
+        daemon = self.installer.daemon() if options.load and not options.wanted.persistence else ""
+        # New packages are built and signed during their installation.
+        signs = (
+            bool(options.signing_key)
+            and packed.choice.offer.build == "dkms"
+            and not packed.words
+            and (self.record.doing == SIGN or any(each.path == SIGNING_FILE for each in files))
+        )
+        lacking = dict(packed.lacking)
+        problem = secure_boot_problem(
+            is_on=machine.secure_boot and options.load,
+            build=packed.choice.offer.build,
+            key=options.signing_key,
+            enrolled=is_enrolled(self.installer.system, options.signing_certificate, options.signing_key)
+            if options.signing_key
+            else False,
+            certificate=options.signing_certificate,
+        )
+        if problem and (packed.words or signs):
+            lacking["secure-boot"] = problem
+        hold, unhold = holds
+        if hold and self.apt.cannot_hold():
+            lacking["hold"] = f"{self.apt.cannot_hold()} Or set nvidia_driver_hold to false."
+        disturbs = bool(packed.words) or reload or loads
+        steps = [
+            *(each.describe() for each in files),
+            *self._packages_words(target, packed.changes),
+            *(["finish what was cut short"] if self.unfinished and not packed.words else []),
+            *([f"hold {len(hold)} packages at {target.version}"] if hold else []),
+            *([f"hold {len(unhold)} packages no longer"] if unhold and not hold else []),
+            *([f"unload the kernel modules {machine.version}".rstrip()] if reload else []),
+            *([f"load the kernel modules {target.version}"] if loads else []),
+            *(["sign the kernel modules again"] if signs else []),
+            *([self._persistence_words()] if starts else []),
+            *(["stop the persistence daemon, and start it no more"] if daemon else []),
+        ]
+        work = Work(
+            target=target,
+            words=packed.words,
+            changes=packed.changes,
+            files=tuple(files),
+            hold=hold,
+            unhold=unhold,
+            load=options.load and not waits,
+            reload=reload,
+            persistence=persistence,
+            quiet=options.load and not options.wanted.persistence,
+            sign=signs,
+            disturbs=disturbs,
+            local=packed.local,
+            refresh=packed.refresh,
+        )
+        in_the_way = self.installer.users() if machine.modules and disturbs else InTheWay()
+        return Decision(
+            tuple(steps),
+            work if steps else None,
+            (),
+            packed.changes,
+            tuple(files),
+            lacking,
+            in_the_way,
+            disturbs,
+            reload,
+        )
+
+    def _persistence_words(self) -> str:
+        if is_running(self.installer.system, PERSISTENCE_UNIT):
+            return "have the persistence daemon keep GPUs initialised, now and after each start"
+        return "start the persistence daemon"
+
+    def _packages_words(self, target: Kept, changes: Sequence[Change]) -> list[str]:
+        """Describe the package changes in a few lines."""
+        installs = [change for change in changes if change.verb == INSTALL]
+        gone = [change for change in changes if change.verb != INSTALL]
+        if not changes:
+            return []
+        named = [change for change in installs if change.name in target.packages]
+        before = sorted({upstream(change.before) for change in named if change.before} - {target.version})
+        kind = f" with {target.modules} kernel modules" if target.modules else ""
+        words = f"install the driver {target.version}{kind}"
+        words += f" in place of {', '.join(before)}" if before else ""
+        others = len(installs) - len(named)
+        found = [
+            f"{words}: {', '.join(change.name for change in named)}"
+            + (f", and {others} packages for it" if others else "")
+        ]
+        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
+
+    # Remove
+
+    def absent(self) -> Decision:
+        """Plan the removal of the driver. Raises DriverError for packages that this collection has not installed."""
+        installed = self.packages.installed
+        versions = versions_of(installed, self.options.wanted)
+        offers = [
+            offer
+            for branch in {"", *_branches(installed)}
+            for offer in read_offers(self.options.catalog, branch=branch, kernel=self.machine.kernel, versions=versions)
+        ]
+        there = foreign(installed, {name for offer in offers for name in offer.packages})
+        ours = {*(self.record.now.packages if self.record.now else ()), *self.record.added}
+        others = sorted(set(there) - ours)
+        if there and others and not self.options.foreign:
+            raise DriverError(
+                f"Not installed by this collection: {', '.join(f'{name} {there[name]}' for name in others[:6])}",
+                hint="They need this driver: remove them first, as the role nvidia_fabric_manager does; or set foreign to true."
+                if companion_names(others) == others
+                else "Set foreign to true to remove it all the same.",
+                code="foreign",
+            )
+        driver = {*there, *(self.record.now.packages if self.record.now else ())}
+        top = sorted(name for name in driver if name in installed or name in self.packages.broken)
+        left = [name for name in self.record.added if name in self.packages.broken]
+        names = [*top, *(name for name in left if name not in top)]
+        if self.record.doing:
+            # Packages can be incomplete, and apt cannot plan with them. A real run repairs them first.
+            purge = tuple(dict.fromkeys((*names, *(name for name in self.record.added if name in installed))))
+            return Decision(("finish what was cut short, and remove the driver",), None, purge, disturbs=True)
+        orphans = self.apt.orphans(names)
+        purge = tuple(change.name for change in orphans if change.name in {*driver, *self.record.added})
+        changes = self.apt.foresee_removal(purge) if purge else ()
+        further = [change.name for change in changes if change.name not in purge]
+        if further:
+            raise DriverError(
+                f"{', '.join(further)} need this driver and would go with it",
+                hint="Nothing was removed. Remove them yourself before.",
+                code="would-remove",
+            )
+        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        versions = sorted({upstream(version) for version in there.values()})
+        loaded = bool(self.machine.modules) and bool(purge)
+        steps = [
+            *([f"remove the driver {', '.join(versions)}: {len(purge)} packages"] if purge else []),
+            *(each.describe() for each in files),
+            *([f"unload the kernel modules {self.machine.version}"] if loaded else []),
+        ]
+        in_the_way = self.installer.users() if loaded else InTheWay()
+        return Decision(tuple(steps), None, purge, changes, files, {}, in_the_way, bool(purge), loaded)
+
+
+def _options(text: str | None) -> list[str]:
+    return [line for line in (text or "").splitlines() if line.startswith("options nvidia")]
+
+
+def _branches(installed: Mapping[str, str]) -> set[str]:
+    """Return the branches of all drivers whose packages are installed."""
+    found = {upstream(version).partition(".")[0] for name, version in installed.items() if "nvidia" in name}
+    return {each for each in found if each.isdecimal() and len(each) == 3}
+
+
+def branches_of(installed: Mapping[str, str], wanted: Wanted) -> list[str]:
+    """Return the branches that package names of the catalog can have on this node."""
+    return sorted({*_branches(installed), *([wanted.branch] if wanted.branch.isdecimal() else [])})
+
+
+def kernel_release() -> str:
+    """Return the release of the running kernel."""
+    return os.uname().release

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Plan the changes to a package group from the module options and the state of the node. Planning runs queries and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .._host.driver_installation import InTheWay
+from ..core.host.system import System, text_or_none
+from .interface import INSTALL, REMOVE, Change, PackageProblem, Packages, PackageTool, Places, Source, View, upstream
+from .kept_packages import FileChange, Kept, file_changes
+from .package_group import (
+    Choice,
+    Group,
+    Origin,
+    Record,
+    UnitState,
+    choose,
+    install_words,
+    not_offered,
+    read_record,
+    refuse_removals,
+    standing,
+    unit_words,
+)
+
+_STATES = ("LoadState", "UnitFileState", "ActiveState")
+_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a module for a package group."""
+
+    version: str = ""
+    latest: bool = False
+    source: Source | None = None
+    key: str = ""
+    files: Sequence[str] = ()
+    hold: bool = True
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """The planned changes. ``target`` is None for a removal."""
+
+    target: Kept | None = None
+    words: tuple[str, ...] = ()
+    purge: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    files: tuple[FileChange, ...] = ()
+    hold: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
+    local: Mapping[str, str] = field(default_factory=dict)
+    refresh: bool = False
+    to_origin: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan: its steps as text, its changes, the claims and processes that block it, missing prerequisites, and packages to leave installed."""
+
+    steps: tuple[str, ...] = ()
+    work: Work = field(default_factory=Work)
+    in_the_way: InTheWay = field(default_factory=InTheWay)
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+
+
+def unit_states(system: System, group: Group) -> dict[str, UnitState]:
+    """Return the systemd state of each unit of a group."""
+    found = {}
+    for unit in group.units:
+        said = [
+            system.run(["systemctl", "show", f"--property={name}", "--value", unit.name], _SECONDS).stdout.strip()
+            for name in _STATES
+        ]
+        found[unit.name] = UnitState(*said)
+    return found
+
+
+class Planner:
+    """Plan changes to a package group on one node. ``users`` returns the claims and processes that block a replacement."""
+
+    def __init__(
+        self, system: System, apt: PackageTool, group: Group, options: Options, users: Callable[[], InTheWay] = InTheWay
+    ) -> None:
+        self.system = system
+        self.apt = apt
+        self.group = group
+        self.options = options
+        self.users = users
+        self.packages: Packages = apt.packages()
+        self.record: Record = read_record(text_or_none(system, group.record), group.record)
+        self.units = unit_states(system, group)
+        self.places: Places = apt.places(group.name)
+        self.texts = {path: text_or_none(system, path) for path in self.places.all}
+
+    @property
+    def broken(self) -> list[str]:
+        """Return the broken packages of the group."""
+        ours = {*self.record.added, *self.group.of_it(dict.fromkeys(self.packages.broken, ""))}
+        return [name for name in self.packages.broken if name in ours]
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether an earlier run was interrupted."""
+        return self.record.unfinished or bool(self.broken)
+
+    @property
+    def version(self) -> str:
+        """Return the installed upstream version, or an empty string. The first part of the group determines it, or any package if there are no parts."""
+        there = self.group.of_it(self.packages.installed)
+        names = self.group.parts[0].names if self.group.parts else tuple(there)
+        return next((upstream(there[name]) for name in names if name in there), "")
+
+    # Install
+
+    def present(self) -> Decision:
+        """Plan the installation of the requested version. Raises AcceleratorError."""
+        group, options = self.group, self.options
+        source = self.apt.plan_source(options.source) if options.source else None
+        there = standing(group, options.version, self.packages.installed)
+        words: tuple[str, ...] = ()
+        changes: tuple[Change, ...] = ()
+        local: dict[str, str] = {}
+        if there is not None and not options.latest and not self.unfinished:
+            choice = there
+        else:
+            choice, words, changes, local = self._pack(source)
+        wanted = {
+            self.places.key: options.key if source else "",
+            **self.places.logins(self.apt.login_text(source)),
+            self.places.source: self.apt.source_text(source) if source else "",
+            **self._pin(choice.version if options.hold else ""),
+        }
+        packages = {name: {"version": each, "path": "", "checksum": ""} for name, each in choice.packages.items()}
+        hold, unhold = self._holds(choice.exact, bool(words))
+        work = Work(
+            target=Kept(choice.version, "", packages),
+            words=words,
+            changes=changes,
+            files=file_changes(self.texts, wanted),
+            hold=hold,
+            unhold=unhold,
+            local=local,
+            refresh=bool(words) and not options.files,
+        )
+        return self._decided(work)
+
+    def _pins(self, version: str) -> str:
+        return self.apt.pins(f"^({self.group.pattern})$", [version]) if self.group.pinned else ""
+
+    def _pin(self, version: str) -> dict[str, str]:
+        """Return the text of the pin file by its path, if there is such a file. Without a version, the text is empty, which deletes the file."""
+        return {self.places.pin: self._pins(version) if version else ""} if self.places.pin else {}
+
+    def _holds(self, exact: Mapping[str, str], exchanges: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the packages to hold and the packages to unhold. apt drops a hold when it overrides the hold."""
+        held = self.packages.held
+        group = self.group.of_it(self.packages.installed)
+        recorded = self.record.now.packages if self.record.now else {}
+        ours = {*recorded} - {*(self.record.origin.held if self.record.origin else ())}
+        if exchanges:
+            hold = set(exact) if self.options.hold else (held & {*exact}) - ours
+            return tuple(sorted(hold)), tuple(sorted(held & {*group, *exact}))
+        if self.options.hold:
+            return tuple(sorted(set(exact) - held)), ()
+        return (), tuple(sorted(held & {*exact} & ours))
+
+    def _pack(self, source: Source | None) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+        """Choose packages with the planned source configured, and query the changes from the package manager."""
+        options = self.options
+        key = options.key if source and source.signed_by else ""
+        with self.apt.view(pin_path=self.places.pin, source=source, key=key, refresh=not options.files) as view:
+            return self._pack_by(view)
+
+    def _pack_by(self, view: View) -> tuple[Choice, tuple[str, ...], tuple[Change, ...], dict[str, str]]:
+        group, wanted, installed = self.group, self.options.version, self.packages.installed
+        brought = {path: found for path in self.options.files if (found := self.apt.named(path))}
+        files = {name: path for path, (name, _version) in brought.items()}
+        available = dict(self.apt.available([*group.names, *group.of_it(installed)], view.options))
+        available.update({name: (version,) for name, version in brought.values()})
+        there = standing(group, wanted, installed)
+        # An interrupted run is repaired with the same version.
+        same = there.version if there is not None and self.unfinished and not self.options.latest else wanted
+        choice = choose(group, same, installed, available) or there
+        if choice is None:
+            raise not_offered(group, wanted, available)
+        words, gone = install_words(group, choice, installed, files)
+        view.pin(self._pins(choice.version))
+        local = {name: path for name, path in files.items() if path in words}
+        if any(not self.system.exists(path) for path in local.values()):
+            changes = tuple(self._foreseen(word) for word in words)
+        else:
+            changes = self._ask(words, view.options) if words else ()
+        refuse_removals(group, changes, gone)
+        return choice, tuple(words), changes, local
+
+    def _ask(self, words: Sequence[str], view: Sequence[str] = ()) -> tuple[Change, ...]:
+        """Return the changes of an installation. apt cannot plan with broken packages, which a real run repairs first."""
+        try:
+            return self.apt.foresee_install(words, view)
+        except PackageProblem:
+            if not self.unfinished:
+                raise
+            return tuple(self._foreseen(word) for word in words)
+
+    def _foreseen(self, word: str) -> Change:
+        found = self.apt.named(word)
+        name, version = found or (word.partition("=")[0].rstrip("-"), word.partition("=")[2])
+        before = self.packages.installed.get(name, "")
+        gone = word.endswith("-") and not found
+        return Change(REMOVE if gone else INSTALL, name, before, "" if gone else version)
+
+    # Rollback to the previous version
+
+    def previous(self) -> Decision:
+        """Plan the return to the previous version. Raises AcceleratorError."""
+        former = self.record.former
+        if former is None:
+            raise PackageProblem(
+                f"Nothing is known of a version of {self.group.title} before this one",
+                hint=f"Name the version in {self.group.variable}, where a source still has it.",
+                code="no-former",
+            )
+        words, gone = self.words_for(former)
+        changes = self._ask(words)
+        refuse_removals(self.group, changes, gone)
+        exact = {name: each["version"] for name, each in former.packages.items()}
+        hold, unhold = self._holds({n: v for n, v in exact.items() if upstream(v) == former.version}, exchanges=True)
+        files = file_changes(self.texts, self._pin(former.version if self.options.hold else ""))
+        return self._decided(Work(former, tuple(words), changes=changes, files=files, hold=hold, unhold=unhold))
+
+    def words_for(self, former: Kept) -> tuple[list[str], list[str]]:
+        """Return the package specifications that restore the kept packages, and the names of the packages to remove."""
+        there = self.group.of_it(self.packages.installed)
+        gone = sorted({*there, *self.broken} - set(former.packages))
+        words = [str(self.system.path(each["path"])) for each in former.packages.values()]
+        return [*words, *(f"{name}-" for name in gone)], gone
+
+    def _decided(self, work: Work) -> Decision:
+        target = work.target
+        version = target.version if target else ""
+        steps = [
+            *(each.describe() for each in work.files),
+            *self._package_words(version, work.changes),
+            *(["finish what was cut short"] if self.unfinished and not work.words else []),
+            *([f"hold {', '.join(work.hold)} at {version}"] if work.hold and (work.words or not work.unhold) else []),
+            *([f"hold {', '.join(work.unhold)} no longer"] if work.unhold and not work.hold else []),
+            *unit_words(self.group.units, self.units, exchanged=bool(work.words), masked=self.record.masked),
+        ]
+        disturbs = bool(work.words) or any(word.startswith("switch ") for word in steps)
+        problem = self.apt.cannot_hold() if work.hold else ""
+        lacking = {"hold": f"{problem} Or do not have them held."} if problem else {}
+        return Decision(tuple(steps), work, self.users() if disturbs else InTheWay(), lacking)
+
+    def _package_words(self, version: str, changes: Sequence[Change]) -> list[str]:
+        """Describe the package changes in a few lines."""
+        installs = [change for change in changes if change.verb == INSTALL]
+        gone = [change for change in changes if change.verb != INSTALL]
+        if not changes:
+            return []
+        own = self.group.of_it({change.name: "" for change in installs})
+        named = [change for change in installs if change.name in own]
+        before = sorted({upstream(change.before) for change in named if change.before} - {version})
+        words = f"install {self.group.title} {version}" + (f" in place of {', '.join(before)}" if before else "")
+        others = len(installs) - len(named)
+        further = f", and {others} packages for it" if others else ""
+        found = [f"{words}: {', '.join(change.name for change in named)}{further}"] if installs else []
+        return found + ([f"remove {', '.join(change.name for change in gone)}"] if gone else [])
+
+    # Removal, or return to the original packages
+
+    def absent(self) -> Decision:
+        """Plan the removal. Packages that this collection did not install stay. Raises PackageProblem."""
+        group, record = self.group, self.record
+        there = group.of_it(self.packages.installed)
+        if not record and not self.options.foreign:
+            return Decision(left=tuple(f"{name} {each}" for name, each in there.items()))
+        files = file_changes(self.texts, dict.fromkeys(self.texts, ""))
+        origin = record.origin or Origin()
+        if origin.kept is not None and not self.options.foreign:
+            return self._to_origin(origin, origin.kept, there, files)
+        if record.doing:
+            # Broken packages can be present, for which apt reports no changes. A real run repairs them first.
+            ours = {*there, *self.broken, *(name for name in record.added if name in self.packages.installed)}
+            work = Work(purge=tuple(sorted(ours)), files=files)
+            return Decision((f"finish what was cut short, and remove {group.title}",), work, self._disturbed(there))
+        top = sorted({*there, *self.broken})
+        orphans = self.apt.orphans(top)
+        purge = tuple(change.name for change in orphans if change.name in {*top, *record.added})
+        changes = self.apt.foresee_removal(purge) if purge else ()
+        further = [change.name for change in changes if change.name not in purge]
+        if further:
+            raise PackageProblem(
+                f"{', '.join(further)} need {group.title} and would go with it",
+                hint="Nothing was removed. Remove them yourself before.",
+                code="would-remove",
+            )
+        versions = ", ".join(sorted({upstream(each) for each in there.values()}))
+        steps = [
+            *([f"remove {group.title} {versions}: {', '.join(purge)}"] if purge else []),
+            *(each.describe() for each in files),
+            *(["forget what was installed"] if record and not purge else []),
+        ]
+        return Decision(tuple(steps), Work(purge=purge, changes=changes, files=files), self._disturbed(there))
+
+    def _disturbed(self, there: Mapping[str, str]) -> InTheWay:
+        return self.users() if there else InTheWay()
+
+    def _to_origin(
+        self, origin: Origin, kept: Kept, there: Mapping[str, str], files: tuple[FileChange, ...]
+    ) -> Decision:
+        """Plan the return to the packages that were installed before this collection's first change."""
+        versions = {name: each["version"] for name, each in kept.packages.items()}
+        words: list[str] = []
+        gone: list[str] = []
+        changes: tuple[Change, ...] = ()
+        if dict(there) != versions or self.unfinished:
+            words, gone = self.words_for(kept)
+            changes = self._ask(words) if kept.complete else ()
+            refuse_removals(self.group, changes, gone)
+        unhold = tuple(sorted((self.packages.held & {*there, *versions}) - {*origin.held}))
+        back = f"go back to {self.group.title} {kept.version}, which was here before"
+        units = [
+            f"switch {name} {'on' if state == 'enabled' else 'off'}"
+            for name, state in origin.units.items()
+            if (now := self.units.get(name)) is not None and now.exists and now.is_on != (state == "enabled")
+        ]
+        steps = [
+            *([back] if words else []),
+            *(each.describe() for each in files),
+            *([f"hold {', '.join(unhold)} no longer"] if unhold else []),
+            *units,
+        ]
+        work = Work(
+            target=kept,
+            words=tuple(words),
+            changes=changes,
+            files=files,
+            hold=origin.held,
+            unhold=unhold,
+            to_origin=True,
+        )
+        steps = steps or ["forget what was changed"]
+        return Decision(tuple(steps), work, self._disturbed(there) if words else InTheWay())

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+
+# This file is private to the collection: it can change in any release.
+"""Build the report of a node's accelerators. No side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .._layout.apply_layout import Look, assign, needs_reset
+from ..core.health.conditions import Severity
+from ..core.model import Device
+from ..core.partitioning.layout_differences import by_place, compare, name_of, owner_of, partition_facts
+from ..core.partitioning.layout_plan import groups_of
+from ..core.partitioning.rules import Rule, document_of, wanted_for
+from ..core.picture.answers import Json, attention
+from ..core.store.prepared_claims import PreparedClaim
+from ..core.vendors.registry import BACKENDS, create
+from .device_facts import device_facts
+from .device_kinds import kinds_of
+
+# The device facts in a report. The other facts are those of kinds, and constants.
+TOLD = (
+    *("vendor", "index", "uuid", "product", "pci_address", "pcie_root", "numa_node", "memory_bytes", "memory_slices"),
+    "partitioning",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one vendor's driver: a scan, or the reason why it failed. ``claims`` are the node's prepared claims."""
+
+    vendor: str
+    driver_name: str
+    look: Look | None
+    claims: tuple[PreparedClaim, ...] = ()
+    reason: str = ""
+
+
+def node_report(answers: Sequence[Answer], rules: Sequence[Rule] | None, source: str, versions: Json) -> Json:
+    """Return the report of a node. ``rules`` are its layout, or None if unknown; ``source`` is the origin of the layout."""
+    devices: list[Json] = []
+    unread: list[str] = []
+    notes: list[dict[str, str]] = []
+    for answer in answers:
+        if answer.look is None:
+            notes.append(attention("driver-unavailable", f"No devices of {answer.vendor}: {answer.reason}"))
+            continue
+        links = linked_groups(answer.look.devices)
+        for device in answer.look.devices:
+            devices.append(_device(device, answer.look, links.get(device.uuid, "")))
+            rule = None if rules is None else wanted_for(device, rules)
+            devices[-1]["rule"] = None if rule is None else document_of(rule)
+            notes += _notes(device)
+        for each in answer.look.faulty:
+            unread.append(each.describe())
+            notes.append(attention("device-unread", each.describe(), "", each.uuid))
+    kinds, names = kinds_of(device for each in answers if each.look is not None for device in each.look.devices)
+    for told, name in zip(devices, names):
+        told["kind"] = name
+    layout = _layout(answers, rules, source)
+    notes += [attention("layout-differs", each["message"], "", each["uuid"]) for each in layout["differences"]]
+    notes += [attention("layout-refused", each["message"], each["hint"]) for each in layout["refused"]]
+    return {
+        "devices": devices,
+        "kinds": kinds,
+        "unread": unread,
+        "drivers": [
+            {
+                "vendor": each.vendor,
+                "driver_name": each.driver_name,
+                "available": each.look is not None,
+                "reason": each.reason,
+            }
+            for each in answers
+        ],
+        "layout": layout,
+        "claims": [
+            {
+                "namespace": claim.namespace,
+                "name": claim.name,
+                "uid": claim.uid,
+                "state": claim.state,
+                "driver": each.driver_name,
+                "devices": [device.name for device in claim.devices],
+            }
+            for each in answers
+            for claim in each.claims
+        ],
+        "versions": {**versions, "drivers": _driver_versions(answers)},
+        "attention": notes,
+    }
+
+
+def _device(device: Device, look: Look, links: str) -> Json:
+    facts = device_facts(device)
+    mine = [each for each in look.prepared if each.device_uuid == device.uuid]
+    partitions = []
+    for partition in by_place(device):
+        owner, claims = owner_of(device, partition, look.prepared)
+        memory = partition.memory_bytes
+        partitions.append(
+            {
+                **partition_facts(partition),
+                "profile_id": partition.profile_id,
+                "memory_bytes": memory,
+                "owner": owner,
+                "claims": list(claims),
+            }
+        )
+    return {
+        **{key: facts[key] for key in TOLD},
+        "groups": _groups(device, links),
+        "partitions": partitions,
+        "claims": list(dict.fromkeys(each.claim for each in mine)),
+        "processes": facts["processes"],
+        "health": facts["health"],
+    }
+
+
+def linked_groups(devices: Sequence[Device]) -> dict[str, str]:
+    """Return the group of each linked device, by UUID. Links connect the devices directly or over switches of one host.
+
+    A group is named by its device indices. Single devices have no group, nor do devices that report the name of their fabric.
+    """
+    linked = groups_of(devices, lambda device, other: other.pci_address in device.linked)
+    groups = [[devices[position] for position in group] for group in linked]
+    groups.append([each for each in devices if each.switched])
+    return {
+        each.uuid: _ranges(sorted(one.index for one in group)) for group in groups if len(group) > 1 for each in group
+    }
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text, with consecutive numbers as ranges: 0-3, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _groups(device: Device, links: str) -> dict[str, str]:
+    """Return the names of the directly linked groups of a device, by the kind of group."""
+    facts = create(device.vendor).facts if device.vendor in BACKENDS else None
+    found = facts.groups_of(device.attributes) if facts is not None else {}
+    if links and facts is not None and facts.links:
+        found[facts.links] = links
+    return {**found, **({"fabric": str(device.clique)} if device.clique is not None else {})}
+
+
+def _notes(device: Device) -> list[dict[str, str]]:
+    notes = [
+        attention("device-unhealthy", f"{device.describe()}: {sign.message}", sign.remedy, device.uuid)
+        for sign in device.health.signs
+        if sign.severity != Severity.INFORMATIVE
+    ]
+    if device.partitioning.blocked:
+        notes.append(
+            attention(
+                "no-partitions",
+                f"{device.describe()}: no partition can be made at present, so only the whole device is offered",
+                device.partitioning.blocked,
+                device.uuid,
+            )
+        )
+    if device.partitioning.pending != device.partitioning.enabled:
+        notes.append(
+            attention(
+                "mode-pending",
+                f"{device.describe()}: a change of its mode waits for a reset",
+                "Reset the device while nothing uses it, or start the machine again.",
+                device.uuid,
+            )
+        )
+    return notes + [
+        attention(
+            "made-by-hand",
+            f"{name_of(device, each)}: it takes room, and no claim can have it",
+            "Give it one compute instance that fills it, or destroy it.",
+            device.uuid,
+        )
+        for each in by_place(device)
+        if not each.uuid
+    ]
+
+
+def _layout(answers: Sequence[Answer], rules: Sequence[Rule] | None, source: str) -> Json:
+    differences: list[Json] = []
+    refused: list[Json] = []
+    resets: list[str] = []
+    if rules is not None:
+        for look in (each.look for each in answers if each.look is not None):
+            differences += compare(look.devices, rules, look.prepared)
+            assigned, errors = assign(look.devices, rules, look.prepared)
+            refused += [error.to_dict() for error in errors]
+            resets += [one.device.uuid for one in assigned if needs_reset(one)]
+    return {
+        "known": rules is not None,
+        "source": source,
+        "matches": rules is not None and not differences,
+        "differences": differences,
+        "refused": refused,
+        "resets": resets,
+    }
+
+
+def _driver_versions(answers: Sequence[Answer]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in answers:
+        for device in each.look.devices if each.look is not None else ():
+            version = device.attributes.get("driverVersion")
+            if version is not None:
+                found.setdefault(each.vendor, str(version))
+    return found

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Scan all devices of a vendor in parallel, each on its own lane, and combine the results with the previous scan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from ..errors import AcceleratorError, BackendUnavailable, DeviceFaulty, unexpected
+from ..health.conditions import Sign
+from ..model import AWAITED, NO_ANSWER, UNKNOWN_ERROR, Device, Fault, Finding, Health
+from .device_workers import Call, DeviceBusy
+
+
+@dataclass(frozen=True)
+class DeviceScan:
+    """The devices that a scan read, by UUID, and the devices that it could not read, by index."""
+
+    found: Mapping[str, Device]
+    silent: Mapping[int, DeviceFaulty]
+
+    def completed(
+        self, complete: Callable[[Device], Device], faulty: Callable[[AcceleratorError], DeviceFaulty]
+    ) -> DeviceScan:
+        """Return the result after ``complete`` was applied to each device.
+
+        If it raises for a device, the device gets a fault.
+        """
+        found, silent = {}, dict(self.silent)
+        for uuid, device in self.found.items():
+            try:
+                found[uuid] = complete(device)
+            except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+                silent[device.index] = faulty(unexpected(error, f"Reading {device.describe()}"))
+        return DeviceScan(found, silent)
+
+
+@dataclass(frozen=True)
+class Name:
+    """The name and, if known, the UUID of a device of which only the index is known."""
+
+    text: str
+    uuid: str = ""
+
+
+def gather(
+    looks: Mapping[int, Call[Device]],
+    last: Callable[[int], Device | None],
+    faulty: Callable[[AcceleratorError], DeviceFaulty],
+    *,
+    begun: float,
+    deadline: float,
+    patience: float | None,
+) -> DeviceScan:
+    """Wait for the scans of all devices, by index.
+
+    ``begun`` is their start time (``time.monotonic``), ``deadline`` the maximum wait for each, in seconds. ``last``
+    returns the last known facts of a device; they are the result if another program is changing the device. A device
+    that was never read is waited for at most ``patience`` seconds. Any exception becomes a fault of its device. Raises
+    BackendUnavailable if all scans raise it.
+    """
+    found: dict[str, Device] = {}
+    silent: dict[int, DeviceFaulty] = {}
+    unavailable: list[BackendUnavailable] = []
+    for index, call in looks.items():
+        known = last(index)
+        patient = deadline if patience is None or known is not None else min(patience, deadline)
+        try:
+            device = _answer(call, begun + patient, known)
+            found[device.uuid] = device
+        except DeviceBusy as error:
+            code = AWAITED if patient < deadline else NO_ANSWER
+            silent[index] = DeviceFaulty(error.message, hint=error.hint, code=code)
+        except AcceleratorError as error:
+            if isinstance(error, BackendUnavailable):
+                unavailable.append(error)
+            silent[index] = faulty(error)
+        except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+            silent[index] = faulty(unexpected(error, call.doing))
+    if unavailable and len(unavailable) == len(looks):
+        raise unavailable[0]
+    return DeviceScan(found, silent)
+
+
+def findings(
+    looked: DeviceScan,
+    known: Iterable[Device],
+    *,
+    why_missing: Callable[[Device], DeviceFaulty | None],
+    sign: Callable[[DeviceFaulty], Sign],
+    names: Callable[[Collection[str], Sequence[int]], Mapping[int, Name]],
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Combine the scanned devices, the devices with a fault, and the devices that are missing since the last scan.
+
+    ``known`` are the last known facts of all devices. ``why_missing`` returns why one of them was not found, or None if
+    it was removed. ``names`` returns the names of devices that were never read, by their indices, given the PCI
+    addresses of all others. Returns the findings, sorted by index, and the UUIDs of removed devices.
+    """
+    silent = dict(looked.silent)
+    found = [Finding(device.index, device.describe(), device.uuid, device) for device in looked.found.values()]
+    gone = []
+    for device in known:
+        if device.uuid in looked.found:
+            continue
+        reason = silent.pop(device.index, None) or _reason(device, why_missing)
+        if reason is None:
+            gone.append(device.uuid)
+        elif reason.code == AWAITED:  # the device answered again after its deadline
+            found.append(Finding(device.index, device.describe(), device.uuid, device))
+        else:
+            ill = replace(device, processes=(), health=Health((sign(reason),)))
+            found.append(Finding(device.index, device.describe(), device.uuid, ill, Fault(reason.code, str(reason))))
+    addresses = {finding.device.pci_address for finding in found if finding.device is not None}
+    called = names(addresses, sorted(silent)) if silent else {}
+    for index, error in silent.items():
+        name = called.get(index, Name(f"device {index}"))
+        found.append(Finding(index, name.text, name.uuid, None, Fault(error.code, str(error))))
+    return tuple(sorted(found, key=lambda finding: finding.index)), tuple(gone)
+
+
+def _reason(device: Device, why_missing: Callable[[Device], DeviceFaulty | None]) -> DeviceFaulty | None:
+    """Return why a known device was not found, or None if it was removed. An unexpected exception becomes a fault."""
+    try:
+        return why_missing(device)
+    except Exception as error:  # noqa: BLE001  one device's defect is not the other devices'
+        failed = unexpected(error, f"Finding {device.describe()}")
+        return DeviceFaulty(failed.message, hint=failed.hint, code=UNKNOWN_ERROR)
+
+
+def _answer(call: Call[Device], until: float, known: Device | None) -> Device:
+    """Return the result of a scan, or the last known facts while the device is being changed."""
+    try:
+        return call.result(until)
+    except DeviceBusy:
+        if known is None:
+            raise
+        return known

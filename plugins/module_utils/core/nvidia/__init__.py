@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# Copyright (c) 2026 The dra.accelerators authors
-"""The backend for NVIDIA GPUs: discovery, Multi-Instance GPU, published names and container edits."""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Determine which partitions fit on one device together: memory slices, engines, and the maximum of each profile.
+
+The counters of the scheduler and the layout planner use the same definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ..model import Device, Partition, Placement, Profile
+
+MEMORY = "memory"  # the one capacity that the partitions of every vendor use, in bytes
+
+Place = tuple[Profile, Placement]
+
+
+def capacity_keys(profiles: Collection[Profile]) -> tuple[str, ...]:
+    """Return the names of the capacities that partitions divide: those of the device's profiles, and memory."""
+    return tuple(dict.fromkeys([*(key for profile in profiles for key in profile.capacities), MEMORY]))
+
+
+def totals(device: Device) -> Mapping[str, int]:
+    """Return the total of each capacity that partitions of a device can use.
+
+    This is the amount of the largest profile. It is more if several smaller partitions, which fit together according to
+    the driver, use more, or if the device itself reports more.
+    """
+    found: dict[str, int] = {}
+    for key in capacity_keys(device.profiles):
+        shares = [profile.capacities.get(key, 0) * max(profile.maximum, 1) for profile in device.profiles]
+        told = max(device.capacities.get(key, 0), device.memory_bytes if key == MEMORY else 0)
+        found[key] = max([*shares, told], default=0)
+    return found
+
+
+def counted_profiles(device: Device) -> tuple[Profile, ...]:
+    """Return the profiles whose maximum is enforced neither by their placements nor by the shared engines."""
+    counted: list[Profile] = []
+    engines = {key: total for key, total in totals(device).items() if key != MEMORY}
+    for profile in device.profiles:
+        if profile.maximum >= disjoint(profile.placements):
+            continue
+        enforced = any(profile.capacities.get(key, 0) * (profile.maximum + 1) > total for key, total in engines.items())
+        if not enforced:
+            counted.append(profile)
+    return tuple(counted)
+
+
+def disjoint(placements: Iterable[Placement]) -> int:
+    """Return the maximum number of these placements (positions or numbers) that can be used together."""
+    taken: list[Placement] = []
+    for placement in sorted(placements, key=lambda each: (each.end, each.start)):
+        if not taken or not placement.clashes(taken[-1]):
+            taken.append(placement)
+    return len(taken)
+
+
+def fits(device: Device, places: Sequence[Place]) -> bool:
+    """Return whether partitions at these places can exist together on an otherwise empty device."""
+    taken = 0
+    numbers: set[int] = set()
+    left = dict(totals(device))
+    counts: dict[int, int] = {}
+    for profile, placement in places:
+        covered = mask(placement)
+        if taken & covered or (placement.is_number and placement.start in numbers):
+            return False
+        taken |= covered
+        if placement.is_number:
+            numbers.add(placement.start)
+        counts[profile.profile_id] = counts.get(profile.profile_id, 0) + 1
+        if counts[profile.profile_id] > profile.maximum:
+            return False
+        for key, amount in profile.capacities.items():
+            left[key] -= amount
+            if left[key] < 0:
+                return False
+    return True
+
+
+def mask(placement: Placement) -> int:
+    """Return the memory slices of a placement as a bit mask; 0 for a number."""
+    return ((1 << placement.size) - 1) << placement.start
+
+
+def in_the_way(placement: Placement, partitions: Collection[Partition]) -> list[Partition]:
+    """Return the partitions that block a placement. A partition with an equivalent free placement does not block it."""
+
+    def gives_way(partition: Partition) -> bool:
+        others = [each.placement for each in partitions if each is not partition]
+        return any(not any(place.clashes(each) for each in (placement, *others)) for place in partition.elsewhere)
+
+    return [each for each in partitions if each.placement.clashes(placement) and not gives_way(each)]

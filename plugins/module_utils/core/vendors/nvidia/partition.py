@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Change the partitioning of a GPU through NVML: MIG mode, GPU instances, and their compute instances."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
+
+from ...errors import AcceleratorError, DoesNotFit, InUse, InvalidLayout, NotFound, NotPermitted, Unsupported
+from ...health.repair_marks import note_resets
+from ...host.passthrough import holders, refuse_users
+from ...host.system import Completed, System
+from ...model import Device, Partition, Partitioning, Placement, Process, Profile
+from ...settings.settings_record import MomentaryLoss
+from . import discover
+from .board_facts import BoardFacts
+from .nvml import IN_USE, RESET_REQUIRED, SUCCESS, Nvml, error_of
+from .vendor import FACTS
+
+LOG = logging.getLogger(__name__)
+
+RESET_TIMEOUT = 300.0
+MODULE_TIMEOUT = 60.0
+PERSISTENCE_TIMEOUT = 30.0
+#: How long, in seconds, the persistence daemon may take to close a GPU after its persistence mode was switched off.
+CLOSE_SECONDS = 20.0
+_DRM = "nvidia_drm"
+
+
+def pids(processes: Iterable[Process]) -> str:
+    """Return processes as text."""
+    return ", ".join(str(process) for process in processes)
+
+
+#: A function that reads the facts of the changed GPU. It is called only for errors, so that a successful change needs
+#: no further calls.
+Read = Callable[[], Device]
+
+
+def set_mode(nvml: Nvml, board: BoardFacts, now: Partitioning, read: Read, enabled: bool) -> bool:
+    """Set the MIG mode if it differs, and return whether that changed anything.
+
+    Success depends on the activation status, and on the current and the pending mode that are read afterwards. Raises
+    InUse, NotPermitted, Unsupported, DeviceFaulty, or AcceleratorError.
+    """
+    word = "on" if enabled else "off"
+    doing = f"Switching MIG {word} on GPU {board.uuid}"
+    if not now.supported:
+        raise Unsupported(f"GPU {board.uuid} ({board.product}) does not support MIG")
+    if now.enabled == now.pending == enabled:
+        return False
+    if not enabled and now.enabled:
+        _refuse_partitions(read(), doing)
+    board.mode_told = None
+    try:
+        status = int(nvml.call("nvmlDeviceSetMigMode", board.handle, int(enabled), doing=doing))
+    except InUse as error:
+        raise _mode_in_use(read(), doing) from error
+    if status not in (SUCCESS, RESET_REQUIRED, IN_USE):
+        raise error_of(status, f"{doing} (activation)")
+    board.handle = nvml.call("nvmlDeviceGetHandleByUUID", board.uuid, doing=f"Finding GPU {board.uuid} again")
+    told = discover.read_partitioning(nvml, board)
+    if told.enabled == enabled or (told.pending == enabled and board.needs_reset):
+        return True
+    board.mode_told = None
+    if told.pending == enabled:
+        # Roll the pending mode back, so that a failed change does not take effect at the next reset.
+        with contextlib.suppress(AcceleratorError):
+            nvml.call("nvmlDeviceSetMigMode", board.handle, int(told.enabled))
+    if status == IN_USE:
+        raise _mode_in_use(read(), doing)
+    raise AcceleratorError(
+        f"{doing}: the mode is still {'on' if told.enabled else 'off'} (activation status {status})",
+        hint="Reset the GPU with `nvidia-smi --gpu-reset`, or reboot.",
+        code="mode-not-changed",
+    )
+
+
+def is_released_by_daemon(processes: Iterable[Process]) -> bool:
+    """Return whether only the persistence daemon, or no process, has a GPU open, so that it can be free without persistence mode."""
+    return all(process.name == FACTS.persistence_daemon for process in processes)
+
+
+def await_closed(system: System, nodes: Iterable[str], what: str) -> None:
+    """Wait until the persistence daemon has closed device nodes. Raises InUse with the processes that have them open."""
+    refuse_users(system, nodes, what, seconds=CLOSE_SECONDS)
+
+
+@contextlib.contextmanager
+def _without_persistence(
+    system: System, uuids: Sequence[str], nodes: Sequence[str], loss: MomentaryLoss | None, doing: str
+) -> Iterator[None]:
+    """Switch persistence mode off with nvidia-smi, and on again at the end. nvidia-smi uses the persistence daemon if it runs."""
+
+    def switch(value: int) -> bool:
+        done = system.run(["nvidia-smi", "-i", ",".join(uuids), "-pm", str(value)], timeout=PERSISTENCE_TIMEOUT)
+        if done.returncode:
+            said = " ".join((done.stdout + " " + done.stderr).split())
+            state = "on" if value else "off"
+            LOG.warning("%s: persistence mode of %s is not switched %s: %s", doing, ", ".join(uuids), state, said)
+        return done.returncode == 0
+
+    if loss is not None:
+        loss.begin()
+    switch(0)
+    try:
+        with contextlib.suppress(InUse):  # the next attempt names the processes
+            await_closed(system, nodes, doing)
+        yield
+    finally:
+        if switch(1) and loss is not None:
+            loss.end()
+
+
+def reset(
+    system: System,
+    uuids: Sequence[str],
+    nodes: Sequence[str] = (),
+    persistent: Sequence[str] = (),
+    loss: MomentaryLoss | None = None,
+) -> None:
+    """Reset GPUs together with nvidia-smi, because NVML has no call for it. Raises InUse or NotPermitted.
+
+    ``nodes`` are the device nodes of the GPUs. An error names the processes that have them open. ``persistent`` are the
+    GPUs in persistence mode. If only the persistence daemon has the GPUs open, the mode is switched off for a second
+    attempt, and on again. ``loss`` is the record of their persistence mode for that time.
+
+    nvidia_drm with kernel mode setting keeps the GPUs open without a process. It is unloaded for the reset if nothing
+    uses it.
+    """
+    doing = f"Resetting {', '.join(uuids)}"
+    command = ["nvidia-smi", "--gpu-reset", "-i", ",".join(uuids)]
+    done = system.run(command, timeout=RESET_TIMEOUT)
+    kept_open, not_loaded = "", ""
+    with contextlib.ExitStack() as persistence:
+        if done.returncode and _says_in_use(done) and persistent and is_released_by_daemon(holders(system, nodes)):
+            persistence.enter_context(_without_persistence(system, persistent, nodes, loss, doing))
+            done = system.run(command, timeout=RESET_TIMEOUT)
+        if done.returncode and _says_in_use(done) and _has_mode_setting(system):
+            kept_open = _run_module_tool(system, "rmmod", _DRM)
+            if not kept_open:
+                try:
+                    done = system.run(command, timeout=RESET_TIMEOUT)
+                finally:
+                    not_loaded = _run_module_tool(system, "modprobe", _DRM)
+    if done.returncode == 0:
+        note_resets(uuids)
+        if not_loaded:
+            raise AcceleratorError(
+                f"{doing}: done, but the kernel module {_DRM}, which was unloaded for it, cannot be loaded again: {not_loaded}",
+                hint=f"Run `modprobe {_DRM}`: without it the GPUs have no device nodes below /dev/dri.",
+                code="module-not-loaded",
+            )
+        return
+    said = " ".join((done.stdout + " " + done.stderr).split())
+    if not_loaded:
+        said += f"; and the kernel module {_DRM} cannot be loaded again: {not_loaded}"
+    if "permission" in said.lower():
+        raise NotPermitted(f"{doing}: {said}", hint="Run as root.")
+    if _says_in_use(done):
+        if kept_open:
+            raise InUse(
+                f"{doing}: the kernel module {_DRM} keeps the GPU open (modeset=1) and cannot be unloaded: {kept_open}",
+                hint=f"Stop the display server and the programs that have /dev/dri open, run `rmmod {_DRM}`, repeat the reset, and run "
+                f"`modprobe {_DRM}`. Or load it with `options nvidia-drm modeset=0`, or reboot.",
+            )
+        found = holders(system, nodes)
+        raise InUse(
+            f"{doing}: {said}" + (f" {', '.join(nodes)}: open in {pids(found)}" if found else ""),
+            pids=[process.pid for process in found],
+            hint="End the processes that have the GPU open, services included.",
+        )
+    raise AcceleratorError(f"{doing}: nvidia-smi ended with {done.returncode}: {said}", code="reset-failed")
+
+
+def _says_in_use(done: Completed) -> bool:
+    said = f"{done.stdout} {done.stderr}".lower()
+    return "in use" in said or "is being used" in said
+
+
+def _has_mode_setting(system: System) -> bool:
+    try:
+        return system.read_text(f"/sys/module/{_DRM}/parameters/modeset").strip() in ("Y", "1")
+    except OSError:
+        return False
+
+
+def _run_module_tool(system: System, tool: str, module: str) -> str:
+    """Load (modprobe) or unload (rmmod) a kernel module. Return the error, or ""."""
+    try:
+        done = system.run([tool, module], timeout=MODULE_TIMEOUT)
+    except AcceleratorError as error:
+        return error.message
+    said = " ".join((done.stderr or done.stdout).split())
+    return "" if done.returncode == 0 else said or f"{tool} ended with {done.returncode}"
+
+
+def create(nvml: Nvml, board: BoardFacts, read: Read, profile_id: int, placement: Placement) -> Partition:
+    """Create a GPU instance at exactly this placement, and the compute instance that fills it.
+
+    If the compute instance fails, the GPU instance is destroyed. Raises DoesNotFit with the partitions that overlap.
+    """
+    profile = _profile(board, profile_id, placement)
+    doing = f"Creating {profile.name} at {placement} on GPU {board.uuid}"
+    if not board.mode:
+        raise Unsupported(f"{doing}: MIG is off", hint="Switch MIG on first.", code="partitioning-off")
+    try:
+        instance = nvml.call(
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            board.handle,
+            profile_id,
+            nvml.placement(placement.start, placement.size),
+            doing=doing,
+        )
+    except DoesNotFit as error:
+        in_the_way = tuple(each for each in read().partitions if each.placement.overlaps(placement))
+        names = ", ".join(each.describe() for each in in_the_way) or "an engine that other partitions have taken"
+        raise DoesNotFit(f"{doing}: there is no room; in the way: {names}", blockers=in_the_way) from error
+    except InUse as error:
+        processes = read().processes
+        held = pids(processes)
+        raise InUse(
+            f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+            pids=[each.pid for each in processes],
+        ) from error
+    try:
+        kinds = discover.compute_profiles(nvml, board, profile_id, instance)
+        full = discover.full_profile(kinds, profile)
+        filling = nvml.call(
+            "nvmlGpuInstanceCreateComputeInstance", instance, full.profile_id, doing=f"{doing}: compute instance"
+        )
+        made = _usable(discover.read_partition(nvml, board, profile, instance, {}, [(full, filling)]), doing)
+    except BaseException:
+        with contextlib.suppress(AcceleratorError):
+            _destroy_instance(nvml, board, profile, instance, doing)
+        raise
+    return made
+
+
+def destroy(nvml: Nvml, board: BoardFacts, read: Read, instance_id: int) -> None:
+    """Destroy a GPU instance and its compute instances. Raises NotFound, InUse with the PIDs, or NotPermitted."""
+    doing = f"Destroying GPU instance {instance_id} of GPU {board.uuid}"
+    if not board.mode:
+        raise NotFound(f"{doing}: MIG is off")
+    instance = nvml.call("nvmlDeviceGetGpuInstanceById", board.handle, instance_id, doing=doing)
+    info = nvml.call("nvmlGpuInstanceGetInfo", instance, doing=doing)
+    profile = next((each for each in board.profiles if each.profile_id == int(info.profileId)), None)
+    if profile is None:
+        raise NotFound(f"{doing}: its profile {info.profileId} is none of the GPU's")
+    try:
+        _destroy_instance(nvml, board, profile, instance, doing)
+    except InUse as error:
+        holders = next((each.processes for each in read().partitions if each.instance_id == instance_id), ())
+        held = pids(holders)
+        raise InUse(
+            f"{doing}: it is in use" + (f" by {held}" if held else ""),
+            pids=[process.pid for process in holders],
+            hint="End the processes; a monitoring agent such as DCGM may hold it as well.",
+        ) from error
+
+
+def _destroy_instance(nvml: Nvml, board: BoardFacts, profile: Profile, instance: Any, doing: str) -> None:
+    for _kind, handle in discover.compute_instances(nvml, board, profile, instance):
+        nvml.call("nvmlComputeInstanceDestroy", handle, doing=f"{doing}: compute instance")
+    nvml.call("nvmlGpuInstanceDestroy", instance, doing=doing)
+
+
+def _usable(made: Partition, doing: str) -> Partition:
+    if not made.uuid:
+        raise AcceleratorError(f"{doing}: the compute instance that was made does not fill the GPU instance")
+    return made
+
+
+def _profile(board: BoardFacts, profile_id: int, placement: Placement) -> Profile:
+    profile = next((each for each in board.profiles if each.profile_id == profile_id), None)
+    if profile is None:
+        raise NotFound(
+            f"GPU {board.uuid} ({board.product}) has no MIG profile with id {profile_id}; it has "
+            + (", ".join(f"{each.name} ({each.profile_id})" for each in board.profiles) or "none")
+        )
+    if placement not in profile.placements:
+        raise InvalidLayout(
+            f"{profile.name} cannot lie at {placement} on GPU {board.uuid}; its placements are "
+            + ", ".join(str(each) for each in profile.placements)
+        )
+    return profile
+
+
+def _refuse_partitions(device: Device, doing: str) -> None:
+    if device.partitions:
+        names = ", ".join(partition.describe() for partition in device.partitions)
+        raise InUse(f"{doing}: it still has partitions: {names}", hint="Destroy them first.")
+
+
+def _mode_in_use(device: Device, doing: str) -> InUse:
+    held = pids(device.processes)
+    return InUse(
+        f"{doing}: the GPU is in use" + (f" by {held}" if held else ""),
+        pids=[process.pid for process in device.processes],
+        hint="End the processes that have the GPU open, monitoring agents included.",
+    )

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Restore claims whose records and CDI files are lost. ``lost_claim_plan.py`` decides what to restore.
+
+The kubelet calls with the names of claims when pods start or end, and the driver reads these claims from the API
+server. While it does not answer, nothing is treated as left over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ..api.client import ApiError
+from ..core.errors import AcceleratorError, InUse
+from ..core.model import Device
+from ..deadlines import within
+from ..logs import fields
+from .allocation import Allocation, ClaimError, allocated_here, decode_allocation
+from .claim_fabric import found_again, whole_devices
+from .claim_settings import fit_settings, wanted_of
+from .lost_claim_plan import has_unknown_partitions, is_found_again, noted_with, unknown_fabric_partitions
+from .operations import ClaimOperations
+from .plan import Inventory, offers_of
+from .records import ClaimRecord, ClaimReference
+from .store_tables import Change
+
+LOG = logging.getLogger(__name__)
+
+# The timeout for a read of a claim from the API server, in seconds.
+ANSWER_SECONDS = 5.0
+
+
+class LostClaimRecovery:
+    """Restore lost claims of one driver."""
+
+    def __init__(self, service: ClaimOperations, inventory: Callable[[], Inventory], boot_id: str) -> None:
+        self._service = service
+        self._inventory = inventory
+        self._boot_id = boot_id
+
+    async def adopt(
+        self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
+    ) -> ClaimRecord | None:
+        """Write the record of a claim that was prepared and is missing in the store.
+
+        Return None if nothing of the claim exists. ``record`` is the planned record, from its ``allocation`` and the
+        ``facts`` of its devices, whose locks are held. It is written as prepared and marked as suspect, so that the
+        next call for the claim completes it. Raises AcceleratorError.
+        """
+        service = self._service
+        record = await self._with_lost_fabric(record, allocation, facts)
+        knobs = await service.thread(service.hardware.knobs, record) if wanted_of(record) else {}
+        record = fit_settings(record, knobs)
+        companions: frozenset[str] = frozenset()
+        if record.shared and service.hardware.backend.has_companions:
+            companions = await service.thread(service.hardware.keeper.claims)
+        if record.away or not is_found_again(
+            record,
+            knobs,
+            has_companions=record.uid in companions,
+            is_of_this_store=allocation.is_told_by(service.store.identity),
+        ):
+            return None
+        record = record.as_prepared(record.devices, self._boot_id)
+        service.suspect.add(record.uid)
+        await service.store.commit(Change(put=record, meta=noted_with(record, service.store.meta, self._boot_id)))
+        service.metrics.finding("claim-found-again")
+        LOG.warning(
+            "the claim's record and its CDI file were lost: what was prepared for it is taken up again",
+            extra=fields(claim=record.describe(), uid=record.uid, devices=[held.name for held in record.devices]),
+        )
+        return record
+
+    async def _with_lost_fabric(
+        self, record: ClaimRecord, allocation: Allocation, facts: Mapping[str, Device]
+    ) -> ClaimRecord:
+        """Return the record with the active fabric partition that the driver activated for the claim, from the status of a lost store.
+
+        The record is returned unchanged if the partition is not active, or if other claims can share it: they may be
+        lost as well. Raises BackendUnavailable.
+        """
+        hardware, number = self._service.hardware, allocation.told_fabric_partition
+        if (
+            number is None
+            or allocation.is_told_by(self._service.store.identity)
+            or any(held.share_id for held in record.devices)
+            or not hardware.needs_fabric_partition(record)
+        ):
+            return record
+        found = await self._service.thread(hardware.fabric.find, whole_devices(record, facts))
+        return found_again(record, number) if found == (number, True) else record
+
+    async def adopt_ending(self, reference: ClaimReference) -> ClaimRecord | None:
+        """Restore a claim that is about to be unprepared. Return None if nothing of the claim exists.
+
+        Raises AcceleratorError if the API server does not answer and a partition exists that can be the claim's. Raises
+        BackendUnavailable if the claim was prepared here and the hardware does not answer yet.
+        """
+        service = self._service
+        try:
+            claim = await self._read(reference)
+        except AcceleratorError as error:
+            partitions = service.hardware.backend.fabric_partitions
+            active = partitions.active if partitions is not None else None
+            fabric = unknown_fabric_partitions(active, service.store.claims.values())
+            if has_unknown_partitions(self._inventory()) or fabric:
+                what = (
+                    f"fabric partitions {sorted(fabric)} of no known claim are"
+                    if fabric
+                    else "a partition of no known claim is"
+                )
+                raise AcceleratorError(
+                    f"Nothing is known of claim {reference.describe()}, {what} there, and the API server "
+                    f"does not say whether it was made for the claim: {error.message}",
+                    hint="It is asked again when the kubelet calls again.",
+                    code=error.code,
+                ) from error
+            return None
+        try:
+            allocation = decode_allocation(claim, reference, service.driver)
+            if not allocation.was_prepared:
+                return None
+            await service.wait_until_ready()
+            offers = offers_of(allocation, self._inventory())
+            uuids = {uuid for offer in offers.values() for uuid in offer.device_uuids}
+            async with service.holding(uuids):
+                facts = await service.facts(reference, uuids)
+                return await self.adopt(service.plan(allocation, facts).record, allocation, facts)
+        except (ClaimError, InUse) as error:
+            # Another claim has this name, or it has no devices here, or another claim uses its devices, so that it was
+            # released.
+            LOG.debug("nothing is left of claim %s: %s", reference.uid, error)
+            return None
+
+    async def of_no_claim(self, uids: Collection[str], pool: str) -> tuple[str, ...]:
+        """Return the UIDs of unknown claims whose companions must stop, because the API server has no such claim on this node.
+
+        Companions contain their claim's name. Those of earlier releases do not, so their claim cannot be read.
+        """
+        service, found = self._service, []
+        for uid in uids:
+            reference = await service.thread(service.hardware.keeper.claim_named, uid)
+            if reference is None or not await self.may_be_here(reference, pool):
+                found.append(uid)
+        return tuple(found)
+
+    async def may_be_here(self, reference: ClaimReference, pool: str) -> bool:
+        """Return whether the API server has a claim with devices of this pool. True as well if it does not answer."""
+        try:
+            claim = await self._read(reference)
+        except AcceleratorError as error:
+            LOG.warning("claim %s is kept until the API server answers: %s", reference.uid, error)
+            return True
+        return allocated_here(claim, reference.uid, self._service.driver, pool)
+
+    async def _read(self, reference: ClaimReference) -> Mapping[str, Any]:
+        """Return a claim, or an empty mapping if the API server does not have it. Raises AcceleratorError."""
+        read = self._service.source.claim(reference.namespace, reference.name)
+        try:
+            return await within(read, ANSWER_SECONDS)
+        except asyncio.TimeoutError:
+            raise AcceleratorError(
+                f"The API server did not answer within {ANSWER_SECONDS:.0f} s", code="api-unreachable"
+            ) from None
+        except ApiError as error:
+            if error.is_not_found:
+                return {}
+            raise

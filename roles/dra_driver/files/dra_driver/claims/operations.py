@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Operations on claims whose locks are held: read devices, plan, execute, restore, and undo.
+
+``ClaimService`` adds the calls of the kubelet. The parts of the service use these operations, and do not import the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any, Callable, Protocol, TypeVar
+
+from ..core.errors import AcceleratorError, BackendUnavailable
+from ..core.model import Device, Placement
+from ..deadlines import within
+from ..metrics import Metrics, Stopwatch
+from .allocation import Allocation
+from .call_results import Reporter
+from .claim_fabric import still_pending
+from .claim_settings import wanted_of
+from .device_guard import DeviceGuard
+from .device_reads import look_at, refuse_missing
+from .hardware_executor import HardwareExecutor
+from .locks import NamedLocks
+from .ownership import RESTORING_KEY, Ownership
+from .plan import Inventory, PreparePlan, plan_prepare, plan_restore, refuse_faulty, with_chosen_ids
+from .plan_completion import PlanCompletion
+from .plan_runner import PlanRunner, Work
+from .records import ClaimRecord, ClaimReference
+from .store import Store
+from .store_tables import Change
+from .threads import on_thread
+from .unprepare import UnprepareRunner
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# How long a call waits while the driver starts.
+READY_SECONDS = 5.0
+
+
+class ClaimSource(Protocol):
+    """Reads claims."""
+
+    async def claim(self, namespace: str, name: str) -> dict[str, Any]:
+        """Return one ResourceClaim."""
+
+
+class ClaimOperations:
+    """Work on one driver's claims on this node. Except for ``restore``, the caller holds the locks of a claim's devices.
+
+    ``inventory`` returns the published devices. ``prepared`` is called with the UID of each claim that was prepared or
+    restored. set_ready() sets whether claims can be served. A call waits up to ``ready_seconds`` for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: str,
+        hardware: HardwareExecutor,
+        store: Store,
+        source: ClaimSource,
+        reporter: Reporter,
+        metrics: Metrics,
+        executor: ThreadPoolExecutor,
+        boot_id: str,
+        inventory: Callable[[], Inventory],
+        ownership: Ownership,
+        devices: DeviceGuard,
+        ready_seconds: float | None,
+        prepared: Callable[[str], None],
+    ) -> None:
+        self.driver = driver
+        self.hardware = hardware
+        self.store = store
+        self.source = source
+        self.reporter = reporter
+        self.metrics = metrics
+        self.ownership = ownership
+        self._executor = executor
+        self._boot_id = boot_id
+        self._inventory = inventory
+        self._devices = devices
+        self._prepared = prepared
+        self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
+        self._ready = asyncio.Event()
+        self._reason = "the driver is starting"
+        self._claims = NamedLocks()
+        self.undoing = UnprepareRunner(
+            hardware=hardware, store=store, ownership=ownership, boot_id=boot_id, thread=self.thread
+        )
+        self.completion = PlanCompletion(hardware, store, boot_id, self.undoing, self.thread)
+        self._runner = PlanRunner(hardware, store, boot_id)
+        # Claims whose partitions or CDI file can differ from the record. Their next Prepare restores them.
+        self.suspect: set[str] = set()
+        # Claims that the kubelet has prepared since this process started.
+        self.asked: set[str] = set()
+        # Claims that were prepared before the call of the kubelet.
+        self.ahead: set[str] = set()
+        # When the allocation of a claim was last read, by its UID.
+        self._compared: dict[str, float] = {}
+
+    def set_ready(self, reason: str = "") -> None:
+        """Allow claims to be served, or block them for a reason."""
+        self._reason = reason
+        if reason:
+            self._ready.clear()
+        else:
+            self._ready.set()
+
+    async def wait_until_ready(self) -> None:
+        """Wait until claims can be served, for at most ``ready_seconds``. Raises BackendUnavailable with the cause."""
+        if self._ready.is_set():
+            return
+        try:
+            await within(self._ready.wait(), self._ready_seconds)
+        except asyncio.TimeoutError:
+            if self._ready.is_set():  # just now, before the loop ran this code
+                return
+            raise BackendUnavailable(
+                f"The driver {self.driver} cannot serve claims yet: {self._reason}",
+                hint="It goes on trying; so does the kubelet.",
+            ) from None
+
+    async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run blocking work on a thread of the driver's pool. Its log lines have the ID of the operation."""
+        return await on_thread(self._executor, function, *arguments)
+
+    def holding(self, uuids: Collection[str]) -> AbstractAsyncContextManager[None]:
+        """Lock devices for reads and changes. Raises InUse or BackendUnavailable with the holder of the lock."""
+        return self._devices.hold(uuids)
+
+    @asynccontextmanager
+    async def _current(self, record: ClaimRecord) -> AsyncIterator[ClaimRecord | None]:
+        """Lock the devices of a claim whose lock is held, and return its current record, or None if it was removed.
+
+        A holder of device locks can change the records of other claims on the devices: it undoes leftovers, and moves partitions.
+        """
+        async with self._devices.hold(record.device_uuids):
+            yield self.store.claims.get(record.uid)
+
+    async def facts(self, reference: ClaimReference, uuids: Collection[str]) -> Mapping[str, Device]:
+        """Return fresh facts of locked devices, after their pending cleanup. Raises ClaimError."""
+        found = await look_at(self.hardware, uuids, self.thread)
+        refuse_faulty(reference, uuids, found.faults)
+        owing = self.undoing.owing_on_device & set(uuids)
+        if owing:
+            for uuid in sorted(owing & set(found.devices)):
+                await self.undoing.pay(found.devices[uuid])
+            found = await self.thread(self.hardware.facts, uuids)
+            refuse_faulty(reference, uuids, found.faults)
+        refuse_missing(uuids, found.devices)
+        return found.devices
+
+    def plan(
+        self, allocation: Allocation, facts: Mapping[str, Device], refused: Collection[tuple[str, Placement]] = ()
+    ) -> PreparePlan:
+        """Plan how to prepare a claim, from fresh facts of its devices. ``refused`` are placements that the devices have rejected."""
+        plan = plan_prepare(
+            allocation,
+            self._inventory(),
+            facts,
+            self.store.claims,
+            config_kinds=self.hardware.backend.config_kinds,
+            cdi_kind=self.hardware.backend.cdi_kind,
+            boot_id=self._boot_id,
+            now=time.time(),
+            refused=refused,
+            choose_id=self.hardware.backend.choose_id,
+        )
+        self.hardware.reached("planned")
+        return plan
+
+    async def carry_out(self, plan: PreparePlan, facts: Mapping[str, Device], watch: Stopwatch) -> ClaimRecord:
+        """Prepare a claim as planned. A failure is rolled back. The device locks are held. Raises AcceleratorError."""
+        watch.kind = plan.record.kind
+        plan, notes = await self.completion.complete(plan, facts)
+        self.ownership.note(plan.record)
+        work = Work(plan, facts, notes, watch)
+        return await self.carried_out(work, self.thread(self._runner.carry_out, work))
+
+    async def carried_out(self, work: Work, doing: Awaitable[ClaimRecord]) -> ClaimRecord:
+        """Wait for the work of a plan. A failure is rolled back. Raises AcceleratorError."""
+        try:
+            done = await doing
+        except Exception:
+            # After any exception, roll back the record "preparing" and a partition or file: nothing else does so before the next call for
+            # the claim. The caller reports the exception.
+            if work.has_begun:
+                with work.watch.stage("undo"):
+                    await self._undo_quietly(work.plan.record)
+            raise
+        self.suspect.discard(done.uid)
+        self.asked.add(done.uid)
+        self.hardware.reached("recorded-prepared")
+        self._prepared(done.uid)
+        return done
+
+    async def make_again(
+        self, record: ClaimRecord, watch: Stopwatch, pod_claim: str | None = None
+    ) -> ClaimRecord | None:
+        """Restore the devices and files of a prepared claim from its record. The device locks are held. Raises AcceleratorError.
+
+        ``pod_claim`` is the name that the pod gives the claim, if it is known.
+        """
+        self.suspect.add(record.uid)
+        with watch.stage("restore"):
+            found = await self.thread(self.hardware.facts, record.device_uuids)
+            refuse_faulty(record.reference, record.device_uuids, found.faults)
+            plan = plan_restore(
+                record,
+                found.devices,
+                self._inventory().dynamic,
+                self.hardware.backend.choose_id,
+                gone=self.undoing.went_with_the_boot(record),
+            )
+            plan, notes = await self.completion.complete(replace(plan, pod_claim=pod_claim), found.devices)
+            restoring = f"{RESTORING_KEY}{record.uid}"
+            intended = with_chosen_ids(record, plan.record)
+            if (plan.creates or wanted_of(intended)) and record.boot_id != self._boot_id:
+                notes[restoring] = self._boot_id
+            if notes or intended != record:
+                await self.store.commit(Change(put=intended if intended != record else None, meta=notes))
+            # The record stays "prepared": after a crash in between the next start restores the claim again.
+            restored = await self.thread(self._runner.make, plan, found.devices)
+            done = restored.as_prepared(restored.devices, self._boot_id)
+            await self.store.commit(Change(put=done, meta=self.undoing.cleared([restoring])))
+            self.suspect.discard(record.uid)
+            self._prepared(done.uid)
+            return done
+
+    async def restore(self, uid: str) -> None:
+        """Restore a prepared claim's partitions and CDI file. Raises AcceleratorError."""
+        async with self._claims.hold([uid]):
+            record = self.store.claims.get(uid)
+            if record is None or not record.prepared:  # unprepared since, or its next prepare has failed
+                return
+            watch, code = Stopwatch(self.metrics, "restore", record.kind), "internal"
+            try:
+                async with self._current(record) as current:
+                    if current is not None and current.prepared:
+                        await self.make_again(current, watch)
+                code = ""
+            except AcceleratorError as error:
+                code = error.code
+                raise
+            finally:
+                watch.finish(code)
+
+    async def undo(self, record: ClaimRecord) -> None:
+        """Undo a claim and delete its record. The device locks are held. Raises AcceleratorError."""
+        self.suspect.add(record.uid)
+        undone = await self.undoing.undo(record)
+        if undone.rejection is not None:
+            self.reporter.failed(record.reference, "Unprepare", still_pending(undone.rejection))
+        self.suspect.discard(record.uid)
+        self.asked.discard(record.uid)
+        self.ahead.discard(record.uid)
+        self._compared.pop(record.uid, None)
+        self.hardware.reached("record-removed")
+
+    async def _undo_quietly(self, record: ClaimRecord) -> None:
+        try:
+            await self.undo(record)
+        except Exception:
+            # The kubelet gets the original error, not the one of the rollback. The record stays.
+            LOG.exception("claim %s is left half prepared; it is undone at the next call", record.describe())

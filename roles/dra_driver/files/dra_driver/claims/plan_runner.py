@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Execute a plan on one thread: record its start, execute it, and record its completion.
+
+A change between threads costs as much as most of the steps, so there is none in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..core.errors import AcceleratorError
+from ..core.model import Device, Partition
+from ..metrics import Stopwatch
+from .hardware_executor import HardwareExecutor
+from .plan import PreparePlan
+from .records import ClaimRecord
+from .store import Store
+from .store_files import StoreError
+from .store_tables import Change
+
+
+class FilesUnwritable(AcceleratorError):
+    """The files for containers could not be written: disk full, read-only, I/O error."""
+
+    default_code = "files-unwritable"
+
+
+def _stay() -> None:
+    """Do nothing, for work without exclusive devices."""
+
+
+@dataclass
+class Work:
+    """A plan in execution, with the facts that it was made from.
+
+    ``before`` is written to the store's meta table first. ``has_begun`` is set as soon as something may have to be
+    undone. ``leave`` is called when the devices are not needed any more.
+    """
+
+    plan: PreparePlan
+    facts: Mapping[str, Device]
+    before: Mapping[str, str]
+    watch: Stopwatch
+    has_begun: bool = False
+    leave: Callable[[], None] = _stay
+
+
+@dataclass(frozen=True)
+class PlanRunner:
+    """Execute plans. Every function blocks and is called on a thread, with the locks of the plan's devices held."""
+
+    hardware: HardwareExecutor
+    store: Store
+    boot_id: str
+
+    def carry_out(self, work: Work) -> ClaimRecord:
+        """Execute a plan and return the prepared claim's record, which is on disk then. Raises AcceleratorError."""
+        plan, watch = work.plan, work.watch
+        # A claim with files only needs no earlier record: at the next start the files show that it is prepared.
+        if plan.changes_hardware or work.before:
+            with watch.stage("record"):
+                self.store.write(Change(put=plan.record, meta=work.before, durable=self._outlives_boot))
+        work.has_begun = True
+        self.hardware.reached("recorded-preparing")
+        with watch.stage("hardware"):
+            record, made = self.hardware.carry_out(plan)
+        work.leave()
+        done = record.as_prepared(record.devices, self.boot_id)
+        # Record and files are written in parallel, because both take about the same time. If only one is there after a
+        # crash, the next start completes or removes the claim. The kubelet gets its answer after both.
+        with watch.stage("record"):
+            recorded = self.store.begin(Change(put=done))
+        try:
+            self.hardware.reached("recording-prepared")
+            with watch.stage("files"):
+                self._write_files(done, work.facts, made, plan.pod_claim)
+        except BaseException:
+            with contextlib.suppress(StoreError):  # without a write there is nothing to revert
+                recorded.wait()
+                self.store.write(Change(put=record))
+            raise
+        with watch.stage("record"):
+            recorded.wait()
+        return done
+
+    @property
+    def _outlives_boot(self) -> bool:
+        """Return whether the changes for a claim survive a power failure.
+
+        If not, their record need not survive either. Partitions end with the boot. So do the partitioning mode (it is
+        changed only where no reset is needed, and is not persistent there), settings, and passthrough to a virtual
+        machine.
+        """
+        return self.hardware.backend.partitions_outlive_boot
+
+    def make(self, plan: PreparePlan, facts: Mapping[str, Device]) -> ClaimRecord:
+        """Execute the hardware part of a plan, and write the files for containers. Raises AcceleratorError."""
+        record, made = self.hardware.carry_out(plan)
+        self._write_files(record.as_prepared(record.devices, self.boot_id), facts, made, plan.pod_claim)
+        return record
+
+    def _write_files(
+        self, record: ClaimRecord, facts: Mapping[str, Device], made: Mapping[str, Partition], pod_claim: str | None
+    ) -> None:
+        try:
+            self.hardware.write_cdi(record, facts, made, pod_claim)
+        except OSError as error:
+            raise FilesUnwritable(
+                f"What containers are to have of the claim's devices cannot be written: {error}",
+                hint="Check that the disk is not full or read-only; the claim is prepared when the kubelet asks again.",
+            ) from error

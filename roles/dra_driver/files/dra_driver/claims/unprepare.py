@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright (c) 2026 The dra.accelerators authors
+"""Undo claims, and retry later what a device does not allow now. The caller holds the device locks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..core.errors import AcceleratorError, BackendUnavailable, DeviceFaulty, FabricRejected
+from ..core.model import NO_ANSWER, Device
+from ..logs import fields
+from .claim_fabric import is_ours, pending_deactivation, to_deactivate
+from .claim_settings import Restoration, owed, restorations, still_owed
+from .hardware_executor import Facts, HardwareExecutor, UndoResult
+from .ownership import RESTORING_KEY, Ownership
+from .pending_cleanups import PendingDeactivation, PendingDestruction, fabric_debts_in, incurred
+from .plan import PARTITIONING_KEY, plan_payment, plan_undo
+from .records import ClaimRecord
+from .store import Store
+from .store_tables import Change
+
+LOG = logging.getLogger(__name__)
+
+# Runs a blocking function on a thread.
+Thread = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class UnprepareRunner:
+    """Undo claims: revert their changes on the hardware, and remove their records from the store in one transaction."""
+
+    hardware: HardwareExecutor
+    store: Store
+    ownership: Ownership
+    boot_id: str
+    thread: Thread
+
+    @property
+    def debts(self) -> tuple[PendingDestruction, ...]:
+        """Return the partitions to destroy when their devices answer again."""
+        return self.ownership.debts
+
+    @property
+    def fabric_debts(self) -> tuple[PendingDeactivation, ...]:
+        """Return the fabric partitions to deactivate when the fabric manager accepts it."""
+        return fabric_debts_in(self.store.meta, self.boot_id)
+
+    @property
+    def owing(self) -> frozenset[str]:
+        """Return the UUIDs of devices with a pending cleanup, on the device or in the fabric."""
+        return self.owing_on_device.union(*(debt.device_uuids for debt in self.fabric_debts))
+
+    @property
+    def owing_on_device(self) -> frozenset[str]:
+        """Return the UUIDs of devices with partitions to destroy or settings to restore when they answer again."""
+        settings = frozenset(each.device_uuid for each in self._owed_settings())
+        return settings.union(debt.device_uuid for debt in self.debts)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Return descriptions of the pending cleanup of ended claims."""
+        devices = (f"partitions or settings of device {uuid}" for uuid in sorted(self.owing_on_device))
+        return (*devices, *(debt.describe() for debt in self.fabric_debts))
+
+    def needs_hardware(self, record: ClaimRecord) -> bool:
+        """Return whether undoing a claim changes hardware: a partition, partitioning, a partition of the fabric, or a device's driver.
+
+        If so, the claim stays until the change is possible. Settings do not block: they become a pending cleanup.
+        """
+        return self.needs_library(record) or is_ours(record) or any(device.passthrough for device in record.devices)
+
+    def needs_library(self, record: ClaimRecord) -> bool:
+        """Return whether undoing a claim calls the vendor's library: to destroy a partition or to disable partitioning."""
+        return any(
+            device.created or any(f"{PARTITIONING_KEY}{uuid}" in self.store.meta for uuid in device.device_uuids)
+            for device in record.devices
+        )
+
+    def went_with_the_boot(self, record: ClaimRecord) -> bool:
+        """Return whether the partitions and settings of a claim are from a previous boot, and were not restored in this boot."""
+        return self.ownership.went_with_the_boot(record)
+
+    def cleared(self, keys: Iterable[str]) -> dict[str, None]:
+        """Return the removal of the existing ones of these keys, as changes of the meta table."""
+        return {key: None for key in keys if key in self.store.meta}
+
+    async def undo(self, record: ClaimRecord) -> UndoResult:
+        """Undo a claim and delete its record. Raises AcceleratorError, for example InUse if a process uses a partition.
+
+        The record stays unchanged until the commit, so an undo that a crash interrupts is repeated.
+        """
+        gone = self.went_with_the_boot(record)
+        settings = () if gone else restorations(record, self.store.claims.values(), self.store.meta, self.boot_id)
+        take_back = partial(self._take_back, record, dict(self.store.meta), settings, self.needs_hardware(record), gone)
+        undone: UndoResult = await self.thread(self._undo, record, take_back)
+        return undone
+
+    async def pay(self, device: Device) -> None:
+        """Complete the pending cleanup of a device that answers.
+
+        Raises AcceleratorError: InUse if a process uses a partition, and the code settings-owed if a setting cannot be
+        restored.
+        """
+        if device.uuid not in self.owing_on_device:
+            return
+        debts = [debt for debt in self.debts if debt.device_uuid == device.uuid]
+        settings = tuple(each for each in self._owed_settings() if each.device_uuid == device.uuid)
+        plan = replace(plan_payment(device, debts, self.store.meta), restorations=settings)
+        undone: UndoResult = await self.thread(self.hardware.undo, plan)
+        paid = [debt.key for debt in debts if debt not in undone.debts]
+        ended = self.cleared([*paid, *_ended(undone)])
+        if ended:
+            await self.store.commit(Change(meta=ended))
+            LOG.info(
+                "what was owed on a device is undone",
+                extra=fields(device=device.describe(), partitions=len(paid), settings=len(undone.restored)),
+            )
+        if undone.unrestored:
+            names = ", ".join(each.name for each in undone.unrestored)
+            raise AcceleratorError(
+                f"{names} of {device.describe()}, which a claim had set, cannot be set back",
+                hint="The driver's log says why. It is tried again, and a reboot takes all settings along.",
+                code="settings-owed",
+            )
+
+    async def pay_fabric(self, uuids: Collection[str]) -> None:
+        """Deactivate the fabric partitions with a pending cleanup that contain one of these devices.
+
+        The caller holds their locks.
+
+        Raises FabricRejected, BackendUnavailable.
+        """
+        for debt in self.fabric_debts:
+            if debt.device_uuids.isdisjoint(uuids):
+                continue
+            try:
+                await self.thread(self.hardware.fabric.deactivate, debt.number)
+            except FabricRejected as error:
+                hint = f"No other partition with its devices is activated before that. {error.hint}"
+                raise FabricRejected(f"The {debt.describe()} is pending: {error.message}", hint=hint) from error
+            await self.store.commit(Change(meta={debt.key: None}))
+            LOG.info("pending cleanup is done", extra=fields(cleanup=debt.describe()))
+
+    def _owed_settings(self) -> tuple[Restoration, ...]:
+        return owed(self.store.meta, self.boot_id, self.store.claims.values())
+
+    def _undo(self, record: ClaimRecord, take_back: Callable[[], UndoResult]) -> UndoResult:
+        """Undo a claim and delete its record in one transaction, on one thread."""
+        undone = take_back()
+        debt = pending_deactivation(record, undone.rejection)
+        if debt is not None:
+            LOG.warning("the %s is pending: %s", debt.describe(), undone.rejection, extra=fields(uid=record.uid))
+        meta = {
+            **(debt.to_meta(self.boot_id) if debt is not None else {}),
+            **self.cleared([*_ended(undone), f"{RESTORING_KEY}{record.uid}"]),
+            **incurred(undone.debts, None if self.hardware.backend.partitions_outlive_boot else self.boot_id),
+            **still_owed(undone.unrestored, self.boot_id),
+        }
+        self.store.write(Change(delete=record.uid, meta=meta))
+        return undone
+
+    def _take_back(
+        self,
+        record: ClaimRecord,
+        meta: Mapping[str, str],
+        settings: tuple[Restoration, ...],
+        needed: bool,
+        gone: bool,
+    ) -> UndoResult:
+        """Undo a claim. A device without partitioning afterwards counts as switched off."""
+        undone = UndoResult(unrestored=settings)
+        if record.shared:
+            self.hardware.stop_companions(record.uid)
+            self.hardware.stop_unused(record, tuple(self.store.claims.values()))
+        if needed or settings:
+            try:
+                undone = self._on_hardware(record, partial(self._undone, record, meta, settings, gone))
+            except BackendUnavailable:
+                if needed and not gone:
+                    raise
+        self.hardware.remove_cdi(record.uid)
+        return undone
+
+    def _on_hardware(self, record: ClaimRecord, steps: Callable[[], UndoResult]) -> UndoResult:
+        if any(device.passthrough or device.fabric for device in record.devices):
+            return steps()  # more than one device: the library is closed and opened, or the fabric is called
+        try:
+            return self.hardware.in_one_visit(record.device_uuids, steps)
+        except DeviceFaulty as error:
+            if error.code != NO_ANSWER:
+                raise
+            return steps()  # now each call to this device fails at once, and the rest becomes a pending cleanup
+
+    def _undone(
+        self,
+        record: ClaimRecord,
+        meta: Mapping[str, str],
+        settings: tuple[Restoration, ...],
+        gone: bool,
+    ) -> UndoResult:
+        try:
+            found = self.hardware.facts(record.device_uuids)
+        except BackendUnavailable as error:
+            if gone or self.needs_library(record):
+                raise
+            # The fabric and sysfs work without the vendor's driver, which may be unloaded.
+            LOG.warning("claim is undone without the vendor's library: %s", error, extra=fields(uid=record.uid))
+            found = Facts({}, dict.fromkeys(record.device_uuids, str(error)))
+        plan = plan_undo(record, found.devices, meta, tuple(found.faults), gone=gone)
+        reachable = tuple(each for each in settings if each.device_uuid in found.devices)
+        others = [other for other in self.store.claims.values() if not self.went_with_the_boot(other)]
+        partition = None if gone else to_deactivate(record, others)
+        undone = self.hardware.undo(replace(plan, restorations=reachable, fabric_partition=partition))
+        off = [uuid for uuid, device in found.devices.items() if not device.partitioning.enabled]
+        # The settings of a device that was removed are removed with it.
+        unreached = tuple(each for each in settings if each.device_uuid in found.faults)
+        return replace(
+            undone,
+            switched_off=(*undone.switched_off, *off),
+            restored=tuple(each for each in settings if each not in (*undone.unrestored, *unreached)),
+            unrestored=(*undone.unrestored, *unreached),
+        )
+
+
+def _ended(undone: UndoResult) -> list[str]:
+    """Return the keys of the meta table that are obsolete after an undo."""
+    return [*(f"{PARTITIONING_KEY}{uuid}" for uuid in undone.switched_off), *(each.key for each in undone.restored)]
