@@ -23,7 +23,7 @@ FILES = {
     "dra_controller/tasks/no_flow_control.yml": [
         ("flowschemas", "dra-accelerators-controller-lists", "dra-accelerators-driver-claims"),
     ],
-    "dra_driver/tasks/renamed.yml": [
+    "dra_driver/tasks/delete_objects.yml": [
         ("clusterroles", "dra-accelerators-driver-pods", "dra-accelerators-driver:pods"),
         ("rolebindings", "driver-pods", "driver-gpu"),
     ],
@@ -46,14 +46,12 @@ def run(folder: Path, file: str, server: ClusterServer, *arguments: str) -> Play
     (removal,) = (each for each in tasks if "kubernetes.core.k8s" in each)
     removal["ansible.builtin.debug"] = {"msg": removal.pop("kubernetes.core.k8s")["definition"]}
     first = [{"ansible.builtin.include_vars": str(role / "vars/main.yml")}]
-    if role.name == "dra_driver":
-        first.append({"ansible.builtin.include_tasks": str(role / "tasks/leaders.yml")})
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
     known = [own(plural, name) for plural, name, _other in FILES[file] if plural in KINDS]
     given = {
         "dra_driver_node_name": "gpu",
         "accelerator_kubeconfig": server.kubeconfig(folder / "kubeconfig"),
-        "__dra_driver_recorded": {"own": known, "accounts": [], "needs": {}},
+        "__dra_driver_deleted": known,
     }
     return play(folder, [*first, *tasks], {"a1": {**defaults, **given}}, *arguments)
 
