@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-IMAGE = "localhost/accelerator-probe:latest"
+IMAGE = "debian:12"
 PRINT_AND_STAY = "nvidia-smi -L; trap 'exit 0' TERM; while :; do sleep 1; done"
 
 
@@ -61,7 +61,6 @@ def pod(name: str, *claims: str, node: str | None = None, image: str = IMAGE, re
             {
                 "name": "probe",
                 "image": image,
-                "imagePullPolicy": "Never",
                 "command": ["sh", "-c", PRINT_AND_STAY],
                 "resources": {"claims": [{"name": f"claim-{number}"} for number in range(len(claims))]},
             }

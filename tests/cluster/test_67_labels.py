@@ -85,7 +85,7 @@ def discovery(cluster: Cluster, node: str) -> Iterator[None]:
             "containers": [
                 {
                     "name": "worker",
-                    "image": "localhost/accelerator-probe:latest",
+                    "image": "debian:12",
                     "imagePullPolicy": "Never",
                     "command": ["sleep", "infinity"],
                 }

@@ -67,7 +67,7 @@ cat >/etc/docker/daemon.json
 apt-get -q update
 DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends -o Dpkg::Options::=--force-confold docker.io
 systemctl is-active docker.service
-ctr -n k8s.io images export --platform linux/amd64 /root/probe.tar localhost/accelerator-probe:latest
+ctr -n k8s.io images export --platform linux/amd64 /root/probe.tar docker.io/library/debian:12
 docker load --quiet --input /root/probe.tar
 """
 
@@ -153,7 +153,7 @@ def docker(npus: NpuCluster, node: str, first: Recap) -> str:
     assert not first.failed
     npus.run(node, "sh", "-c", ENGINE, text=SITE, timeout=600)
     return npus.run(
-        node, "docker", "run", "--detach", "--network=none", "localhost/accelerator-probe:latest", "sleep", "3600"
+        node, "docker", "run", "--detach", "--network=none", "debian:12", "sleep", "3600"
     ).strip()
 
 
@@ -358,7 +358,7 @@ def known_to_docker(npus: NpuCluster, node: str) -> dict[str, str]:
 
 def in_docker(npus: NpuCluster, node: str, *words: str) -> list[str]:
     """Return the devices that npu-smi lists in a Docker container with these options."""
-    words = ("--rm", "--network=none", LIBRARIES, *words, "localhost/accelerator-probe:latest")
+    words = ("--rm", "--network=none", LIBRARIES, *words, "debian:12")
     return listed(npus.run(node, "docker", "run", *words, "sh", "-c", "npu-smi info || true"))
 
 
@@ -404,7 +404,7 @@ def test_another_version_takes_its_place_under_what_runs(
     npus: NpuCluster, node: str, docker: str, packages: dict[str, Path]
 ) -> None:
     words = ("--name=by-the-runtime", "--runtime=ascend", "--env=ASCEND_VISIBLE_DEVICES=6", "--network=none", LIBRARIES)
-    image = "localhost/accelerator-probe:latest"
+    image = "debian:12"
     npus.run(node, "docker", "run", "--detach", *words, image, "sleep", "3600")
     npus.variables = {**npus.variables, **runtime_variables(packages[NEWER_RUNTIME])}
     done = npus.playbook("site.yml", "--tags", "runtime")

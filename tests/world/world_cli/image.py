@@ -49,6 +49,7 @@ def pods_folder() -> Path:
         pods.PAUSE_SOURCE,
         WORLD_FOLDER / "world_cli/pods.py",
         WORLD_FOLDER / "world_cli/archive.py",
+        *pods.IMAGE_NAMES,
     )
     return cache.world_cache() / f"pods-{key}"
 

@@ -68,7 +68,8 @@ HOST_PROGRAMS = {
 
 PAUSE_IMAGE = "localhost/pause:1"
 BUSYBOX_IMAGE = "localhost/busybox:latest"
-PROBE_IMAGE = "localhost/accelerator-probe:latest"
+#: The public name that the examples use. The test image has this release's C library, a shell, and basic programs.
+PROBE_IMAGE = "docker.io/library/debian:12"
 PYTHON_IMAGE = "localhost/python:latest"
 
 NODE_IMAGE = "dra-accelerators-world/node"

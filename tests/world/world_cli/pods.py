@@ -15,6 +15,8 @@ from .pins import BUSYBOX_IMAGE, PAUSE_IMAGE, PROBE_IMAGE, PYTHON_IMAGE, WORLD_F
 
 PAUSE_SOURCE = WORLD_FOLDER / "pods" / "pause.c"
 IMAGES_ARCHIVE = "images.tar"
+#: The names are in the archive, so they are a part of its key in the cache.
+IMAGE_NAMES = (PAUSE_IMAGE, BUSYBOX_IMAGE, PROBE_IMAGE, PYTHON_IMAGE)
 _LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/lintian/", "/usr/share/info/")
 
 
