@@ -152,9 +152,7 @@ def docker(npus: NpuCluster, node: str, first: Recap) -> str:
     """Install Debian's Docker Engine with the site's config; return the ID of a running container."""
     assert not first.failed
     npus.run(node, "sh", "-c", ENGINE, text=SITE, timeout=600)
-    return npus.run(
-        node, "docker", "run", "--detach", "--network=none", "debian:12", "sleep", "3600"
-    ).strip()
+    return npus.run(node, "docker", "run", "--detach", "--network=none", "debian:12", "sleep", "3600").strip()
 
 
 def engine_files(npus: NpuCluster, node: str) -> dict[str, str]:
