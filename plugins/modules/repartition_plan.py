@@ -164,7 +164,7 @@ plan:
       type: list
       elements: str
       returned: success
-      sample: ["All devices have the layout that is wanted: nothing to do."]
+      sample: ["All devices have the desired layout: nothing to do."]
 error_code:
   description: A stable code for the type of the error, such as C(api-version) or C(invalid-limit).
   returned: failure

@@ -41,18 +41,21 @@ _CODE = re.compile(r"\b0x00[0-9a-fA-F]{2}\b")
 #: Meaning of the error codes of the driver package, and what to do.
 CODES: Mapping[str, tuple[str, str]] = {
     "0x0002": (
-        "it does not take what it was told",
-        "This collection may be older than the package; look at the package's --help.",
+        "the package rejects its arguments",
+        "This collection may be older than the package. Compare the package's --help.",
     ),
-    "0x0003": ("it does not take the folder", "Expected an absolute path whose folders are root's alone to write."),
-    "0x0004": ("it does not know a word that it was told", "Look at the package's --help."),
+    "0x0003": (
+        "the package rejects the directory",
+        "Expected an absolute path of directories that only root may write.",
+    ),
+    "0x0004": ("the package does not know one of its arguments", "Look at the package's --help."),
     "0x0080": ("nothing is installed that it could replace or remove", f"Look at {INSTALL_INFO}."),
-    "0x0090": ("it could not remove what is there", "Look at /var/log/ascend_seclog/ascend_install.log."),
-    "0x0091": (f"there is no user {OWNER}, or none of the name that it was told", "The role ascend_driver makes it."),
+    "0x0090": ("it could not remove the installed files", "Look at /var/log/ascend_seclog/ascend_install.log."),
+    "0x0091": (f"there is no user {OWNER}, or no user with the requested name", "The role ascend_driver creates it."),
     "0x0093": ("it was not run by root", "Set become."),
     "0x0094": ("another installation is running, or the NPUs are in use", "End what uses them, and run this again."),
     "0x0095": (
-        "another user was told when the driver was installed first",
+        "the first installation of the driver had a different user",
         f"Expected the UserName of {INSTALL_INFO}.",
     ),
     "0x0096": (
@@ -350,8 +353,8 @@ class Record:
             return [self._kept(kind, version) for kind, version in versions.items()]
         if not self.former:
             raise PackageError(
-                "Nothing is known of a driver before this one: what this collection installed first, or somebody else has, cannot be gone back to",
-                hint="Name the packages of the version that is wanted.",
+                "There is no record of a previous driver. A rollback needs an earlier driver that this collection installed",
+                hint="Name the packages of the desired version.",
                 code="no-former",
             )
         return [
@@ -374,7 +377,7 @@ def read_record(text: str | None, path: str) -> Record:
     """Read a record. Return an empty record if there is no text. Raises AcceleratorError."""
     if text is None:
         return Record()
-    hint = f"What is installed {INSTALL_INFO} says. Remove the record; then nothing counts as this collection's."
+    hint = f"The installed version is in {INSTALL_INFO}. Remove the record; then no driver counts as installed by this collection."
     return change_record.read(text, path, _record_of, of="installed", hint=hint)
 
 

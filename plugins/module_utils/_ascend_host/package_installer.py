@@ -146,9 +146,9 @@ class Installer:
             return found
         own = self._own_group(choices.user)
         if own is None:
-            found["user"] = f"There is no user {choices.user}, whose the driver is to be."
+            found["user"] = f"There is no user {choices.user} to own the driver."
         elif not self._has_member(choices.group, choices.user, own):
-            found["group"] = f"The user {choices.user} is in no group {choices.group}, whose the driver is to be."
+            found["group"] = f"The user {choices.user} is not in the group {choices.group}, which owns the driver."
         headers = f"/lib/modules/{os.uname().release}/build"
         if choices.build and not self.system.exists(headers):
             found["headers"] = (

@@ -207,7 +207,7 @@ def targets_of(asked: Asked, slices: Sequence[Json], claims: Iterable[Json], rul
     missing = [name for name in asked.devices if name not in {key[2] for key in there}]
     if missing:
         raise DrainError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} published by nobody on {asked.node}",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not published on {asked.node}",
             hint="Nothing was changed. Names of devices are those in ResourceSlices; the module accelerator_info has them.",
             code="no-device",
         )
@@ -466,7 +466,7 @@ def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], co
             Problem(
                 "no-consent",
                 f"Of the devices on {asked.node} that are to be drained {who(staying)}",
-                "Nobody has said whether they may be evicted: evict true does it, false waits until they have ended.",
+                "Set evict: true evicts them, false waits until they have ended.",
                 blocks=True,
             )
         )
@@ -477,7 +477,7 @@ def problems_of(asked: Asked, claims: Iterable[Held], pods: Sequence[Holder], co
                 "no-controller",
                 f"{', '.join(each.key for each in alone)}: no controller makes another pod when "
                 f"{'this one goes' if len(alone) == 1 else 'these go'}",
-                "Delete what is not needed, or allow it (evict_unmanaged); its manifest is yours to keep.",
+                "Delete the pods that are not needed, or allow their eviction (evict_unmanaged) and keep their manifests.",
                 blocks=True,
             )
         )

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Drains devices of a node, and opens them again. Looks, plans, writes, and looks again; every write can be made twice."""
+"""Drains devices of a node, and returns them to service: read, plan, write, and read again. Every write is idempotent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLAIMS_PER_SECOND = 10
 
 
 class Blocked(AcceleratorError):
-    """Something is in the way, and nothing was touched."""
+    """Problems prevent the operation, and nothing was changed."""
 
     default_code = "blocked"
 
@@ -56,13 +56,13 @@ class TimeIsUp(AcceleratorError):
         self.blocked = tuple(blocked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error with who is in the way."""
+        """Return the error with the remaining pods and claims."""
         return {**super().to_dict(), "blocked": list(self.blocked)}
 
 
 @dataclass
 class Done:
-    """What was done, or in check mode would be: a line for each write. ``pods`` and ``claims`` were there at the first look."""
+    """The result, in check mode the predicted one: a line for each write. ``pods`` and ``claims`` are those of the first read."""
 
     steps: list[str] = field(default_factory=list)
     rules: list[dict[str, str]] = field(default_factory=list)
@@ -74,9 +74,9 @@ class Done:
 
 
 class Drainer:
-    """One operation on one node. ``timeout`` is how many seconds it is waited until nobody has the devices.
+    """One operation on one node. ``timeout`` is the maximum wait for the devices to be free, in seconds.
 
-    ``held`` are namespaces and names of the claims that hold devices of the node, if the caller has listed all claims. The first look then reads these.
+    ``held`` are namespaces and names of the claims that hold devices of the node, if the caller has listed all claims. The first read is then of these.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Drainer:
         self.done = Done()
 
     def drain(self) -> Done:
-        """Have nobody on the devices, and nobody new come. Raises Blocked, TimeIsUp, DrainError, ApiError."""
+        """Drain the devices, and keep new pods off them. Raises Blocked, TimeIsUp, DrainError, ApiError."""
         if found_or_none(self._api, f"/api/v1/nodes/{quote(self._asked.node, safe='')}") is None:
             raise drain.DrainError(f"There is no Node {self._asked.node}", code="no-node")
         plan = self._look(self._held)
@@ -133,7 +133,7 @@ class Drainer:
         With ``older_than``, in seconds, those stay that are younger: a run that goes on drains by them.
         """
         if attributes and not self._asked.node:
-            raise drain.DrainError("published needs the name of a node, whose devices are looked at", code="no-node")
+            raise drain.DrainError("published needs the name of the node of the devices", code="no-node")
         mine, self.done.others = self._found_rules()
         mine = [each for each in mine if drain.is_left(each, self._now(), older_than)]
         if attributes and mine and not self._dry:
@@ -295,7 +295,7 @@ class Drainer:
         raise TimeIsUp(
             f"After {self._timeout:g} s devices of {self._asked.node} are still held: "
             + "; ".join(f"{each['pod'] or 'claim ' + each['claims'][0]} ({each['reason']})" for each in blocked),
-            hint="The taint stays, so that nobody new comes. See why these do not end, and run again, which goes on from here; or open the "
-            "devices again (state open).",
+            hint="The taint stays and keeps new pods off. Find out why these do not end, and run this again to resume; or return the "
+            "devices to service (state open).",
             blocked=blocked,
         )

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What a node driver has left in the folders of the kubelet and of its companions: looked at, and nothing changed."""
+"""Finds the files that a node driver left in the directories of the kubelet and of its companion daemons. Changes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PROBE_SECONDS = 2.0
 
 
 def companions_left(system: System) -> list[str]:
-    """Return what was written for the programs of claims, and the directories of it, in the order in which they can be removed.
+    """Return the files of companion daemons and their directories, in the order in which they can be removed.
 
-    The directory above it stays while other modules have files there.
+    The parent directory stays while other modules have files there.
     """
     above, _slash, own = COMPANION_FOLDER.rpartition("/")
     return [
@@ -36,8 +36,8 @@ def companions_left(system: System) -> list[str]:
 
 
 def look_at_state(system: System, folder: str, known: Sequence[str]) -> State:
-    """Look at what a driver of one name has left in the kubelet's folders."""
-    # Looked at before the names: opening a store that a killed driver has left can make files beside it.
+    """Return the state that a driver with one name left in the kubelet's directories."""
+    # Before the names: opening the store of a killed driver can create files next to it.
     store = store_is_ours(system, f"{folder}/{STORE}")
     names = names_in(system, folder)
     sockets = [f"{folder}/{name}" for name in names if system.is_socket(f"{folder}/{name}")]
@@ -71,9 +71,9 @@ def names_in(system: System, folder: str) -> tuple[str, ...]:
 
 
 def store_is_ours(system: System, path: str) -> bool:
-    """Whether a file is a database with the driver's own table of claims; a damaged one is not known to be.
+    """Return whether a file is a database with the driver's table of claims. For a damaged file this is false.
 
-    Without a log beside it nobody has it open: then SQLite is told so, and makes no files to read it.
+    A store without a write-ahead log is not open in any process. SQLite then opens it as immutable, and creates no files.
     """
     if not system.path(path).is_file():
         return False

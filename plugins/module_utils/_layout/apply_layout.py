@@ -289,8 +289,8 @@ def undisturbed(
             others = sorted(concerned(assignments) - set(devices))
             if others:
                 raise InUse(
-                    f"What has to be done has changed while the locks were waited for: it concerns {', '.join(others)} as "
-                    "well. Nothing was changed",
+                    f"The plan changed while this run waited for locks: it now also affects {', '.join(others)}. "
+                    "Nothing was changed",
                     hint="Run this again.",
                     code="changed-meanwhile",
                 )
@@ -341,7 +341,7 @@ def _put_back(
     except (AcceleratorError, OSError) as second:
         findings = ()
         not_undone.extend(device.describe() for device in former.values())
-        text += f" The devices could not be read, and no former layout was restored: {second}"
+        text += f" The devices could not be read, and no previous layout was restored: {second}"
     wanted = [_former_of(device, former.get(device.uuid)) for device in well(findings)]
     for (device, _rule), outcome in reversed(tuple(zip(wanted, plan_layouts(wanted)))):
         try:
@@ -351,14 +351,14 @@ def _put_back(
                 continue
         except (AcceleratorError, OSError) as second:
             not_undone.append(f"{device.describe()}: {second}")
-            text += f" {device.describe()} could not be put back: {second}"
+            text += f" {device.describe()} could not be restored: {second}"
         else:
-            undone.append(f"{device.describe()} has its former layout again")
-            text += f" {device.describe()} has its former layout again."
+            undone.append(f"{device.describe()} has its previous layout again")
+            text += f" {device.describe()} has its previous layout again."
     for finding in findings:
         if finding.fault is not None and finding.uuid in former:
             not_undone.append(finding.describe())
-            text += f" {finding.name} could not be put back: {finding.fault}"
+            text += f" {finding.name} could not be restored: {finding.fault}"
     return LayoutFailed(text, undone=undone, not_undone=not_undone, code=error.code)
 
 

@@ -2,11 +2,11 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""Checkpoints of layouts: what the devices of a vendor are, to be brought back exactly, whatever happens to them meanwhile. Pure.
+"""Checkpoints of layouts: save the partitions of a vendor's devices, and restore them exactly later. No side effects.
 
-A device is known by its UUID, a partition by its profile and place. What partitions are called, and their ids, are the device's, and
-change with every one that is made. Whose a partition is is written down with it: those that the node driver has made for a claim come back
-while the claim is prepared, and never for nobody; those that were made by hand, in a form of their own, can only stay where they are.
+A device is identified by its UUID, a partition by its profile and placement. Devices assign the names and ids of partitions, and a new
+partition gets new ones. A checkpoint also saves the owner of each partition. A partition of the node driver is restored only while its
+claim is prepared. A partition with a layout that only its creator can create (owner foreign) is kept if it exists, and never restored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KeptDevice:
 
 @dataclass(frozen=True)
 class Restoration:
-    """What brings a checkpoint back: rules, the partitions that are left as they are, by device, and what does not come back."""
+    """The plan of a restoration: the rules, the unchanged partitions by device (``spared``), and descriptions of partitions that are left out."""
 
     rules: tuple[Rule, ...]
     spared: Mapping[str, tuple[OwnedPartition, ...]]
@@ -76,7 +76,7 @@ class Restoration:
 
 
 def to_text(vendor: str, devices: Sequence[Device], prepared: Sequence[PreparedPartition]) -> str:
-    """Return the checkpoint of a vendor's devices as it is written; the same for the same layout."""
+    """Return the text of a checkpoint of a vendor's devices. Equal layouts have equal texts."""
     return change_record.to_text(
         {
             "vendor": vendor,
@@ -114,12 +114,12 @@ def parse(text: str, path: str, vendor: str) -> tuple[KeptDevice, ...]:
         return str(content["vendor"]), tuple(_kept(each) for each in content["devices"])
 
     whose, kept = change_record.read(
-        text, path, made, of="there", hint="Make a new checkpoint, or bring about a layout with rules."
+        text, path, made, of="there", hint="Create a new checkpoint, or apply a layout with rules."
     )
     if whose != vendor:
         raise AcceleratorError(
             f"{path} is a checkpoint of the devices of {whose}, not of {vendor}. Nothing was changed",
-            hint="Name the checkpoint that was made by this module.",
+            hint="Set checkpoint_file to a checkpoint that this module created.",
             code="other-vendor",
         )
     return kept
@@ -147,7 +147,7 @@ def _kept(each: Any) -> KeptDevice:
 
 
 def unrestorable(devices: Sequence[Device]) -> list[str]:
-    """Return what a checkpoint of these devices could not bring back, once it is gone."""
+    """Return descriptions of the partitions and modes that a checkpoint of these devices could not restore after a change."""
     by_hand = [
         f"{name_of(device, each)}: only who made it can make it again"
         for device in devices
@@ -170,10 +170,10 @@ def restoration(
     *,
     leave_out_foreign: bool = False,
 ) -> Restoration:
-    """Say what brings a checkpoint back on the devices that are there.
+    """Return the plan that restores a checkpoint on the present devices.
 
-    Raises NotFound with the code device-missing for a device that is not there, AcceleratorError with the code unread for one that cannot
-    be read, and Unsupported with the code foreign-partition for a partition that only who made it could make again.
+    Raises NotFound with the code device-missing for a missing device, AcceleratorError with the code unread for a device that cannot
+    be read, and Unsupported with the code foreign-partition for a partition that only its creator can create again.
     """
     here = {device.uuid: device for device in devices}
     rules: list[Rule] = []
@@ -201,8 +201,8 @@ def restoration(
         rules.append(Rule(Match(uuid=(one.uuid,)), STATIC if one.enabled else WHOLE, tuple(wanted)))
     if foreign and not leave_out_foreign:
         raise Unsupported(
-            f"The checkpoint has partitions that were made by hand and are gone: {'; '.join(foreign)}. Nothing was changed",
-            hint="Make them as they were, and run this again, or set on_foreign to leave_out.",
+            f"The checkpoint has partitions that were made by hand and do not exist any more: {'; '.join(foreign)}. Nothing was changed",
+            hint="Create the same partitions again and rerun this, or set on_foreign to leave_out.",
             code="foreign-partition",
         )
     return Restoration(
@@ -231,7 +231,7 @@ def _refuse_missing(one: KeptDevice, devices: Sequence[Device], faulty: Sequence
         if finding.uuid == one.uuid or (not finding.uuid and finding.index == one.index):
             raise AcceleratorError(
                 f"The checkpoint has {one.describe()}, which cannot be read: {finding.fault}. Nothing was changed",
-                hint="Mend the device, or bring about a layout with rules for the others.",
+                hint="Repair the device, or apply a layout with rules for the others.",
                 code="unread",
             )
     instead = next((each for each in devices if one.pci_address and each.pci_address == one.pci_address), None)
@@ -239,7 +239,7 @@ def _refuse_missing(one: KeptDevice, devices: Sequence[Device], faulty: Sequence
         f"The checkpoint has {one.describe()}, which is not there"
         + (f"; at its PCI address is {instead.describe()}" if instead is not None else "")
         + ". Nothing was changed",
-        hint="Make a new checkpoint of the devices that are there, or bring about a layout with rules.",
+        hint="Create a new checkpoint of the present devices, or apply a layout with rules.",
         code="device-missing",
     )
 
@@ -247,7 +247,7 @@ def _refuse_missing(one: KeptDevice, devices: Sequence[Device], faulty: Sequence
 def assign_restoration(
     devices: Sequence[Device], found: Restoration, prepared: Sequence[PreparedPartition]
 ) -> tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]:
-    """As ``assign``, with the partitions that are spared left as they are; refused where a reset would take them along."""
+    """Return the result of ``assign`` without changes to spared partitions. A reset that would remove a spared partition is an error."""
     here = {device.uuid: device for device in devices}
     assigned, errors = assign([_without(device, found.spared) for device in devices], found.rules, prepared)
     refused = list(errors)
@@ -267,7 +267,7 @@ def assign_restoration(
 
 
 def _without(device: Device, spared: Mapping[str, Collection[OwnedPartition]]) -> Device:
-    """The device as a plan is to see it: partitions that were there in the checkpoint as well are in the way of none of its others."""
+    """Return the device without its spared partitions. They do not conflict with the other partitions of the checkpoint."""
     stay = spared.get(device.uuid, ())
     if not stay:
         return device

@@ -47,9 +47,9 @@ def assign_modes(
 def describe_devices(
     devices: Sequence[Device], prepared: Sequence[PreparedPartition] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rules that describe the devices as they are, places included, and what rules cannot say.
+    """Return the rules for the current layout, with placements, and descriptions of state that rules cannot express.
 
-    A device with partitions of claims is the driver's, mode dynamic. Devices that are alike share a rule.
+    A device with partitions of claims belongs to the driver (mode dynamic). Equal devices share a rule.
     """
     groups: list[tuple[dict[str, Any], list[Device]]] = []
     left_out: list[str] = []

@@ -2,9 +2,9 @@
 # Copyright (c) 2026 The dra.accelerators authors
 
 # This file is private to the collection: it can change in any release.
-"""What the modules that bring a vendor's devices to a layout share: look, plan, refuse, act, and say what was done.
+"""Functions of the modules that apply a layout to a vendor's devices: scan, plan, reject, apply, and report.
 
-Beside that: say how the devices differ from a layout, describe them as they are, and keep what they are to bring it back.
+They also compare the devices with a layout, export the current layout as rules, and save and restore checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .apply_layout import (
 from .checkpoint import Restoration, assign_restoration, parse, restoration, to_text, unrestorable
 from .describe import describe_devices
 
-#: Beside bringing the devices to a layout.
+#: Values of the option ``state``.
 PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID = (
     "present",
     "asserted",
@@ -53,7 +53,7 @@ PRESENT, ASSERTED, EXPORTED, CHECKPOINTED, RESTORED, VALID = (
     "restored",
     "valid",
 )
-# Those for which a layout has to be given.
+# The states that need a layout.
 WITH_LAYOUT = (PRESENT, ASSERTED, VALID)
 STATE_OPTIONS: dict[str, Any] = {
     "state": {
@@ -73,12 +73,13 @@ Assigned = tuple[tuple[Assignment, ...], tuple[AcceleratorError, ...]]
 
 @dataclass(frozen=True)
 class Layouts:
-    """What one module does in its own way.
+    """The parts that differ between the modules.
 
-    ``name`` is the module's, ``word`` what its devices are called. ``rules`` reads the rules that the parameters stand for on the devices
-    of a look. ``plan`` makes plans of them, and says what stands in the way of others. ``agree`` says which steps are taken, by what the user has said, and
-    raises AcceleratorError for what is not agreed. ``explain`` adds to an error what the module knows of the devices. ``before`` is
-    done once it is certain that steps are taken, before the first one. ``holders`` returns the processes that would prevent a reset of devices (UUIDs).
+    ``name`` is the module's name, ``word`` the term for its devices. ``rules`` returns the rules from the module's parameters for the
+    scanned devices. ``plan`` returns the assignments for these rules, and the errors for devices without a plan. ``agree`` returns the
+    assignments that the options allow, and raises AcceleratorError for a step that they do not allow. ``explain`` adds details about the
+    devices to an error. ``before`` runs once before the first step, and only if there are steps. ``holders`` returns the processes that
+    would prevent a reset of devices (UUIDs).
     """
 
     name: str
@@ -95,7 +96,7 @@ Decision = tuple[tuple[Device, ...], tuple[Assignment, ...], list[str]]
 
 
 def partition_devices(module: AnsibleModule, backend: Backend, layouts: Layouts) -> dict[str, Any]:
-    """Bring the devices of a backend that is open to the layout, or say in check mode what would be done; returns the result."""
+    """Apply the layout to the devices of an open backend, and return the result. Check mode returns the predicted result."""
     devices, assignments, warnings = _decide(module, backend, layouts)
     answer = report(devices, assignments, layouts.word)
     if module.check_mode:
@@ -161,7 +162,7 @@ def _decide(module: AnsibleModule, backend: Backend, layouts: Layouts) -> Decisi
 def assert_devices(
     module: AnsibleModule, backend: Backend, layouts: Layouts, *, mode_only: bool = False
 ) -> dict[str, Any]:
-    """Say how the devices differ from the layout, and fail for it unless the user wants to be told alone; changes nothing."""
+    """Return the differences between devices and layout. Fails if there are any, unless on_difference is report. Changes nothing."""
     look = look_at(backend, module.params["state_path"])
     differences = compare(look.devices, layouts.rules(look), look.prepared, mode_only=mode_only)
     differences += [unread_difference(each.name, str(each.fault), each.index, each.uuid) for each in look.faulty]
@@ -183,7 +184,7 @@ def export_devices(
     backend: Backend,
     more: Callable[[Look], tuple[dict[str, Any], Sequence[str]]] = lambda _look: ({}, ()),
 ) -> dict[str, Any]:
-    """Describe the devices as they are, as rules and as ``more`` says; what cannot be said is warned of. Changes nothing."""
+    """Return the current layout as rules, with the additions of ``more``. Warns of state that rules cannot describe. Changes nothing."""
     look = look_at(backend, module.params["state_path"])
     rules, left_out = describe_devices(look.devices, look.prepared)
     added, further = more(look)
@@ -239,7 +240,7 @@ def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, s
     if not system.exists(path):
         raise NotFound(
             f"There is no checkpoint {path}. Nothing was changed",
-            hint="Make one with state checkpointed while the devices are as they are to be again.",
+            hint="Create one with state checkpointed while the devices have the layout to restore.",
             code="no-checkpoint",
         )
     kept = parse(system.read_text(path), path, backend.vendor)
@@ -255,5 +256,5 @@ def restore_devices(module: AnsibleModule, backend: Backend, layouts: Layouts, s
 
     answer = partition_devices(module, backend, replace(layouts, rules=rules, plan=plan))
     for text in found[0].left_out:
-        module.warn(f"Not brought back: {text}")
+        module.warn(f"Not restored: {text}")
     return {**answer, "left_out": list(found[0].left_out)}

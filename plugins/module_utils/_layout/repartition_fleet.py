@@ -266,8 +266,8 @@ def _too_much(kind: str, takes: int, boards: set[str], gone: set[str], limit: st
     already = f", {len(gone)} are unavailable already ({', '.join(sorted(gone))})" if gone else ""
     return Problem(
         "too-much-unavailable",
-        f"One operation takes {takes} of {len(boards)} devices of {kind} away{already}, and {_room(limit, len(boards))} may be unavailable ({limit})",
-        "Allow more (max_unavailable), mend or open what is unavailable, or change fewer devices that are reset together.",
+        f"One operation makes {takes} of {len(boards)} devices of {kind} unavailable{already}, and {_room(limit, len(boards))} may be unavailable ({limit})",
+        "Allow more (max_unavailable), repair or reopen unavailable devices, or change fewer devices that are reset together.",
         blocks=True,
     )
 
@@ -299,7 +299,7 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[5]]) for row in rows]
     if len(rows) == 1:
-        lines = ["All devices have the layout that is wanted: nothing to do."]
+        lines = ["All devices have the desired layout: nothing to do."]
     leaving = len(
         {
             (each["namespace"], each["name"])
@@ -311,10 +311,10 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
     if leaving:
         word = {
             True: "are evicted",
-            False: "are waited for",
-            None: "would have to go, and nobody has said that they may",
+            False: "must end before the changes",
+            None: "must be evicted, and the evict option does not allow it",
         }
-        lines.append(f"{leaving} pods {word[consent.evict]}; {len(staying)} others that have devices stay as they are.")
+        lines.append(f"{leaving} pods {word[consent.evict]}; {len(staying)} other pods with devices are not affected.")
     changing = [node for node, plan in nodes.items() if plan["operations"]]
     for node in changing:
         stays = nodes[node]["stays"]
@@ -325,7 +325,7 @@ def table(nodes: Mapping[str, Json], staying: Sequence[str], consent: Consent) -
     for node, plan in nodes.items():
         for each in plan["unfinished"]:
             lines.append(
-                f"{node}: an earlier run has not ended {each['operation']} ({each['step']}); it is gone on with."
+                f"{node}: an earlier run did not complete {each['operation']} ({each['step']}); this run resumes it."
             )
         if plan["leftover_rules"]:
             lines.append(

@@ -87,7 +87,7 @@ def node_plan(
         document = one.to_dict()
         if begun is not None:
             # The record has the state before an operation that an earlier run has begun.
-            document.update(_gone_on_with(one, begun))
+            document.update(_resumed_state(one, begun))
         changed = [device for device in one.devices if device.uuid in _by_device(document["former_settings"])]
         previous = _former_boot_settings(changed, document["former_settings"], kept, begun)
         # An interrupted run can have written its rules for the next boot.
@@ -179,7 +179,7 @@ def _turn(each: tuple[Vendor, Operation]) -> tuple[bool, bool]:
     return _begun(vendor, operation) is None, bool(operation.claims)
 
 
-def _gone_on_with(operation: Operation, begun: Record) -> Json:
+def _resumed_state(operation: Operation, begun: Record) -> Json:
     """Return the previous state from the record of the run that began the operation, and the device names of both runs."""
     names = list(dict.fromkeys((*operation.names, *begun.names)))
     before, now = _by_device(begun.former_settings), _by_device(operation.former_settings)
@@ -202,8 +202,8 @@ def operation_name(operation: Operation) -> str:
 def _without_consent(operation: Operation) -> AcceleratorError:
     return Unsupported(
         f"{'; '.join(device.describe() for device in operation.devices)}: the mode changes only by a reset of "
-        "these devices together, and nobody has said that they may be reset",
-        hint="Set reset to when_needed. Pods are evicted first, by your word on evictions.",
+        "these devices together, and the option reset does not allow it",
+        hint="Set reset to when_needed. Pods are evicted first, as your eviction options allow.",
         code="reset-needs-consent",
     )
 
@@ -217,9 +217,9 @@ def _resets_for_mode(operation: Operation) -> bool:
 
 def _without_consent_for_settings(operation: Operation) -> AcceleratorError:
     return Unsupported(
-        f"{'; '.join(device.describe() for device in operation.devices)}: ECC changes only by a reset of these devices together, and nobody "
-        "has said that they may be reset",
-        hint="Set settings_reset to when_needed. Pods are evicted first, by your word on evictions.",
+        f"{'; '.join(device.describe() for device in operation.devices)}: ECC changes only by a reset of these devices together, and the "
+        "option settings_reset does not allow it",
+        hint="Set settings_reset to when_needed. Pods are evicted first, as your eviction options allow.",
         code="reset-needs-consent",
     )
 

@@ -387,7 +387,7 @@ def test_claims_are_told_with_and_without_pods_and_what_is_not_touched_is_counte
         "                                                              default/c1 (p1)",
         "                                                              team/gone (no pod)",
         "a     1       1 x 1g.10gb  dynamic  -                         nobody",
-        "1 pods are evicted; 1 others that have devices stay as they are.",
+        "1 pods are evicted; 1 other pods with devices are not affected.",
         "a: 2 devices, 7 partitions, 1 claim untouched.",
         "Nothing is to do on 1 other node.",
     ]

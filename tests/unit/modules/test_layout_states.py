@@ -286,7 +286,9 @@ def test_what_was_made_by_hand_stays_where_it_is_and_is_asked_for_where_it_is_go
     assert [step.to_dict()["step"] for step in assigned.plan.steps] == ["create_partition"]
     # A partition in a different form counts as a different one.
     for now in (gpu(0, (LARGE, 4)), gpu(0, (SMALL, 0)), by_hand(gpu(0, (SMALL, 0)), "1g.10gb")):
-        with pytest.raises(Unsupported, match=r"made by hand and are gone: 1g.10gb at 0:1 on NVIDIA H100") as raised:
+        with pytest.raises(
+            Unsupported, match=r"made by hand and do not exist any more: 1g.10gb at 0:1 on NVIDIA H100"
+        ) as raised:
             restored([before], [now])
         assert raised.value.code == "foreign-partition"
     (assigned,), _errors, left_out = restored([before], [gpu(0, enabled=True)], leave_out_foreign=True)
