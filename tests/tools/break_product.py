@@ -210,8 +210,8 @@ BREAKS = (
         "newest = max((int(",
         "newest = min((int(",
         (
-            "tests/unit/core/slices_test.py::test_a_pool_follows_what_is_wanted_and_then_rests",
-            "tests/unit/core/slices_test.py::test_whatever_lies_around_is_put_in_order",
+            "tests/unit/core/resource_slices_test.py::test_plan_pool_any_history_converges",
+            "tests/unit/core/resource_slices_test.py::test_plan_pool_removes_orphaned_slices",
         ),
     ),
     Break(
@@ -220,7 +220,7 @@ BREAKS = (
         f"{CORE}/partitioning/layout_plan.py",
         "    if blockers and refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
         "    if blockers and not refuse:\n        raise _in_use(device, rule, blockers)\n    return LayoutPlan(",
-        ("tests/unit/core/layout_test.py::test_a_claim_that_holds_what_is_in_the_way_is_named",),
+        ("tests/unit/core/layout_plan_test.py::test_plan_layout_claim_on_needed_partition_is_named",),
     ),
     Break(
         "edits-frozen",
@@ -228,7 +228,7 @@ BREAKS = (
         f"{CORE}/vendors/nvidia/common_edits.py",
         "return known.driver_version == driver_version and self._system.fingerprint(known.paths) == known.seen",
         "return known.driver_version == driver_version",
-        ("tests/unit/core/common_edits_test.py::test_a_socket_that_is_gone_is_in_no_later_claim",),
+        ("tests/unit/core/common_edits_test.py::test_common_edits_missing_socket_is_not_mounted",),
     ),
     Break(
         "wrong-device-told",
@@ -252,7 +252,7 @@ BREAKS = (
         f"{CORE}/health/tracker.py",
         "        if moment.clock - well_since < VERIFY_SECONDS:\n",
         "        if moment.clock < well_since:\n",
-        ("tests/unit/core/health_test.py::test_an_end_is_verified",),
+        ("tests/unit/core/health_tracker_test.py::test_tracker_fault_end_is_verified",),
     ),
     Break(
         "evicts-for-a-moment",
@@ -260,7 +260,7 @@ BREAKS = (
         f"{CORE}/health/tracker.py",
         '        return "NoSchedule" if effect == "NoExecute" and not self.is_confirmed else effect\n',
         "        return effect\n",
-        ("tests/unit/core/health_test.py::test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it",),
+        ("tests/unit/core/health_tracker_test.py::test_tracker_evicts_only_after_second_scan",),
     ),
     Break(
         "wrong-capability",
@@ -268,7 +268,7 @@ BREAKS = (
         f"{CORE}/vendors/nvidia/container_edits.py",
         "_CAPABILITIES_OF_INSTANCE = 9\n",
         "_CAPABILITIES_OF_INSTANCE = 8\n",
-        ("tests/unit/core/edits_test.py::test_a_partition_has_capability_nodes_by_proc_or_by_rule",),
+        ("tests/unit/core/container_edits_test.py::test_device_edits_partition_capability_nodes_from_proc_or_rule",),
     ),
     Break(
         "drift-at-once",
@@ -292,7 +292,7 @@ BREAKS = (
         f"{CORE}/settings/settings_plan.py",
         "    if turned is not None:\n",
         "    if turned is not None and not turned.claims:\n",
-        ("tests/unit/core/node_settings_test.py::test_who_would_be_hurt_is_named",),
+        ("tests/unit/core/node_settings_test.py::test_plan_settings_process_or_claim_in_use_is_named",),
     ),
     Break(
         "everybody-may",
@@ -308,7 +308,7 @@ BREAKS = (
         f"{ASCEND}/offers.py",
         "found.append(_whole(device, counter_set(device).counters))",
         "found.append(_whole(device, {}))",
-        ("tests/unit/core/ascend_offers_test.py::test_the_whole_chip_excludes_every_slice",),
+        ("tests/unit/core/ascend_offers_test.py::test_whole_chip_excludes_all_slices",),
     ),
     Break(
         "foreign-room",
@@ -324,7 +324,7 @@ BREAKS = (
         f"{ASCEND}/slices.py",
         "    failed = _change(remove, lambda now, _error: slice_id not in _ids(now), read)\n",
         "    failed = _change(remove, lambda now, _error: True, read)\n",
-        ("tests/unit/core/ascend_destroy_test.py::test_a_slice_that_is_listed_still_is_not_taken_for_gone",),
+        ("tests/unit/core/ascend_destroy_test.py::test_destroy_slice_still_listed_fails",),
     ),
     Break(
         "good-by-exit",
@@ -332,7 +332,7 @@ BREAKS = (
         f"{ASCEND}/npu_smi_output.py",
         '    if status == 0 and said.get("status", "").upper() == "OK":\n',
         "    if status == 0:\n",
-        ("tests/unit/core/ascend_smi_test.py::test_success_is_said_and_not_only_exited_with",),
+        ("tests/unit/core/npu_smi_output_test.py::test_refuse_failure_requires_success_in_output",),
     ),
     Break(
         "chip-by-half",
@@ -340,7 +340,7 @@ BREAKS = (
         f"{ASCEND}/names.py",
         '"".join(f"{word:08x}" for word in die)',
         '"".join(f"{word:08x}" for word in die[:2])',
-        ("tests/unit/core/ascend_parts_test.py::test_a_chip_is_known_by_its_die",),
+        ("tests/unit/core/ascend_parts_test.py::test_chip_uuid_is_derived_from_die_id",),
     ),
     Break(
         "codes-unread",
@@ -348,7 +348,7 @@ BREAKS = (
         f"{ASCEND}/codes.py",
         "        kind = KINDS.get(code, Kind(of_level, _LOOK_UP))\n",
         "        kind = Kind(of_level, _LOOK_UP)\n",
-        ("tests/unit/core/ascend_parts_test.py::test_what_codes_ask_for",),
+        ("tests/unit/core/ascend_parts_test.py::test_signs_of_error_codes_have_severity_and_remedy",),
     ),
     Break(
         "node-of-the-host",

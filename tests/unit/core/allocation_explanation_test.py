@@ -28,7 +28,7 @@ def pod(*claims: str, name: str = "p", **spec: Any) -> Json:
     }
 
 
-def test_a_pod_has_all_its_claims_on_one_node() -> None:
+def test_explain_pod_with_claims_requires_one_node() -> None:
     both = [claim(name="c"), claim(name="d")]
     (found,) = explain(cluster(claims=both, pods=[pod("c", "d")]), Judge())
     assert found.verdict == "fits" and [one["device"] for one in found.to_dict()["nodes"][0]["devices"]] == ["a", "b"]
@@ -45,7 +45,7 @@ def test_a_pod_has_all_its_claims_on_one_node() -> None:
     assert ready.verdict == "fits"
 
 
-def test_what_is_missing_before_any_node_is_asked() -> None:
+def test_explain_missing_objects_are_reported_before_nodes() -> None:
     gone = claim(name="c")
     gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     full = holds("f", "a")
@@ -70,7 +70,7 @@ def test_what_is_missing_before_any_node_is_asked() -> None:
         explain(cluster(claims=[claim({"name": "r", "exactly": {}})]), Judge())
 
 
-def test_a_claim_that_will_be_made_from_a_template() -> None:
+def test_explain_template_claim_uses_its_template() -> None:
     template = {"metadata": {"name": "t", "namespace": "default"}, "spec": {"spec": claim(request(count=3))["spec"]}}
     wants = pod()
     wants["spec"]["resourceClaims"] = [{"name": "it", "resourceClaimTemplateName": "t"}]
@@ -84,7 +84,7 @@ def test_a_claim_that_will_be_made_from_a_template() -> None:
     assert none.claims == ()
 
 
-def test_a_claim_alone_and_a_cluster_with_nothing_in_it() -> None:
+def test_explain_claim_alone_and_empty_cluster() -> None:
     explainer = Explainer(cluster(claims=[holds("h", "a")]), Judge())
     allocated = explainer.claim(holds("h", "a"))
     assert (allocated.verdict, allocated.remarks) == ("allocated", ("claim default/h has n/a",))
@@ -100,7 +100,7 @@ def test_a_claim_alone_and_a_cluster_with_nothing_in_it() -> None:
     assert unknown.verdict == "unknown" and "it cannot be told" in lines(unknown)[0]
 
 
-def test_an_error_on_one_node_is_one_of_the_pod_wherever_it_could_go() -> None:
+def test_explain_attribute_error_applies_to_all_possible_nodes() -> None:
     nodes = [NODE, {"metadata": {"name": "m", "labels": {}}}]
     slices = [published(device("a")), published(device("b", kind="x"), name="m", pool="m", nodeName="m")]
     asks = claim(request(selectors=["kind=x"]))
@@ -115,7 +115,7 @@ def test_an_error_on_one_node_is_one_of_the_pod_wherever_it_could_go() -> None:
     assert elsewhere.verdict == "fits"
 
 
-def test_of_many_nodes_the_nearest_are_told_and_a_sum() -> None:
+def test_explain_many_nodes_shows_nearest_and_summary() -> None:
     nodes = [{"metadata": {"name": f"n{number}", "labels": {}}} for number in range(20)]
     slices = [
         published(device("a", kind="x"), name=f"s{number}", pool=f"n{number}", nodeName=f"n{number}")
@@ -125,10 +125,10 @@ def test_of_many_nodes_the_nearest_are_told_and_a_sum() -> None:
     for number, each in enumerate(held):
         each["status"]["allocation"]["devices"]["results"][0]["pool"] = f"n{number}"
     (found,) = explain(cluster(claims=[claim(), *held], nodes=nodes, slices=slices), Judge(), claims=[claim()])
-    said = lines(found, most_nodes=2)
+    text_lines = lines(found, most_nodes=2)
     assert (
-        "  over 20 nodes:" in said
-        and "      20 held by claims" in said
-        and "  18 more nodes have some of these devices." in said
+        "  over 20 nodes:" in text_lines
+        and "      20 held by claims" in text_lines
+        and "  18 more nodes have some of these devices." in text_lines
     )
-    assert sum(line.startswith("  node ") for line in said) == 2 and found.changes[0].claims == ("default/h0",)
+    assert sum(line.startswith("  node ") for line in text_lines) == 2 and found.changes[0].claims == ("default/h0",)

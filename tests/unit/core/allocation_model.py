@@ -101,5 +101,5 @@ PARTS = [
 ]
 
 
-def told(there: NodeSearch, *claims: Json) -> NodeFinding:
+def finding_for(there: NodeSearch, *claims: Json) -> NodeFinding:
     return look(there, wanted(*claims))

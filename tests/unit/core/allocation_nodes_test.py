@@ -25,7 +25,7 @@ from dra_driver.core.allocation.nodes import selects, tolerates, why_not_asked
         ({"nodeSelector": {"zone": "a"}}, {}, ""),
     ],
 )
-def test_which_nodes_are_asked(spec: Json, node: Json, words: str) -> None:
+def test_candidate_nodes_exclude_unschedulable_ones(spec: Json, node: Json, words: str) -> None:
     found = why_not_asked({"spec": spec}, {**NODE, "spec": node})
     assert words in found and bool(words) == bool(found)
 
@@ -43,7 +43,7 @@ def test_which_nodes_are_asked(spec: Json, node: Json, words: str) -> None:
         ({"key": "zone", "operator": "Gt", "values": ["4"]}, False),
     ],
 )
-def test_node_selectors(requirement: Json, holds_good: bool) -> None:
+def test_node_selector_terms_match(requirement: Json, holds_good: bool) -> None:
     node = {"metadata": {"name": "n", "labels": {"zone": "a", "size": "8"}}}
     selector = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
     assert selects(selector, node) == holds_good
@@ -64,5 +64,5 @@ def test_node_selectors(requirement: Json, holds_good: bool) -> None:
         ({"key": "worn", "operator": "Other"}, False),
     ],
 )
-def test_tolerations(toleration: Json, does: bool) -> None:
+def test_tolerations_match_taints(toleration: Json, does: bool) -> None:
     assert tolerates(toleration, TAINT) == does

@@ -10,7 +10,7 @@ from dra_driver.core.allocation.reasons import look
 from dra_driver.core.allocation.search import Aborted
 
 
-def test_of_a_pool_the_newest_generation_counts_and_half_of_it_gives_nothing() -> None:
+def test_pool_uses_newest_complete_generation_only() -> None:
     old, new = published(device("a")), published(device("b"), name="n-1", generation=2)
     assert [one.name for one in at([old, new]).devices()] == ["b"]
     half = published(device("b"), name="n-1", generation=2, count=2)
@@ -42,13 +42,13 @@ def test_of_a_pool_the_newest_generation_counts_and_half_of_it_gives_nothing() -
         ),
     ],
 )
-def test_an_invalid_pool_gives_nothing_and_says_why(slices: list[Json], words: str) -> None:
+def test_pool_invalid_is_excluded_with_reason(slices: list[Json], words: str) -> None:
     there = at(slices)
     assert there.devices() == [] and there.pools[0].invalid == words
     assert f"pool dev.example.com/n is invalid: {words}" in look(there, wanted(claim())).pools
 
 
-def test_devices_of_other_nodes_and_those_that_say_it_themselves() -> None:
+def test_pool_per_device_node_selection() -> None:
     zone = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
     reached = published(device("net"), pool="net", nodeName=None, nodeSelector=zone)
     own = [
@@ -62,7 +62,7 @@ def test_devices_of_other_nodes_and_those_that_say_it_themselves() -> None:
     assert at([reached], node={"metadata": {"name": "n"}}).devices() == []
 
 
-def test_pools_are_taken_in_order_and_those_with_binding_conditions_last() -> None:
+def test_pool_order_binding_conditions_last() -> None:
     waits = {**device("w"), "bindingConditions": ["up"], "bindingFailureConditions": ["down"]}
     slices = [
         published(waits, pool="a"),
@@ -72,7 +72,7 @@ def test_pools_are_taken_in_order_and_those_with_binding_conditions_last() -> No
     assert [one.name for one in at(slices).devices()] == ["1", "2", "w"]
 
 
-def test_rules_taint_what_they_select() -> None:
+def test_taint_rules_taint_selected_devices() -> None:
     def rule(**selector: str) -> Json:
         return {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": TAINT}}
 

@@ -16,18 +16,18 @@ from allocation_model import (
     claim,
     counters,
     device,
+    finding_for,
     holds,
     published,
     request,
     taken_by,
-    told,
     wanted,
 )
 from dra_driver.core.allocation.changes import Change, nearest
 from dra_driver.core.allocation.search import NodeSearch
 
 
-def test_each_obstacle_is_told_with_its_devices_and_claims() -> None:
+def test_reasons_list_each_obstacle_with_devices_and_claims() -> None:
     devices = [
         device("a", kind="x"),
         device("b", kind="y"),
@@ -36,7 +36,7 @@ def test_each_obstacle_is_told_with_its_devices_and_claims() -> None:
         device("e"),
     ]
     there = at([published(*devices)], [holds("h", "d")])
-    (found,) = told(there, claim(request(count=2, selectors=["kind=x"]))).requests
+    (found,) = finding_for(there, claim(request(count=2, selectors=["kind=x"]))).requests
     assert (found.wanted, found.devices, found.free, found.short) == (2, 5, 1, True)
     kinds = {one.kind: one for one in found.obstacles}
     assert {kind: one.devices for kind, one in kinds.items()} == {
@@ -48,26 +48,26 @@ def test_each_obstacle_is_told_with_its_devices_and_claims() -> None:
     assert kinds["claim"].claims == ("default/h",) and kinds["taint"].taints == ("worn=yes:NoSchedule",)
 
 
-def test_what_requests_cannot_have_together() -> None:
+def test_reasons_conflicting_requests_are_explained() -> None:
     there = at([published(device("a", root="x"), device("b", root="y"))])
     agree = [{"matchAttribute": f"{DRIVER}/root"}]
     assert (
         f"agree in {DRIVER}/root; free are 1 with x, 1 with y"
-        in told(there, claim(request(count=2), constraints=agree)).together
+        in finding_for(there, claim(request(count=2), constraints=agree)).together
     )
     one = at([published(device("a"))])
-    assert "they want the same devices" in told(one, claim(request("a"), request("b"))).together
-    assert "3 devices; of those that are free 2 at a time" in told(at(PARTS), claim(request(count=3))).together
+    assert "they want the same devices" in finding_for(one, claim(request("a"), request("b"))).together
+    assert "3 devices; of those that are free 2 at a time" in finding_for(at(PARTS), claim(request(count=3))).together
     # A request that alone has too few devices is reported elsewhere.
-    assert told(one, claim(request(count=2))).together == ""
+    assert finding_for(one, claim(request(count=2))).together == ""
 
 
 def changes(there: NodeSearch, *claims: Json, beside: Sequence[NodeSearch] = ()) -> list[Change]:
-    finding = told(there, *claims)
+    finding = finding_for(there, *claims)
     return nearest([(there, finding)], wanted(*claims), Judge(), everywhere=[there, *beside])
 
 
-def test_the_nearest_change_is_the_smallest_one() -> None:
+def test_changes_smallest_is_first() -> None:
     tainted = {**device("t"), "taints": [TAINT, {**TAINT, "key": "hot"}, {**TAINT, "key": "none", "effect": "None"}]}
     there = at([published(device("a"), device("b"), tainted)], [holds("g", "a"), holds("h", "b")])
     tolerate, free = changes(there, claim())
@@ -82,7 +82,7 @@ def test_the_nearest_change_is_the_smallest_one() -> None:
     assert nothing.kind in ("ask-for-less", "nothing")
 
 
-def test_every_change_that_is_named_does_what_it_says() -> None:
+def test_changes_each_makes_the_claim_fit() -> None:
     held = [holds("g", "p0"), holds("h", "p2")]
     for count in (1, 2):
         for change in changes(at(PARTS, held), claim(request(count=count))):
@@ -93,7 +93,7 @@ def test_every_change_that_is_named_does_what_it_says() -> None:
     assert less[0].text == "ask for 2 instead of 3 in request r"
 
 
-def test_a_device_is_cut_as_one_of_its_product_is_elsewhere() -> None:
+def test_changes_repartition_like_device_on_other_node() -> None:
     whole = device("w", uuid="U1", productName="P", kind="whole")
     part = device("p0", draws={"units": 1}, parentUUID="U2", productName="P", kind="part")
     model_slices = [
@@ -101,19 +101,21 @@ def test_a_device_is_cut_as_one_of_its_product_is_elsewhere() -> None:
         published(part, {**part, "name": "p1"}, name="m-1", count=2, nodeName="m"),
     ]
     model = at(model_slices, node={"metadata": {"name": "m"}})
-    asked = claim(request(count=2, selectors=["kind=part"]))
-    (change,) = [one for one in changes(at([published(whole)]), asked, beside=[model]) if one.kind == "repartition"]
+    wanted_claim = claim(request(count=2, selectors=["kind=part"]))
+    (change,) = [
+        one for one in changes(at([published(whole)]), wanted_claim, beside=[model]) if one.kind == "repartition"
+    ]
     assert change.device == "n/w" and "parts like n/p0 of node m" in change.text
     other = at([published({**whole, "attributes": {**whole["attributes"], "productName": {"string": "Q"}}})])
     taken_already = at([published(whole)], [holds("h", "w")])
     # The taint on the GPU would also apply to its partitions.
     assert not [
         one
-        for one in changes(at([published({**whole, "taints": [TAINT]})]), asked, beside=[model])
+        for one in changes(at([published({**whole, "taints": [TAINT]})]), wanted_claim, beside=[model])
         if one.kind == "repartition"
     ]
     for there in (other, taken_already):
-        assert not [one for one in changes(there, asked, beside=[model]) if one.kind == "repartition"]
+        assert not [one for one in changes(there, wanted_claim, beside=[model]) if one.kind == "repartition"]
     assert not [
         one
         for one in changes(at([published(whole)]), claim(request(count=3, selectors=["kind=part"])), beside=[model])
@@ -121,7 +123,7 @@ def test_a_device_is_cut_as_one_of_its_product_is_elsewhere() -> None:
     ]
 
 
-def test_an_error_is_guarded_and_an_update_is_waited_for() -> None:
+def test_changes_error_needs_guard_incomplete_pool_needs_wait() -> None:
     there = at([published(device("a"), device("b", kind="x"))])
     (guard,) = changes(there, claim(request(selectors=["kind=x"])))
     assert guard.kind == "guard-attribute" and "node n has devices for it" in guard.text

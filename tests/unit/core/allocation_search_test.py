@@ -34,7 +34,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_counters_are_kept_and_those_that_claims_have_are_gone() -> None:
+def test_search_counters_of_held_devices_are_consumed() -> None:
     assert taken_by(at(PARTS), claim(request(count=2))) == ["p0", "p1"]
     assert taken_by(at(PARTS), claim(request(count=3))) is None
     assert taken_by(at(PARTS, [holds("h", "p2")]), claim(request("a"), request("b"))) is None
@@ -43,7 +43,7 @@ def test_counters_are_kept_and_those_that_claims_have_are_gone() -> None:
     assert taken_by(at(PARTS, [holds("h", "p0", adminAccess=True)]), claim(request(count=2))) == ["p0", "p1"]
 
 
-def test_counters_up_to_1_34_are_in_the_slice_of_their_devices() -> None:
+def test_search_counters_until_1_34_belong_to_one_slice() -> None:
     together = {
         **PARTS[1]["spec"],
         "sharedCounters": PARTS[0]["spec"]["sharedCounters"],
@@ -53,7 +53,7 @@ def test_counters_up_to_1_34_are_in_the_slice_of_their_devices() -> None:
     assert taken_by(there, claim(request(count=2))) == ["p0", "p1"] and taken_by(there, claim(request(count=3))) is None
 
 
-def test_constraints_turn_the_search_back() -> None:
+def test_search_constraints_cause_backtracking() -> None:
     slices = [
         published(device("a", root="x"), device("b", root="y", numa=1), device("c", root="y", numa=2), device("d"))
     ]
@@ -77,7 +77,7 @@ def test_constraints_turn_the_search_back() -> None:
     assert taken_by(at([published(device("a1"), device("b2"), device("c1"))]), derived) == ["a1", "c1"]
 
 
-def test_alternatives_are_tried_in_their_order() -> None:
+def test_search_alternatives_in_order() -> None:
     first = {
         "name": "r",
         "firstAvailable": [
@@ -93,7 +93,7 @@ def test_alternatives_are_tried_in_their_order() -> None:
     ) == ["b", "c"]
 
 
-def test_all_devices_or_none() -> None:
+def test_search_all_mode_allocates_all_devices_or_none() -> None:
     slices = [published(device("a", kind="x"), device("b", kind="x"), device("c", kind="y"))]
     every = claim(request(allocationMode="All", selectors=["kind=x"]))
     assert taken_by(at(slices), every) == ["a", "b"]
@@ -106,12 +106,12 @@ def test_all_devices_or_none() -> None:
         taken_by(at(slices), claim(request(allocationMode="All"), constraints=[{"matchAttribute": f"{DRIVER}/kind"}]))
 
 
-def test_an_error_counts_from_the_device_on_that_has_it() -> None:
+def test_search_selector_error_aborts_only_if_evaluated() -> None:
     slices = [published(device("a", kind="x"), device("b"))]
-    asked = request(selectors=["kind=x"])
-    assert taken_by(at(slices), claim(asked)) == ["a"]
+    requested = request(selectors=["kind=x"])
+    assert taken_by(at(slices), claim(requested)) == ["a"]
     with pytest.raises(Aborted, match="no such key: kind"):
-        taken_by(at(slices, [holds("h", "a")]), claim(asked))
+        taken_by(at(slices, [holds("h", "a")]), claim(requested))
     # Held devices are not evaluated.
     assert taken_by(at(slices, [holds("h", "b")]), claim(request(count=2, selectors=["kind=x"]))) is None
     with pytest.raises(Aborted):
@@ -120,7 +120,7 @@ def test_an_error_counts_from_the_device_on_that_has_it() -> None:
         taken_by(at(slices), claim(request(selectors=["?"])))
 
 
-def test_shares_of_a_device() -> None:
+def test_search_shares_until_capacity_is_consumed() -> None:
     policy = {"default": "2Gi", "validRange": {"min": "2Gi", "step": "2Gi", "max": "6Gi"}}
     shared = {
         **device("a"),
@@ -140,7 +140,7 @@ def test_shares_of_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "policy", "amount"),
+    ("requested", "policy", "amount"),
     [
         (None, {}, 8),
         (None, {"default": "2"}, 2),
@@ -152,15 +152,15 @@ def test_shares_of_a_device() -> None:
         (5, {"default": "2", "validRange": {"min": "2", "step": "2", "max": "4"}}, None),
     ],
 )
-def test_what_a_request_takes(asked: Any, policy: Json, amount: Any) -> None:
+def test_taken_rounds_by_request_policy(requested: Any, policy: Json, amount: Any) -> None:
     one = Device(DRIVER, "n", {"name": "a", "capacity": {"cores": {"value": "8", "requestPolicy": policy}}})
-    found = taken({} if asked is None else {"cores": Fraction(asked)}, one)
+    found = taken({} if requested is None else {"cores": Fraction(requested)}, one)
     assert found == (None if amount is None else {"cores": amount})
     if found is not None:
         assert lacking(found, one, {}) is None and lacking(found, one, {"cores": Fraction(8)}) is not None
 
 
-def test_compatibility_groups_and_operations_without_a_driver() -> None:
+def test_search_compatibility_groups_without_driver() -> None:
     a, b, none = frozenset("a"), frozenset("b"), frozenset[str]()
     assert compatible(a, []) and compatible(a, [a | b, a]) and compatible(none, [none, none])
     assert not compatible(b, [a | b, a]) and not compatible(none, [a]) and not compatible(a, [none])
@@ -181,7 +181,7 @@ def test_compatibility_groups_and_operations_without_a_driver() -> None:
     assert taken_by(at(alone, node=able), claim()) == ["a"]
 
 
-def test_a_search_ends() -> None:
+def test_search_attempts_and_request_size_are_limited() -> None:
     many = [counters(units=10), published(*(device(f"p{number}", draws={"units": 1}) for number in range(40)), count=2)]
     with pytest.raises(TooManyAttempts):
         at(many).find(wanted(claim(request(count=11))), attempts=2000)
@@ -190,7 +190,7 @@ def test_a_search_ends() -> None:
 
 
 @given(st.data())
-def test_what_the_search_finds_is_there_whenever_anything_is(data: st.DataObject) -> None:
+def test_search_result_agrees_with_brute_force(data: st.DataObject) -> None:
     """Compare the search with all possible choices of devices."""
     total = data.draw(st.integers(1, 6))
     devices = [

@@ -40,7 +40,7 @@ class Proc:
         return container_reason(System(str(self.root)))
 
 
-def test_process_in_the_mount_namespace_of_the_host_is_no_container(tmp_path: Path) -> None:
+def test_process_in_host_mount_namespace_is_not_a_container(tmp_path: Path) -> None:
     proc = Proc(tmp_path, own="mnt:[1]")
     assert proc.write(capabilities=SYS_ADMIN_AND_MKNOD) == ""
 
@@ -59,7 +59,7 @@ def test_privileged_container_counts_as_the_host(tmp_path: Path) -> None:
         ({"mounts": "ro,nosuid"}, "/sys/fs/cgroup/memory is read-only"),
     ],
 )
-def test_other_mount_namespace_is_a_container_without_each_privilege(
+def test_process_in_other_mount_namespace_without_a_privilege_is_a_container(
     tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
     reason = Proc(tmp_path).write(**files)  # type: ignore[arg-type]
@@ -70,9 +70,7 @@ def test_capabilities_above_37_do_not_count(tmp_path: Path) -> None:
     assert Proc(tmp_path).write(capabilities=f"{(1 << 38) - 1:016x}") == ""
 
 
-def test_namespace_that_root_cannot_compare_counts_as_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_namespace_unreadable_by_root_counts_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proc, system = Proc(tmp_path), System(str(tmp_path))
     proc.write(capabilities=SYS_ADMIN_AND_MKNOD)
     read = system.link_target
@@ -89,11 +87,11 @@ def test_namespace_that_root_cannot_compare_counts_as_another_one(
     assert container_reason(system) == ""
 
 
-def test_machine_without_proc_refuses_nothing(tmp_path: Path) -> None:
+def test_machine_without_proc_rejects_nothing(tmp_path: Path) -> None:
     refuse_container(System(str(tmp_path)))
 
 
-def test_refusal_says_why_and_what_to_do(tmp_path: Path) -> None:
+def test_rejection_has_reason_and_remedy(tmp_path: Path) -> None:
     Proc(tmp_path).write(capabilities=SYS_ADMIN_AND_MKNOD)
     with pytest.raises(BackendUnavailable) as caught:
         refuse_container(System(str(tmp_path)))

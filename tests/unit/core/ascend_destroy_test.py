@@ -32,19 +32,19 @@ def destroy(still_there: bool) -> None:
     slices.destroy(source, chip, before, MADE.instance_id, lambda: after)
 
 
-def test_a_slice_that_is_listed_still_is_not_taken_for_gone() -> None:
+def test_destroy_slice_still_listed_fails() -> None:
     with pytest.raises(AcceleratorError, match="says that it is not there, and the chip lists it still") as caught:
         destroy(still_there=True)
     assert not isinstance(caught.value, NotFound)
 
 
-def test_one_that_somebody_else_has_destroyed_meanwhile_is_gone() -> None:
+def test_destroy_slice_deleted_by_another_program_succeeds() -> None:
     with pytest.raises(NotFound):
         destroy(still_there=False)
 
 
 @pytest.mark.parametrize("code", [-8006, -8010, -8011, -8012, -8017])
-def test_destroy_times_out_and_slice_is_gone_succeeds(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroy_times_out_and_slice_is_deleted_succeeds(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "CHANGE_PAUSES", (0.0, 0.0))
     calls: list[int] = []
 

@@ -22,11 +22,11 @@ from dra_driver.core.vendors.ascend.families import UNKNOWN, family_of
         (0xD807, "950", False),
     ],
 )
-def test_family_of_pci_id_in_the_drivers_tables(device_id: int, word: str, can_be_cut: bool) -> None:
+def test_family_pci_id_in_driver_tables_is_known(device_id: int, word: str, can_be_cut: bool) -> None:
     for spelled in (device_id, device_id << 16 | 0x19E5):
         family = family_of(spelled)
         assert (family.word, family.can_be_cut) == (word, can_be_cut)
 
 
-def test_family_of_id_whose_generation_is_not_public_is_unknown() -> None:
+def test_family_pci_id_without_public_generation_is_unknown() -> None:
     assert family_of(0xD804) is UNKNOWN and not UNKNOWN.can_be_cut

@@ -55,8 +55,8 @@ def test_result_is_transferred_unchanged(value: Any) -> None:
 
 
 def test_event_is_transferred_unchanged() -> None:
-    told = Told(3, 0x80E18402, None, "name")
-    assert messages.parse_reply(messages.event(told)) == told
+    reported = Told(3, 0x80E18402, None, "name")
+    assert messages.parse_reply(messages.event(reported)) == reported
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_request_outside_the_table_is_rejected(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"1", b"null", b"[" * 5000])
-def test_request_that_is_no_mapping_is_rejected(line: bytes) -> None:
+def test_request_not_a_mapping_is_rejected(line: bytes) -> None:
     with pytest.raises(messages.InvalidRequest):
         messages.parse_request(line)
 

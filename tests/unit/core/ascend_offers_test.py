@@ -90,11 +90,11 @@ def reached(kind: str) -> set[tuple[tuple[str, int], ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_claims_can_get_every_set_that_the_totals_allow_and_no_other(kind: str) -> None:
+def test_counters_admit_exactly_the_possible_sets(kind: str) -> None:
     assert reached(kind) == {tuple(sorted(each)) for each in multisets(kind)}
 
 
-def test_the_complete_sets_of_a_310p_are_the_15_and_22_more_are_maximal() -> None:
+def test_complete_sets_of_310p_are_15_with_22_more_maximal() -> None:
     found = [dict(each) for each in reached("310P")]
     rows = CHIPS["310P"].rows
     complete = [
@@ -110,7 +110,7 @@ def test_the_complete_sets_of_a_310p_are_the_15_and_22_more_are_maximal() -> Non
     assert len(maximal) == 15 + 22 and {"vir01": 7} in maximal
 
 
-def test_chips_of_a_pair_are_not_cut_for_claims() -> None:
+def test_offers_chips_of_a_pair_have_no_dynamic_slices() -> None:
     """Chips of a 300I Duo (PCI subsystem 0110) have no dynamic vNPUs, because the vendor does not support them. Static ones are published."""
     duo = {"pci_subsystem_id": 0x0110_19E5}
     (whole,) = offers(device("310P", **duo), True)
@@ -124,7 +124,7 @@ def test_chips_of_a_pair_are_not_cut_for_claims() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_most_of_one_template(kind: str) -> None:
+def test_profile_maximum_equals_largest_possible_count(kind: str) -> None:
     for profile in profiles(kind):
         assert profile.maximum == max(n for n in range(17) if can_exist(kind, {profile.name: n}))
     assert partitioning_capacity.counted_profiles(device(kind)) == ()
@@ -149,7 +149,7 @@ def test_the_most_of_one_template(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=60)
-def test_the_silicon_never_refuses_what_the_counters_allow(kind: str, data: st.DataObject) -> None:
+def test_counters_never_admit_what_the_silicon_rejects(kind: str, data: st.DataObject) -> None:
     """Claims start and end in any order, each on any device that the counters permit. A vNPU is created where its offer says."""
     published = possible(kind)
     left, silicon = dict(counter_set(device(kind)).counters), Silicon(kind)
@@ -176,7 +176,7 @@ def test_the_silicon_never_refuses_what_the_counters_allow(kind: str, data: st.D
 
 
 @given(st.lists(st.sampled_from(sorted(CHIPS["310P"].rows)), max_size=9))
-def test_no_place_is_lacking_on_an_empty_310p(wanted: list[str]) -> None:
+def test_placements_on_empty_310p_never_run_out(wanted: list[str]) -> None:
     """A set that fits by its sums also fits by its placements, in any order, if nothing is destroyed."""
     published, left = possible("310P"), dict(counter_set(device("310P")).counters)
     counts: Counter[str] = Counter()
@@ -188,7 +188,7 @@ def test_no_place_is_lacking_on_an_empty_310p(wanted: list[str]) -> None:
             take(left, offer)
 
 
-def test_no_order_of_places_serves_more_claims() -> None:
+def test_placement_order_serves_most_claims() -> None:
     """The order of the places serves more claims on eight chips than orders from the first, from the last, and by name."""
     ours, counters = possible("310P"), counter_set(device("310P")).counters
     others = {
@@ -203,7 +203,7 @@ def test_no_order_of_places_serves_more_claims() -> None:
     assert best > max(found.values()), (best, found)
 
 
-def test_slices_with_one_core_come_in_pairs_and_others_from_the_other_end() -> None:
+def test_placement_order_single_core_ascending_others_descending() -> None:
     starts = {
         name: [offer.placement.start for offer in possible("310P") if offer.profile == name and offer.placement]
         for name in CHIPS["310P"].rows
@@ -213,7 +213,7 @@ def test_slices_with_one_core_come_in_pairs_and_others_from_the_other_end() -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_chip_excludes_every_slice(kind: str) -> None:
+def test_whole_chip_excludes_all_slices(kind: str) -> None:
     *others, whole = offers(device(kind), True)
     assert (whole.kind, whole.name, whole.attributes["type"]) == ("device", "npu-0", "npu")
     left = dict(counter_set(device(kind)).counters)
@@ -262,7 +262,7 @@ def test_foreign_slices_only_fitting_devices_are_offered(kind: str, data: st.Dat
 
 
 @pytest.mark.parametrize("kind", ["310P", "910B3"])
-def test_slices_made_for_claims_change_nothing(kind: str) -> None:
+def test_offers_slices_of_claims_change_nothing(kind: str) -> None:
     name = profiles(kind)[0].name
     present = [partition(kind, name, profiles(kind)[0].placements[1])]
     owned = [each.key for each in present]
@@ -271,7 +271,7 @@ def test_slices_made_for_claims_change_nothing(kind: str) -> None:
     assert counter_set(after, owned) == counter_set(before, ())
 
 
-def test_what_can_be_made_is_published_under_the_same_names_whatever_others_make() -> None:
+def test_offers_names_are_stable_with_foreign_slices() -> None:
     """The scheduler counts a claim's device only while it is published: offers keep their names, whatever else is created."""
     (small, large) = profiles("910B3")
     before = [offer for offer in possible("910B3") if offer.profile == small.name]
@@ -282,20 +282,20 @@ def test_what_can_be_made_is_published_under_the_same_names_whatever_others_make
     assert {offer.name for offer in found if not offer.dynamic} == {"npu-0-vir05-1c-16g-1", "npu-0-vir10-3c-32g-3"}
 
 
-def test_unknown_slice_prevents_creation() -> None:
+def test_offers_unknown_slice_prevents_creation() -> None:
     strange = partition("310P", "vir01", Placement(0, 1), profile="vir03_x", profile_id=7, capacities={})
     (only,) = offers(device("310P", [strange]), True)
     assert only.name == "npu-0-vir03-x-0" and only.partition_uuid == strange.uuid
 
 
-def test_a_place_is_withheld_whose_number_a_slice_in_another_group_has() -> None:
+def test_offers_placement_with_used_number_is_withheld() -> None:
     """A vNPU in another group was created manually with the number of this place: the place is withheld."""
     stray = partition("310P", "vir02", Placement(0, 2), instance_id=names.slice_id(0, 4))
     dynamic = [offer for offer in offers(device("310P", [stray]), True) if offer.dynamic]
     assert dynamic and all(offer.placement is not None and offer.placement.start not in (0, 1, 4) for offer in dynamic)
 
 
-def test_static_slices_are_published_as_they_are() -> None:
+def test_offers_static_slices_are_published_unchanged() -> None:
     chip = device("310P", [partition("310P", "vir04_3c", Placement(6, 2), 3)], 3)
     (only,) = offers(chip, False)
     assert only.name == "npu-3-vir04-3c-6" and only.partition_uuid == f"{chip.uuid}-154"
@@ -314,7 +314,7 @@ def test_static_slices_are_published_as_they_are() -> None:
     assert [offer.name for offer in offers(device("310P", physical=3), False)] == ["npu-3"]
 
 
-def test_memory_is_what_slices_measure_and_not_what_their_names_say() -> None:
+def test_profile_memory_is_measured_not_nominal() -> None:
     def megabytes(kind: str) -> dict[str, int]:
         return {profile.name: profile.memory_bytes // MIB for profile in profiles(kind)}
 
@@ -324,8 +324,8 @@ def test_memory_is_what_slices_measure_and_not_what_their_names_say() -> None:
     assert megabytes("910A-30") == {"vir02": 2048, "vir16": 16384}
 
 
-def test_parts_of_one_are_counted_exactly() -> None:
-    shared, totals = model.told("310P")
+def test_profile_fractional_amounts_are_exact() -> None:
+    shared, totals = model.templates_and_totals("310P")
     half = replace(shared[0], name="vir00", amounts={**shared[0].amounts, "aiCPU": Fraction(1, 2)})
     third = replace(shared[1], name="vir03", amounts={**shared[1].amounts, "aiCPU": Fraction("1.25")})
     family = CHIPS["310P"].family
@@ -343,19 +343,19 @@ def test_parts_of_one_are_counted_exactly() -> None:
 
 
 @given(st.integers(0, 64), st.integers(0, 99))
-def test_numbers_in_a_computers_form_are_those_that_were_meant(whole: int, hundredths: int) -> None:
+def test_exact_float_returns_intended_fraction(whole: int, hundredths: int) -> None:
     meant = Fraction(whole * 100 + hundredths, 100)
     (short,) = struct.unpack("f", struct.pack("f", meant))
     assert templates.exact(short) == meant == templates.exact(float(meant))
 
 
-def test_what_a_chip_does_not_tell_is_not_counted() -> None:
-    shared, totals = model.told("310P")
+def test_profiles_unreported_totals_are_not_counted() -> None:
+    shared, totals = model.templates_and_totals("310P")
     bare = templates.Totals({"aiCores": Fraction(8)}, totals.memory_bytes)
     found = templates.profiles_of(CHIPS["310P"].family, shared, bare)
     assert {tuple(each.capacities) for each in found} == {("aiCores", "memory")}
     assert templates.profiles_of(CHIPS["310P"].family, shared, templates.Totals({}, 1)) == ()
-    shared, totals = model.told("910A")
+    shared, totals = model.templates_and_totals("910A")
     silent = replace(totals, amounts={key: each for key, each in totals.amounts.items() if key != "aiCPU"})
     assert templates.profiles_of(CHIPS["910A"].family, shared, silent) == profiles("910A"), "its generation is known"
     assert templates.profiles_of(model.FAMILIES[0xD806], shared, totals) == ()
@@ -364,7 +364,7 @@ def test_what_a_chip_does_not_tell_is_not_counted() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=30)
-def test_layouts_are_planned_or_refused_rightly(kind: str, data: st.DataObject) -> None:
+def test_arrange_any_counts_fits_or_is_rejected(kind: str, data: st.DataObject) -> None:
     counts = data.draw(st.dictionaries(st.sampled_from(sorted(CHIPS[kind].rows)), st.integers(1, 4), min_size=1))
     wanted = tuple(WantedPartition(name.replace("_", "-"), count) for name, count in counts.items())
     if not can_exist(kind, counts):
@@ -378,7 +378,7 @@ def test_layouts_are_planned_or_refused_rightly(kind: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_slice_with_all_that_can_be_told_keeps_the_limits_of_the_api(kind: str) -> None:
+def test_slice_with_all_facts_is_within_api_limits(kind: str) -> None:
     facts = ChipFacts(
         CHIPS[kind].family,
         Chip(3, 1, 1),
@@ -393,9 +393,9 @@ def test_a_slice_with_all_that_can_be_told_keeps_the_limits_of_the_api(kind: str
         numa_node=1,
         super_pod=SuperPod(1, 2, 3, 4),
     )
-    told = attributes(facts, "node-1", Place((2, 3), (0, 1, 2, 3)))
+    place_attributes = attributes(facts, "node-1", Place((2, 3), (0, 1, 2, 3)))
     place = profiles(kind)[0].placements[1]
-    chip = device(kind, [partition(kind, profiles(kind)[0].name, place, 3)], 3, attributes=told)
+    chip = device(kind, [partition(kind, profiles(kind)[0].name, place, 3)], 3, attributes=place_attributes)
     for dynamic in (False, True):
         sets = [counter_set(chip, ())] if dynamic else []
         published = offers(chip, dynamic)
@@ -404,7 +404,7 @@ def test_a_slice_with_all_that_can_be_told_keeps_the_limits_of_the_api(kind: str
 
 @pytest.mark.parametrize("layout", ["separate", "combined"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_chips_keep_the_limits_of_the_api(kind: str, layout: str) -> None:
+def test_pool_of_eight_chips_is_within_api_limits(kind: str, layout: str) -> None:
     chips = [device(kind, physical=number) for number in range(8)]
     published = [offer for chip in chips for offer in offers(chip, True)]
     sets = [counter_set(chip) for chip in chips]

@@ -29,21 +29,21 @@ IDS = st.integers(0, 63)
 
 
 @given(IDS, st.integers(0, 15))
-def test_ids_of_slices_are_unique_on_a_machine_and_lead_back(physical: int, number: int) -> None:
+def test_slice_id_is_unique_and_reversible(physical: int, number: int) -> None:
     found = names.slice_id(physical, number)
     assert 100 <= found <= 1123 and names.number_of(found) == number
     assert len({names.slice_id(p, n) for p in (physical, physical ^ 1) for n in (number, number ^ 1)}) == 4
 
 
 @pytest.mark.parametrize("wrong", [(64, 0), (0, 16), (-1, 0)])
-def test_there_are_no_other_slices(wrong: tuple[int, int]) -> None:
+def test_slice_id_out_of_range_is_rejected(wrong: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="no slice"):
         names.slice_id(*wrong)
     with pytest.raises(ValueError, match="99 is no"):
         names.number_of(99)
 
 
-def test_a_chip_is_known_by_its_die() -> None:
+def test_chip_uuid_is_derived_from_die_id() -> None:
     assert names.chip_uuid((0x2C30A, 0, 1, 0xFFFFFFFF, 7)) == "NPU-0002c30a0000000000000001ffffffff00000007"
     assert names.slice_uuid("NPU-x", 117) == "NPU-x-117"
     for wrong in ((0, 0, 0, 0, 0), (1, 2, 3, 4), (1, 2, 3, 4, 1 << 32)):
@@ -51,13 +51,13 @@ def test_a_chip_is_known_by_its_die() -> None:
             names.chip_uuid(wrong)
 
 
-def test_families_go_by_the_pci_id() -> None:
+def test_family_by_pci_id() -> None:
     assert family_of(0xD500) is family_of(0xD500 << 16 | 0x19E5) is BY_WORD["310P"]
     assert family_of(0xD999) is UNKNOWN and not UNKNOWN.can_be_cut and not BY_WORD["950"].can_be_cut
 
 
 @given(st.permutations(range(8)), st.data())
-def test_slices_that_others_made_lie_apart(numbers: Sequence[int], data: st.DataObject) -> None:
+def test_found_placements_of_foreign_slices_do_not_overlap(numbers: Sequence[int], data: st.DataObject) -> None:
     """For any ids, placements in a vGroup do not overlap: one or two of size 1, or one of size 2."""
     family = BY_WORD["310P"]
     given_: list[tuple[int, int | None, int]] = []
@@ -74,12 +74,12 @@ def test_slices_that_others_made_lie_apart(numbers: Sequence[int], data: st.Data
     assert not any(one.overlaps(other) for one, other in combinations(found.values(), 2))
 
 
-def test_without_vgroups_a_slice_has_its_number() -> None:
+def test_found_placements_without_vgroups_use_numbers() -> None:
     assert names.found_placements(BY_WORD["910B"], [(119, None, 2)]) == {119: Placement(3, 0)}
     assert names.group_of(Placement(3, 0)) is None
 
 
-def test_the_number_of_a_slice_that_is_to_be_made() -> None:
+def test_free_number_avoids_used_numbers() -> None:
     small, large = BY_WORD["310P"], BY_WORD["910B"]
     assert names.free_number(small, Placement(4, 2), {0, 1}) == 4
     assert names.free_number(small, Placement(4, 2), {4}) == 7
@@ -113,7 +113,7 @@ def chips(count: int, per_card: int = 1) -> list[topology.Chip]:
         ("310", chips(8, 4), [], [range(4), range(4, 8)]),
     ],
 )
-def test_rings_and_cards_by_generation(
+def test_places_rings_and_cards_by_generation(
     word: str, there: list[topology.Chip], rings: list[range], cards: list[range]
 ) -> None:
     placed = topology.places(BY_WORD[word], there)
@@ -122,12 +122,12 @@ def test_rings_and_cards_by_generation(
     assert all(each.physical_id in placed[each.physical_id].ring for each in there)
 
 
-def test_a_chip_that_is_gone_leaves_its_ring_as_it_is() -> None:
+def test_places_missing_chip_does_not_change_its_ring() -> None:
     placed = topology.places(BY_WORD["910A"], [each for each in chips(8) if each.physical_id != 2])
     assert groups("ring", placed) == ((0, 1, 3), (4, 5, 6, 7))
 
 
-def test_what_the_device_tells_of_its_links_counts() -> None:
+def test_places_reported_links_have_priority() -> None:
     links = {(a, b): "XLink" if a // 2 == b // 2 else "SYS" for a in range(4) for b in range(4) if a != b}
     placed = topology.places(BY_WORD["910B"], chips(4), links)
     assert groups("ring", placed) == ((0, 1), (2, 3))
@@ -136,7 +136,7 @@ def test_what_the_device_tells_of_its_links_counts() -> None:
     assert groups("ring", topology.places(BY_WORD["910B"], chips(8), board_id=0x33)) == ()
 
 
-def test_attributes_of_a_place_are_unique_in_the_cluster() -> None:
+def test_place_attributes_are_unique_in_the_cluster() -> None:
     placed = topology.places(BY_WORD["910A"], chips(8))
     found = [topology.attributes("n" * 80 + "1", each, placed[each.physical_id]) for each in chips(8)]
     assert len({each["cardID"] for each in found}) == 8 and len({each["hccsRing"] for each in found}) == 2
@@ -145,7 +145,7 @@ def test_attributes_of_a_place_are_unique_in_the_cluster() -> None:
     assert dict(alone) == {"cardID": "SN1", "chipID": 0}
 
 
-def test_attributes_of_a_chip() -> None:
+def test_chip_attributes_have_expected_values() -> None:
     facts = ChipFacts(
         BY_WORD["910_93"],
         topology.Chip(3, 1, 1),
@@ -180,7 +180,7 @@ def test_attributes_of_a_chip() -> None:
 # ---------------------------------------------------------------------- codes and faults
 
 
-def test_what_codes_ask_for() -> None:
+def test_signs_of_error_codes_have_severity_and_remedy() -> None:
     (reset,) = codes.signs(3, [0x80E18008])
     assert (reset.severity, reset.is_mended_by_reset, reset.value) == (Severity.FAILED, True, "80e18008")
     (broken,) = codes.signs(3, [0xA2301001])
@@ -197,18 +197,18 @@ def test_what_codes_ask_for() -> None:
 
 
 @pytest.mark.parametrize("word", ["OK", "Warning", "Alarm", "Critical", "UNKNOWN"])
-def test_levels_have_words(word: str) -> None:
+def test_levels_have_names(word: str) -> None:
     assert codes.LEVELS[codes.level_of(word.upper())] == word
     assert codes.level_of("") == codes.ABSENT
 
 
-def test_a_network_port() -> None:
+def test_network_sign_of_port_state() -> None:
     assert codes.network_sign(0) is codes.network_sign(6) is codes.network_sign(8) is None
     found = codes.network_sign(3)
     assert found is not None and found.severity is Severity.INFORMATIVE and "reach" in found.message
 
 
-def test_codes_of_calls_are_errors() -> None:
+def test_error_of_call_codes_returns_matching_errors() -> None:
     lost = faults.error_of(-8007, "Reading a chip")
     assert isinstance(lost, DeviceFaulty) and lost.code == "npu-lost"
     assert faults.sign(lost).severity is Severity.FAILED and str(lost).startswith("Reading a chip failed: ")
@@ -222,22 +222,20 @@ def test_codes_of_calls_are_errors() -> None:
     assert faults.code_of_exit(217) == -8255 and faults.code_of_exit(215) == -8001 and faults.code_of_exit(1) is None
 
 
-def test_hints_of_refusals_name_what_dcmi_requires() -> None:
+def test_rejection_hints_name_dcmi_requirements() -> None:
     refused, busy = faults.error_of(-8002, "x"), faults.error_of(-8013, "x")
     assert all(word in refused.hint for word in ("root", "host", "privileged container", "virtual machine", "310P"))
     assert isinstance(busy, InUse) and "processes that use the chip" in busy.hint and "ordinary container" in busy.hint
 
 
-def test_what_keeps_a_chip_from_being_read_is_its_fault() -> None:
+def test_faulty_unreadable_chip_has_a_fault() -> None:
     assert faults.faulty(NotPermitted("no")).code == "no-permission"
     assert faults.faulty(DeviceBusy("late")).code == "no-answer"
     assert faults.faulty(AcceleratorError("x")).code == "unknown-error"
 
 
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=6), st.integers(0, 7))
-def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
-    there: set[tuple[int, int]], start: int
-) -> None:
+def test_found_placements_small_slice_leaves_other_half_of_vgroup(there: set[tuple[int, int]], start: int) -> None:
     """For vNPUs with one core, by number and vGroup: another one fits into a vGroup exactly if it has fewer than two."""
     family = CHIPS["310P"].family
     slices: dict[int, tuple[int, int | None, int]] = {}
@@ -265,15 +263,15 @@ def test_a_small_slice_leaves_the_other_half_of_its_vgroup_whichever_that_is(
 
 def names_of_910b4(memory: int) -> dict[str, int]:
     """Return the vNPUs of a chip with 20 cores and the templates of a 910B4, and their memory in MiB."""
-    told = [
+    reported = [
         Template("vir05_1c_8g", {CORES: Fraction(5)}, Fraction(8)),
         Template("vir10_3c_16g", {CORES: Fraction(10)}, Fraction(16)),
     ]
     totals = Totals({CORES: Fraction(20)}, memory << 30)
-    return {each.name: each.memory_bytes >> 20 for each in profiles_of(BY_WORD["910B"], told, totals)}
+    return {each.name: each.memory_bytes >> 20 for each in profiles_of(BY_WORD["910B"], reported, totals)}
 
 
-def test_slices_of_a_board_with_more_memory_than_its_templates_say() -> None:
+def test_profiles_of_board_with_more_memory_than_templates() -> None:
     """HAMi issue 1497: on a 910B4-1 with an older driver, the vNPU of half the cores has 30720 MiB."""
     assert names_of_910b4(32) == {"vir05_1c_8g": 7168, "vir10_3c_16g": 14336}
     assert names_of_910b4(64) == {"vir05_1c_8g": 15360, "vir10_3c_16g": 30720}

@@ -39,7 +39,7 @@ def free_chips(machine: Machine, there: set[int]) -> dict[int, Mapping[str, Any]
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 @given(data=st.data())
-def test_the_nearest_chips_that_there_are(machine: Machine, count: int, data: st.DataObject) -> None:
+def test_claim_spec_allocates_nearest_free_chips(machine: Machine, count: int, data: st.DataObject) -> None:
     there = data.draw(st.sets(st.sampled_from(range(machine.chips))))
     free, spec = free_chips(machine, there), preference.claim_spec(count, "npu.huawei.com")
     found = ring_model.allocate(spec, free)
@@ -58,9 +58,7 @@ def test_the_nearest_chips_that_there_are(machine: Machine, count: int, data: st
 
 
 @given(st.integers(1, 32), st.permutations(preference.NEAREST_FIRST), st.integers(1, 3), st.booleans())
-def test_a_request_has_no_more_alternatives_than_the_api_takes(
-    chips: int, order: list[str], length: int, whole: bool
-) -> None:
+def test_alternatives_are_within_api_limit(chips: int, order: list[str], length: int, whole: bool) -> None:
     prefer = order[:length]
     if prefer == [preference.CARD] and chips > 4 and (chips % 2 or not whole):
         with pytest.raises(ValueError, match="No card has"):
@@ -76,7 +74,7 @@ def test_a_request_has_no_more_alternatives_than_the_api_takes(
     assert all(each["count"] == chips for each in request.get("firstAvailable", [request.get("exactly")]))
 
 
-def test_a_claim_that_waits_for_near_chips() -> None:
+def test_claim_spec_without_any_waits_for_near_chips() -> None:
     spec = preference.claim_spec(4, "ascend-910", prefer=("same-ring",), selectors=["true"], request="r", whole=False)
     wish = {"deviceClassName": "ascend-910", "allocationMode": "ExactCount", "count": 4}
     assert spec == {
@@ -92,7 +90,7 @@ def test_a_claim_that_waits_for_near_chips() -> None:
     assert template["kind"] == "ResourceClaimTemplate" and "constraints" not in template["spec"]["spec"]["devices"]
 
 
-def test_a_driver_that_does_not_tell_what_is_free_serves_the_same_claims() -> None:
+def test_claim_spec_without_free_attributes_allocates_the_same() -> None:
     machine = MACHINES["8x910A"]
     devices, _offers = ring_model.node_of(machine)
     silent = {int(uuid): device.attributes for uuid, device in devices.items() if uuid != "0"}
@@ -104,7 +102,7 @@ def test_a_driver_that_does_not_tell_what_is_free_serves_the_same_claims() -> No
 @pytest.mark.parametrize(
     "options", [{"chips": 0}, {"chips": 33}, {"prefer": ()}, {"prefer": ("any", "any")}, {"prefer": ("x",)}]
 )
-def test_claims_that_nobody_can_have(options: Mapping[str, Any]) -> None:
+def test_claim_spec_impossible_options_are_rejected(options: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Expected|can have"):
         preference.claim_spec(**{"chips": 2, "device_class": "c", **options})
 
@@ -130,12 +128,12 @@ def published(devices: Mapping[str, Device]) -> list[Offer]:
 
 @pytest.mark.parametrize(("kind", "word", "per_card"), [("310P", 0xD500, 2), ("A3", 0xD803, 2), ("910A", 0xD801, 1)])
 @given(data=st.data())
-def test_what_is_free_around_a_chip(kind: str, word: int, per_card: int, data: st.DataObject) -> None:
+def test_arranged_publishes_free_chips_around_each(kind: str, word: int, per_card: int, data: st.DataObject) -> None:
     devices = cards(kind, word, 8, per_card)
     held = data.draw(st.sets(st.sampled_from(sorted(devices))))
     before = published(devices)
     after = occupancy.arranged(before, devices, held)
-    told = {"cardFree", "cardChips", "ringFree", "ringChips"}
+    free_attributes = {"cardFree", "cardChips", "ringFree", "ringChips"}
     for was, now in zip(before, after, strict=True):
         added = {name: value for name, value in now.attributes.items() if name not in was.attributes}
         assert replace(now, attributes=was.attributes) == was
@@ -152,10 +150,10 @@ def test_what_is_free_around_a_chip(kind: str, word: int, per_card: int, data: s
         expected = {"ringFree": len(ring - held), "ringChips": len(ring)} if "hccsRing" in here else {}
         if per_card > 1:
             expected |= {"cardFree": len(card - held), "cardChips": 2}
-        assert added == expected and set(added) <= told
+        assert added == expected and set(added) <= free_attributes
 
 
-def test_a_chip_with_slices_is_not_free() -> None:
+def test_arranged_chip_with_slices_is_not_free() -> None:
     devices = cards("310P", 0xD500, 2, 2)
     first, second = list(devices.values())
     profile = first.profiles[0]
@@ -165,7 +163,7 @@ def test_a_chip_with_slices_is_not_free() -> None:
     assert (whole.attributes["cardFree"], whole.attributes["cardChips"]) == (1, 2)
 
 
-def test_a_chip_that_lies_near_none_tells_nothing() -> None:
+def test_arranged_isolated_chip_has_no_attributes() -> None:
     device = chip_model.device("310P")
     found = occupancy.arranged(published({device.uuid: device}), {device.uuid: device}, [device.uuid])
     assert list(found) == published({device.uuid: device})
@@ -181,33 +179,33 @@ def outcomes(machine: Machine, seeds: Sequence[int], claims: int, nodes: Sequenc
     return {name: total(choose) for name, choose in ring_model.ways(machine).items()}
 
 
-def judge(machine: Machine, found: Mapping[str, Outcome], near: float, near_or_any: float) -> None:
+def check_traces(machine: Machine, found: Mapping[str, Outcome], near: float, near_or_any: float) -> None:
     """Assert that cards stay as complete as with Volcano, as many claims are served, and both results beat allocation by index.
 
     ``near`` is the minimum share of the complete groups of Volcano if claims wait for adjacent chips. ``near_or_any``
     is the share if claims prefer distant chips to waiting: same card, same ring, any.
     """
     ours, waiting, volcano, index = (found[name] for name in ("ours", "ours, waiting", "volcano", "index"))
-    said = "; ".join(f"{name} {each}" for name, each in found.items())
+    totals_text = "; ".join(f"{name} {each}" for name, each in found.items())
     # Claims that wait for adjacent chips, as with Volcano, keep as many groups complete.
-    assert waiting.whole >= near * volcano.whole, f"{machine.name}: {said}"
-    assert ours.whole >= near_or_any * volcano.whole, f"{machine.name}: {said}"
-    assert ours.whole > index.whole or machine.whole == machine.chips, f"{machine.name}: {said}"
+    assert waiting.whole >= near * volcano.whole, f"{machine.name}: {totals_text}"
+    assert ours.whole >= near_or_any * volcano.whole, f"{machine.name}: {totals_text}"
+    assert ours.whole > index.whole or machine.whole == machine.chips, f"{machine.name}: {totals_text}"
     # If cards are parts of a ring and no card is complete, two halves are accepted: a rare case.
     assert waiting.apart <= (0.005 * waiting.served if 1 < machine.per_card < machine.ring else 0), (
-        f"{machine.name}: {said}"
+        f"{machine.name}: {totals_text}"
     )
     # Claims that accept distant chips are served as often.
-    assert ours.served >= 0.99 * volcano.served, f"{machine.name}: {said}"
-    assert ours.apart <= index.apart / 2, f"{machine.name}: {said}"
+    assert ours.served >= 0.99 * volcano.served, f"{machine.name}: {totals_text}"
+    assert ours.apart <= index.apart / 2, f"{machine.name}: {totals_text}"
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_as_whole_as_with_volcano(machine: Machine) -> None:
-    judge(machine, outcomes(machine, SEEDS, CLAIMS, NODES), 0.9, 0.9)
+def test_traces_groups_as_complete_as_volcano(machine: Machine) -> None:
+    check_traces(machine, outcomes(machine, SEEDS, CLAIMS, NODES), 0.9, 0.9)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
-def test_as_whole_as_with_volcano_on_long_traces(machine: Machine) -> None:
-    judge(machine, outcomes(machine, LONG_SEEDS, LONG_CLAIMS, LONG_NODES), 0.97, 0.95)
+def test_long_traces_groups_as_complete_as_volcano(machine: Machine) -> None:
+    check_traces(machine, outcomes(machine, LONG_SEEDS, LONG_CLAIMS, LONG_NODES), 0.97, 0.95)

@@ -26,11 +26,11 @@ def test_slices_are_read_by_the_physical_id_of_their_chip() -> None:
 @pytest.mark.parametrize(
     "text", ["", "vnpu_config_recover:enable\n", TEXT.replace(":enable", ":disable"), "3:151:rm -rf /\n"]
 )
-def test_no_slice_is_restored_without_a_line_or_with_the_recovery_off(text: str) -> None:
+def test_slices_without_line_or_with_recovery_off_are_not_restored(text: str) -> None:
     assert parse(text) == {}
 
 
-def test_machine_without_the_file_or_the_uptime_has_nothing_to_restore(tmp_path: Path) -> None:
+def test_machine_without_file_or_uptime_restores_nothing(tmp_path: Path) -> None:
     assert unrestored(System(str(tmp_path)), tuple) == ""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("3.0 1.0\n")

@@ -37,7 +37,7 @@ def environment(edits: Any) -> list[str]:
     return sorted(found["env"])
 
 
-def test_a_chip_is_known_by_its_physical_id_and_a_slice_by_its_own(system: Nodes) -> None:
+def test_environment_identifies_chip_by_physical_id_and_slice_by_its_id(system: Nodes) -> None:
     whole = device("310P", physical=3)
     made = partition("310P", "vir02", Placement(0, 2), physical=3)
     assert environment(runtime_device_edits(system, whole, None)) == [
@@ -50,14 +50,14 @@ def test_a_chip_is_known_by_its_physical_id_and_a_slice_by_its_own(system: Nodes
     ]
 
 
-def test_it_is_never_asked_to_make_a_slice(system: Nodes) -> None:
+def test_environment_never_requests_slice_creation(system: Nodes) -> None:
     made = partition("310P", "vir02", Placement(0, 2), physical=3)
     for part in (None, made):
         edits = runtime_device_edits(system, device("310P", physical=3), part)
         assert not [entry for entry in environment(edits) if entry.startswith("ASCEND_VNPU_SPECS")]
 
 
-def test_what_is_not_there_is_said_before_a_container_fails(system: Nodes, tmp_path: Path) -> None:
+def test_edits_missing_files_are_reported_before_container_start(system: Nodes, tmp_path: Path) -> None:
     assert runtime_edits(system).to_dict() == {} and runtime_edits(system).lists
     for name in ("dev/davinci3", "dev/vdavinci148", "etc/ascend-docker-runtime.d/base.list"):
         (tmp_path / name).unlink()

@@ -44,7 +44,7 @@ HBM = (
 )
 
 
-def test_chips_with_hbm_and_who_uses_them() -> None:
+def test_summary_hbm_chips_with_processes() -> None:
     text = table(
         HBM,
         [
@@ -66,7 +66,7 @@ def test_chips_with_hbm_and_who_uses_them() -> None:
     assert summary(text).processes == ()
 
 
-def test_a_310p_and_what_a_container_with_a_slice_sees() -> None:
+def test_summary_310p_and_container_with_slice() -> None:
     heads = (HBM[0], ("Chip / Device", "Bus-Id", "AICore(%)   Memory-Usage(MB)"))
     rows = [
         ("8     310Pvir01", "OK", "NA          48                0    / 0"),
@@ -78,7 +78,7 @@ def test_a_310p_and_what_a_container_with_a_slice_sees() -> None:
 
 
 @pytest.mark.parametrize("names", ["Chip  Phy-ID", "Chip Phy-ID", "Chip / Phy-ID"])
-def test_a_module_of_two_dies(names: str) -> None:
+def test_summary_module_of_two_dies(names: str) -> None:
     heads = (HBM[0], (names, "Bus-Id", HBM[1][2]))
     rows = [
         ("3     Ascend910", "OK", "170.2       40                0    / 0"),
@@ -90,7 +90,7 @@ def test_a_module_of_two_dies(names: str) -> None:
     assert [(each.card, each.chip, each.physical_id) for each in found] == [(3, 0, 6), (3, 1, 7)]
 
 
-def test_a_generation_without_chips_of_cards() -> None:
+def test_summary_generation_without_chip_column() -> None:
     heads = (
         ("NPU ID    Name", "Health", "Power(W)    Temp(C)           Hugepages-Usage(page)"),
         ("", "Bus-Id", "NPU Util(%)  Memory-Usage(MB)  HBM-Usage(MB)"),
@@ -103,24 +103,24 @@ def test_a_generation_without_chips_of_cards() -> None:
     assert (found.card, found.chip, found.bus_id, found.busy, found.memory_total) == (2, 0, "", 12.0, 131072)
 
 
-def told(**values: object) -> str:
+def spod_info(**values: object) -> str:
     return "".join(f"\t{name.replace('_', ' '):<30} : {value}\n" for name, value in values.items())
 
 
-def test_where_a_chip_is_in_a_super_pod() -> None:
+def test_place_in_super_pod_is_read() -> None:
     dies, newest = FAMILIES[0xD803], FAMILIES[0xD806]
-    text = told(SDID=16777216, Super_Pod_Size=384, Super_Pod_ID=2, Server_Index=4)
+    text = spod_info(SDID=16777216, Super_Pod_Size=384, Super_Pod_ID=2, Server_Index=4)
     assert place_in_super_pod(text, dies) == SuperPod(2, 4, 16777216)
     # The newest generation reports no number within the super-pod. For a server in a rack it reports the chassis only.
-    assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Server_Index=1), newest) == SuperPod(0, 1)
-    assert place_in_super_pod(told(Super_Pod_Size=64, Super_Pod_ID=0, Chassis_ID=7), newest) == SuperPod(0, rack=7)
+    assert place_in_super_pod(spod_info(Super_Pod_Size=64, Super_Pod_ID=0, Server_Index=1), newest) == SuperPod(0, 1)
+    assert place_in_super_pod(spod_info(Super_Pod_Size=64, Super_Pod_ID=0, Chassis_ID=7), newest) == SuperPod(0, rack=7)
     assert place_in_super_pod("This device does not support querying spod-info.\n", dies) is None
 
 
-def test_what_the_driver_does_not_know_of_a_super_pod_is_not_told() -> None:
-    nobody, dies, newest = 0xFFFFFFFE, FAMILIES[0xD803], FAMILIES[0xD806]
-    assert super_pod(dies, nobody, nobody, 0) is None and super_pod(dies, None) is None
-    assert super_pod(dies, 7, nobody, 11) == SuperPod(7, None, 11)
+def test_super_pod_unknown_values_are_left_out() -> None:
+    unknown, dies, newest = 0xFFFFFFFE, FAMILIES[0xD803], FAMILIES[0xD806]
+    assert super_pod(dies, unknown, unknown, 0) is None and super_pod(dies, None) is None
+    assert super_pod(dies, 7, unknown, 11) == SuperPod(7, None, 11)
     assert super_pod(dies, 7, 2, 11, chassis=3, kind=1) == SuperPod(7, 2, 11)  # this generation numbers no racks
     assert [super_pod(newest, 7, 2, 11, chassis=3, kind=kind) for kind in (0, 1, 2, 5)] == [
         SuperPod(7, 2, 11),
@@ -128,11 +128,11 @@ def test_what_the_driver_does_not_know_of_a_super_pod_is_not_told() -> None:
         SuperPod(7, 2, 11, 3),
         SuperPod(7, 2, 11),
     ]
-    assert super_pod(newest, 7, 2, 11, chassis=nobody, kind=1) == SuperPod(7, 2, 11)
+    assert super_pod(newest, 7, 2, 11, chassis=unknown, kind=1) == SuperPod(7, 2, 11)
 
 
 @given(st.text("|+-=:/ \nNPUHealthPower(W)Chip0123456789", max_size=200))
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_readers_any_text_raises_only_unread_output(text: str) -> None:
     try:
         summary(text)
     except UnreadOutput:

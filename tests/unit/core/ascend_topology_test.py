@@ -19,7 +19,7 @@ def test_places_a3_modules_make_one_ring(between_modules: str) -> None:
     assert {place.ring for place in places(A3, DIES, links).values()} == {tuple(range(16))}
 
 
-def test_places_told_pcie_link_is_no_ring() -> None:
+def test_places_reported_pcie_link_is_no_ring() -> None:
     chips = [Chip(number, number) for number in range(8)]
     links = {(one, other): "SYS" for one in range(8) for other in range(8) if one < other}
     assert {place.ring for place in places(A2, chips, links).values()} == {(number,) for number in range(8)}

@@ -36,7 +36,7 @@ NODE = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidia0", type="c", major=1
         ({"kind": "a/c", "devices": [{"name": "x", "containerEdits": {"intelRdt": {"schemata": ["x"]}}}]}, "1.1.0"),
     ],
 )
-def test_the_version_is_the_lowest_that_knows_every_field(spec: dict[str, Any], version: str) -> None:
+def test_minimum_version_is_lowest_for_all_fields(spec: dict[str, Any], version: str) -> None:
     assert cdi.minimum_version(spec) == version
 
 
@@ -48,7 +48,7 @@ def test_the_version_is_the_lowest_that_knows_every_field(spec: dict[str, Any], 
     annotated=st.booleans(),
     gids=st.booleans(),
 )
-def test_built_files_declare_what_their_fields_need(
+def test_build_spec_declares_version_of_its_fields(
     digit: bool, host_path: bool, kind: str, mount_type: bool, annotated: bool, gids: bool
 ) -> None:
     edits = ContainerEdits(
@@ -71,7 +71,7 @@ def test_built_files_declare_what_their_fields_need(
     assert spec["cdiVersion"] == f"0.{max(minors)}.0"
 
 
-def test_a_claim_s_file_as_it_is_written() -> None:
+def test_build_spec_of_a_claim_has_expected_content() -> None:
     common = ContainerEdits(
         env=("NVIDIA_VISIBLE_DEVICES=void",), mounts=(Mount("/usr/lib/libcuda.so.1", "/usr/lib/libcuda.so.1"),)
     )
@@ -110,7 +110,7 @@ def test_a_claim_s_file_as_it_is_written() -> None:
     }
 
 
-def test_merged_edits_hold_everything_once_and_the_last_value_of_a_variable() -> None:
+def test_merge_edits_removes_duplicates_and_keeps_last_variable() -> None:
     merged = ContainerEdits.merge(
         NODE,
         ContainerEdits(env=("A=1", "B=2"), additional_gids=(4,)),
@@ -140,12 +140,12 @@ def test_merged_edits_hold_everything_once_and_the_last_value_of_a_variable() ->
         (KIND, {"gpu": ContainerEdits(hooks=(Hook("poststop", "/x", timeout=0),))}, "above 0 s"),
     ],
 )
-def test_what_a_runtime_would_refuse_is_refused_here(kind: str, devices: dict[str, ContainerEdits], text: str) -> None:
+def test_validate_spec_invalid_content_is_rejected(kind: str, devices: dict[str, ContainerEdits], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         cdi.build_spec(kind, devices)
 
 
-def test_a_version_that_is_too_low_or_a_name_twice_is_refused() -> None:
+def test_validate_spec_low_version_or_duplicate_name_is_rejected() -> None:
     device = {"name": "7x", "containerEdits": {"env": ["A=1"]}}
     with pytest.raises(ValueError, match=r"0\.5\.0 is needed"):
         cdi.validate_spec({"cdiVersion": "0.3.0", "kind": KIND, "devices": [device]})
@@ -154,7 +154,7 @@ def test_a_version_that_is_too_low_or_a_name_twice_is_refused() -> None:
     cdi.validate_spec({"cdiVersion": "v1.0.0", "kind": KIND, "devices": [device]})
 
 
-def test_edits_of_another_program_are_read_as_they_were_written() -> None:
+def test_container_edits_of_other_programs_round_trip() -> None:
     written = {
         "env": ["A=B"],
         "deviceNodes": [{"path": "/dev/a", "major": 195, "minor": 0, "fileMode": 438, "permissions": "rwm", "gid": 44}],
@@ -177,12 +177,12 @@ def test_edits_of_another_program_are_read_as_they_were_written() -> None:
         ([], "no container edits"),
     ],
 )
-def test_edits_that_cannot_be_passed_on_whole_are_refused(written: Any, text: str) -> None:
+def test_container_edits_unsupported_content_is_rejected(written: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ContainerEdits.from_dict(written)
 
 
-def test_files_on_disk(tmp_path: Path) -> None:
+def test_write_spec_round_trips_on_disk(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     path = cdi.spec_path("/var/run/cdi/", KIND, "11-22")
     assert path == "/var/run/cdi/k8s.gpu.nvidia.com-claim_11-22.json"
@@ -202,9 +202,7 @@ def test_files_on_disk(tmp_path: Path) -> None:
     assert cdi.list_specs(system, "/nowhere", KIND) == ()
 
 
-def test_no_reader_sees_a_part_and_a_failed_write_leaves_the_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_spec_is_atomic_and_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(str(tmp_path))
     system.write_atomic("/cdi/a.json", b"old", mode=0o640)
     assert (tmp_path / "cdi/a.json").stat().st_mode & 0o777 == 0o640

@@ -100,7 +100,7 @@ def template(name: str, row: Sequence[float]) -> templates.Template:
     return templates.Template(name, amounts, Fraction(row[1]))
 
 
-def told(kind: str) -> tuple[tuple[templates.Template, ...], templates.Totals]:
+def templates_and_totals(kind: str) -> tuple[tuple[templates.Template, ...], templates.Totals]:
     chip = CHIPS[kind]
     amounts = {key: Fraction(amount) for key, amount in zip(KEYS, chip.totals) if key != "memory"}
     return (
@@ -111,7 +111,7 @@ def told(kind: str) -> tuple[tuple[templates.Template, ...], templates.Totals]:
 
 @cache
 def profiles(kind: str) -> tuple[Profile, ...]:
-    return templates.profiles_of(CHIPS[kind].family, *told(kind))
+    return templates.profiles_of(CHIPS[kind].family, *templates_and_totals(kind))
 
 
 def can_exist(kind: str, counts: Mapping[str, int]) -> bool:
@@ -170,7 +170,7 @@ def device(kind: str, partitions: Iterable[Partition] = (), physical: int = 0, *
         "memory_bytes": int(chip.totals[1]) * MIB,
         "memory_slices": chip.family.places,
         "attributes": {"deviceType": chip.family.device_type, "physicId": physical, "model": kind},
-        "capacities": templates.capacities_of(chip.family, *told(kind)),
+        "capacities": templates.capacities_of(chip.family, *templates_and_totals(kind)),
         "partitioning": Partitioning(supported=True, enabled=bool(present), pending=bool(present), has_mode=False),
         "profiles": profiles(kind),
         "partitions": present,

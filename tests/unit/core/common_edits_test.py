@@ -51,14 +51,14 @@ def mounted(edits: ContainerEdits, path: str) -> bool:
     return any(mount.host_path == path for mount in edits.mounts)
 
 
-def test_nothing_is_read_again_while_nothing_changes(node: Node) -> None:
+def test_common_edits_unchanged_disk_is_not_read_again(node: Node) -> None:
     common = CommonEdits(node)
     first = common.current(VERSION)
     looks = node.looks
     assert common.current(VERSION) is first and node.looks == looks
 
 
-def test_a_claim_before_the_node_is_refused_and_the_next_one_has_it(node: Node) -> None:
+def test_common_edits_missing_node_rejects_claim_until_created(node: Node) -> None:
     del node.nodes["/dev/nvidia-uvm"], node.nodes["/dev/nvidia-uvm-tools"]
     node.file("/proc/devices", "Character devices:\n195 nvidia\n")
     common = CommonEdits(node)
@@ -93,7 +93,7 @@ def test_missing_nodes_of_the_loaded_module_are_created(node: Node) -> None:
             common.current(VERSION)
 
 
-def test_a_node_with_other_numbers_is_taken_anew(node: Node) -> None:
+def test_common_edits_changed_device_numbers_are_read_again(node: Node) -> None:
     common = CommonEdits(node)
     common.current(VERSION)
     node.file("/proc/devices", "Character devices:\n195 nvidia\n")
@@ -101,7 +101,7 @@ def test_a_node_with_other_numbers_is_taken_anew(node: Node) -> None:
     assert [each.major for each in common.current(VERSION).device_nodes] == [195, 509, 510]
 
 
-def test_a_socket_that_is_gone_is_in_no_later_claim(node: Node) -> None:
+def test_common_edits_missing_socket_is_not_mounted(node: Node) -> None:
     node.listen(SOCKET)
     common = CommonEdits(node)
     assert mounted(common.current(VERSION), SOCKET)
@@ -111,7 +111,7 @@ def test_a_socket_that_is_gone_is_in_no_later_claim(node: Node) -> None:
     assert mounted(common.current(VERSION), SOCKET)
 
 
-def test_a_library_that_comes_or_goes_and_another_driver_are_followed(node: Node) -> None:
+def test_common_edits_follow_libraries_and_driver_version(node: Node) -> None:
     common = CommonEdits(node)
     common.current(VERSION)
     late = f"{FOLDER}/libnvidia-nvvm.so.{VERSION}"
@@ -123,7 +123,7 @@ def test_a_library_that_comes_or_goes_and_another_driver_are_followed(node: Node
     assert mounted(common.current("590.1.2"), f"{FOLDER}/libcuda.so.590.1.2")
 
 
-def test_the_toolkit_s_edits_come_as_soon_as_it_has_answered(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_common_edits_toolkit_result_is_used_when_available(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     node.file(TOOLKIT)
     node.answers = [specification("/gone/since")]
@@ -145,7 +145,7 @@ def test_the_toolkit_s_edits_come_as_soon_as_it_has_answered(node: Node, caplog:
     assert "--device-id=none" in node.commands[0] and f"--nvidia-cdi-hook-path={TOOLKIT}" in node.commands[0]
 
 
-def test_the_toolkit_is_asked_again_when_something_changes_and_no_claim_waits_for_it(node: Node) -> None:
+def test_common_edits_change_queries_toolkit_without_delaying_claims(node: Node) -> None:
     node.file(TOOLKIT)
     node.listen(SOCKET)
     node.answers = [specification(SOCKET), specification()]
@@ -154,8 +154,8 @@ def test_the_toolkit_is_asked_again_when_something_changes_and_no_claim_waits_fo
     common.settle(10)
     assert mounted(common.current(VERSION), SOCKET)
     node.path(SOCKET).unlink()
-    meanwhile = common.current(VERSION)
-    assert not mounted(meanwhile, SOCKET) and meanwhile.hooks[0].args[2] == "update-ldcache"
+    before = common.current(VERSION)
+    assert not mounted(before, SOCKET) and before.hooks[0].args[2] == "update-ldcache"
     common.settle(10)
     edits = common.current(VERSION)
     assert not mounted(edits, SOCKET) and edits.hooks[0].args[2] == "chmod" and len(node.commands) == 2
@@ -171,7 +171,7 @@ def test_the_toolkit_is_asked_again_when_something_changes_and_no_claim_waits_fo
         (specification(folder="/elsewhere", mounts=[]), f"libcuda.so.{VERSION}"),
     ],
 )
-def test_a_toolkit_that_fails_leaves_our_own_list_and_one_line(
+def test_common_edits_toolkit_failure_keeps_own_list_and_logs_once(
     node: Node, caplog: pytest.LogCaptureFixture, answer: Completed | AcceleratorError, reason: str
 ) -> None:
     node.file(TOOLKIT)
@@ -192,7 +192,7 @@ def test_a_toolkit_that_fails_leaves_our_own_list_and_one_line(
     assert common.current(VERSION).hooks[0].args[2] == "chmod"
 
 
-def test_a_toolkit_that_fails_is_asked_again_soon_and_then_later_and_later(node: Node) -> None:
+def test_common_edits_toolkit_failure_is_retried_with_growing_intervals(node: Node) -> None:
     """The toolkit can fail while it is installed: the driver queries it again soon, with growing intervals."""
     node.file(TOOLKIT)
     busy = AcceleratorError("Text file busy", code="command-unusable")
@@ -201,19 +201,19 @@ def test_a_toolkit_that_fails_is_asked_again_soon_and_then_later_and_later(node:
     common = CommonEdits(node, clock=lambda: now)
     own = common.current(VERSION)
     common.settle(10)
-    for asked, wait in ((1, RETRY_FIRST), (2, RETRY_FIRST * RETRY_FACTOR)):
+    for calls, wait in ((1, RETRY_FIRST), (2, RETRY_FIRST * RETRY_FACTOR)):
         now += wait * 0.99
         assert common.current(VERSION) is own
         common.settle(10)
-        assert len(node.commands) == asked
+        assert len(node.commands) == calls
         now += wait * 0.02
         common.current(VERSION)
         common.settle(10)
-        assert len(node.commands) == asked + 1
+        assert len(node.commands) == calls + 1
     assert common.current(VERSION).hooks[0].args[2] == "chmod"
 
 
-def test_an_older_toolkit_is_asked_without_the_newer_flags(node: Node) -> None:
+def test_common_edits_older_toolkit_is_called_without_newer_flags(node: Node) -> None:
     node.file(TOOLKIT)
     node.answers = [Completed(1, "", "Incorrect Usage: flag provided but not defined: -device-id"), specification()]
     common = CommonEdits(node)
@@ -223,7 +223,7 @@ def test_an_older_toolkit_is_asked_without_the_newer_flags(node: Node) -> None:
     assert "--device-id=none" not in node.commands[1]
 
 
-def test_where_our_list_is_not_enough_the_toolkit_is_waited_for(node: Node) -> None:
+def test_common_edits_insufficient_own_list_waits_for_toolkit(node: Node) -> None:
     elsewhere = "/opt/driver/lib"
     node.driver(elsewhere)
     for name in ("libcuda", "libnvidia-ml"):
@@ -246,7 +246,7 @@ def test_where_our_list_is_not_enough_the_toolkit_is_waited_for(node: Node) -> N
         common.current(VERSION)
 
 
-def test_without_the_toolkit_that_is_said_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_common_edits_without_toolkit_logs_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     common = CommonEdits(node)
     common.current(VERSION)

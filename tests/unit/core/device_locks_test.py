@@ -27,7 +27,7 @@ class Clock:
         self.now += seconds
 
 
-def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
+def test_lock_has_one_holder_named_in_rejection(tmp_path: Path) -> None:
     driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
     clock = Clock()
     assert driver.take("GPU-1")
@@ -50,7 +50,7 @@ def test_one_holder_at_a_time_and_the_refusal_names_it(tmp_path: Path) -> None:
     assert not driver.is_taken("GPU-1")
 
 
-def test_two_who_want_the_same_never_wait_for_each_other(tmp_path: Path) -> None:
+def test_hold_opposite_orders_does_not_deadlock(tmp_path: Path) -> None:
     held: list[str] = []
 
     def work(name: str, order: list[str]) -> None:
@@ -68,7 +68,7 @@ def test_two_who_want_the_same_never_wait_for_each_other(tmp_path: Path) -> None
         assert not worker.is_alive()
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from dra_driver.core.discovery.device_locks import DeviceLocks\n"
@@ -87,13 +87,13 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert locks.take("GPU-1")
 
 
-def test_where_no_driver_ever_ran_nothing_is_locked_and_nothing_is_made(tmp_path: Path) -> None:
+def test_hold_without_driver_directory_creates_nothing(tmp_path: Path) -> None:
     locks = DeviceLocks(str(tmp_path / "none"), "a layout")
     with locks.hold(["GPU-1"], 0):
         assert not (tmp_path / "none").exists()
 
 
-def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
+def test_take_recreated_file_is_locked(tmp_path: Path) -> None:
     old, new = DeviceLocks(str(tmp_path), "old"), DeviceLocks(str(tmp_path), "new")
     assert old.take("GPU-1")
     (tmp_path / "locks/GPU-1.lock").unlink()
@@ -103,9 +103,7 @@ def test_a_folder_that_was_made_anew_holds_the_lock(tmp_path: Path) -> None:
     assert third.holder_of("GPU-1").startswith("new")
 
 
-def test_a_file_that_is_kept_open_locks_nobody_out_and_is_another_one_when_it_was_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_take_open_file_is_reused_until_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver locks a device with each claim: the file is opened once and stays correct after changes by other programs."""
     opened: list[str] = []
     real = os.open
@@ -138,7 +136,7 @@ def _is_open(descriptor: str) -> bool:
     return Path(f"/proc/self/fd/{descriptor}").is_symlink()
 
 
-def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:
+def test_take_again_writes_nothing(tmp_path: Path) -> None:
     holders = {name: DeviceLocks(str(tmp_path), name) for name in ("the driver of this node", "a layout")}
     driver, module = holders
     path = tmp_path / "locks/GPU-1.lock"
@@ -153,7 +151,7 @@ def test_taking_a_lock_again_writes_nothing(tmp_path: Path) -> None:
     assert times == [False, True, False, False]
 
 
-def test_a_look_makes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+def test_is_taken_creates_and_writes_nothing(tmp_path: Path) -> None:
     module, driver = DeviceLocks(str(tmp_path), "a layout"), DeviceLocks(str(tmp_path), "the driver")
     assert not driver.is_taken("request") and list(tmp_path.iterdir()) == []
     assert module.take("request") and driver.is_taken("request")
@@ -161,36 +159,36 @@ def test_a_look_makes_nothing_and_writes_nothing(tmp_path: Path) -> None:
     assert not driver.is_taken("request") and not driver.is_taken("library")
     (path,) = tmp_path.glob("*/*")
     assert path.read_text().startswith("a layout")
-    assert module.take("request"), "a look holds nothing"
+    assert module.take("request"), "is_taken holds nothing"
 
 
-def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
-    (tmp_path / "locks").write_text("in the way")
+def test_take_path_not_a_directory_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("a file")
     with pytest.raises(AcceleratorError, match="locks") as refused:
         DeviceLocks(str(tmp_path), "a layout").take("GPU-1")
     assert refused.value.code == "lock-unusable"
 
 
-def test_the_library_is_alone_with_whoever_asked(tmp_path: Path) -> None:
+def test_library_alone_driver_releases_on_request(tmp_path: Path) -> None:
     driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
-    told: list[str] = []
+    calls: list[str] = []
     assert driver.take(LIBRARY)
 
     def wake() -> None:
         if driver.is_taken(REQUEST):
-            told.append("let go")
+            calls.append("let go")
             driver.drop(LIBRARY)
         else:
-            told.append("take up")
+            calls.append("take up")
             assert driver.take(LIBRARY)
 
     with library_alone(module, wake, 5):
-        assert told == ["let go"]
+        assert calls == ["let go"]
         assert driver.is_taken(LIBRARY)
-    assert told == ["let go", "take up"]
+    assert calls == ["let go", "take up"]
 
 
-def test_a_driver_that_does_not_let_go_is_named(tmp_path: Path) -> None:
+def test_library_alone_driver_without_release_is_named(tmp_path: Path) -> None:
     driver, module = DeviceLocks(str(tmp_path), "the driver"), DeviceLocks(str(tmp_path), "a layout")
     assert driver.take(LIBRARY)
     with pytest.raises(InUse, match=r"library.*the driver"), library_alone(module, lambda: None, 0.2):

@@ -37,8 +37,8 @@ MEMBERS = st.lists(
 
 
 def device(name: str, found: dict[str, Any], kind: str = "npu") -> dict[str, Any]:
-    told = {key: {"int" if isinstance(value, int) else "string": value} for key, value in found.items()}
-    return {"name": name, "attributes": {**told, "type": {"string": kind}}}
+    typed = {key: {"int" if isinstance(value, int) else "string": value} for key, value in found.items()}
+    return {"name": name, "attributes": {**typed, "type": {"string": kind}}}
 
 
 def published(
@@ -54,7 +54,7 @@ def chip(number: int, pod: SuperPod | None) -> dict[str, Any]:
     return device(f"npu-{number}", dict(attributes(facts, "n", Place((number,), (number,)))))
 
 
-def test_who_is_in_which_super_pod_and_what_is_free() -> None:
+def test_members_have_super_pod_and_free_chips() -> None:
     here = [chip(number, SuperPod(7, 3, number)) for number in range(4)]
     slices = [
         published("a", here[:2]),
@@ -76,13 +76,13 @@ def test_who_is_in_which_super_pod_and_what_is_free() -> None:
     assert members(slices, DRIVER, FABRIC, taken) == (Member("a", 7, 3, 3), Member("b", 7, 2, 4))
 
 
-def test_attributes_may_have_their_domain_in_front() -> None:
-    said = {f"{DRIVER}/superPodID": 7, f"{DRIVER}/rackID": 2}
-    assert members([published("n", [device("npu-0", said)])], DRIVER, FABRIC) == (Member("n", 7, 1, None, 2),)
+def test_members_attributes_with_domain_prefix() -> None:
+    qualified = {f"{DRIVER}/superPodID": 7, f"{DRIVER}/rackID": 2}
+    assert members([published("n", [device("npu-0", qualified)])], DRIVER, FABRIC) == (Member("n", 7, 1, None, 2),)
 
 
 @given(MEMBERS, st.integers(1, 4), st.integers(1, 3))
-def test_nodes_are_chosen_where_there_are_enough(known: list[Member], nodes: int, devices: int) -> None:
+def test_choose_finds_nodes_if_enough_exist(known: list[Member], nodes: int, devices: int) -> None:
     possible = [
         chosen
         for chosen in combinations(known, nodes)
@@ -101,7 +101,7 @@ def test_nodes_are_chosen_where_there_are_enough(known: list[Member], nodes: int
 
 
 @given(MEMBERS, st.integers(1, 3))
-def test_room_is_kept_together_for_who_needs_it(known: list[Member], devices: int) -> None:
+def test_choose_single_node_keeps_room_for_large_jobs(known: list[Member], devices: int) -> None:
     """One node with one device: the domain has the fewest nodes among those that could serve it, so room stays for larger jobs."""
     flat = [Member(each.node, each.domain, each.free, each.server) for each in known]
     found = choose(flat, 1, devices)
@@ -112,13 +112,13 @@ def test_room_is_kept_together_for_who_needs_it(known: list[Member], devices: in
         assert found.members[0].free == min(there)
 
 
-def test_a_job_without_nodes_or_devices_is_none() -> None:
+def test_choose_without_nodes_or_devices_is_rejected() -> None:
     for nodes, devices in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least one node"):
             choose([Member("n", 1, 1)], nodes, devices)
 
 
-def test_ranks_go_by_servers_and_racks_are_few() -> None:
+def test_choose_ranks_by_server_with_fewest_racks() -> None:
     known = [
         Member("d", 7, 16, 30, rack=1),
         Member("c", 7, 16, 20, rack=1),
@@ -133,7 +133,7 @@ def test_ranks_go_by_servers_and_racks_are_few() -> None:
     assert choose(known, 5, 16) is None
 
 
-def test_what_the_pods_of_a_job_ask_for() -> None:
+def test_super_pod_job_claim_spec_and_affinity() -> None:
     span = Span(7, (Member("a", 7, 16, 3), Member("b", 7, 16, 4)), 16)
     spec = super_pod.claim_spec(span)["devices"]
     (request,) = spec["requests"]

@@ -17,7 +17,7 @@ def inside(edits: ContainerEdits) -> dict[str, str]:
     return {mount.container_path: mount.host_path for mount in edits.mounts}
 
 
-def test_libraries_keep_their_path_and_their_links(tmp_path: Path) -> None:
+def test_driver_edits_libraries_keep_path_and_links(tmp_path: Path) -> None:
     system = Node(tmp_path)
     system.driver()
     for name in ("libnvidia-glcore", "libnvcuvid", "libcudadebugger"):
@@ -44,8 +44,8 @@ def test_libraries_keep_their_path_and_their_links(tmp_path: Path) -> None:
     }
 
 
-def test_links_in_the_loader_s_folder_to_libraries_elsewhere_are_followed(tmp_path: Path) -> None:
-    """Debian keeps the driver's files below nvidia/current, with links in the loader's directory: the links are followed."""
+def test_driver_edits_resolve_links_in_loader_directory(tmp_path: Path) -> None:
+    """Debian keeps the driver's files below nvidia/current, with links in the loader's directory: the driver resolves the links."""
     system = Node(tmp_path)
     system.driver(f"{FOLDER}/nvidia/current")
     system.link(f"{FOLDER}/libcuda.so.1", f"nvidia/current/libcuda.so.{VERSION}")
@@ -54,7 +54,7 @@ def test_links_in_the_loader_s_folder_to_libraries_elsewhere_are_followed(tmp_pa
         assert found[f"{FOLDER}/{name}"] == f"{FOLDER}/nvidia/current/libcuda.so.{VERSION}"
 
 
-def test_a_folder_that_is_another_s_link_is_looked_at_once(tmp_path: Path) -> None:
+def test_driver_edits_linked_directory_is_scanned_once(tmp_path: Path) -> None:
     system = Node(tmp_path)
     system.driver("/usr/lib64")
     system.link("/lib64", "usr/lib64")
@@ -62,7 +62,7 @@ def test_a_folder_that_is_another_s_link_is_looked_at_once(tmp_path: Path) -> No
     assert len(set(paths)) == len(paths) and all(path.startswith("/usr/lib64/") for path in paths)
 
 
-def test_programs_firmware_settings_control_nodes_and_the_loader_s_cache(tmp_path: Path) -> None:
+def test_driver_edits_programs_firmware_and_control_nodes(tmp_path: Path) -> None:
     system = Node(tmp_path)
     system.driver("/usr/lib64")
     system.nodes["/dev/nvidia0"] = (195, 0)
@@ -91,7 +91,7 @@ def test_programs_firmware_settings_control_nodes_and_the_loader_s_cache(tmp_pat
     build_spec("k8s.gpu.nvidia.com/claim", {"x": edits}, edits)
 
 
-def test_a_socket_is_mounted_to_be_written_to_and_only_while_it_is_one(tmp_path: Path) -> None:
+def test_driver_edits_socket_is_mounted_writable_if_present(tmp_path: Path) -> None:
     system = Node(tmp_path)
     system.driver()
     path = "/run/nvidia-persistenced/socket"
@@ -105,7 +105,7 @@ def test_a_socket_is_mounted_to_be_written_to_and_only_while_it_is_one(tmp_path:
 @pytest.mark.parametrize(
     ("path", "remedy"), [("/dev/nvidiactl", "`nvidia-modprobe -c 0`"), ("/dev/nvidia-uvm", "`nvidia-modprobe -c 0 -u`")]
 )
-def test_a_node_that_cuda_needs_is_named_with_its_remedy(tmp_path: Path, path: str, remedy: str) -> None:
+def test_driver_edits_missing_node_is_named_with_remedy(tmp_path: Path, path: str, remedy: str) -> None:
     system = Node(tmp_path)
     system.driver()
     del system.nodes[path]
@@ -115,7 +115,7 @@ def test_a_node_that_cuda_needs_is_named_with_its_remedy(tmp_path: Path, path: s
 
 
 @pytest.mark.parametrize("library", ["libcuda.so", "libnvidia-ml.so"])
-def test_a_library_that_cuda_needs_is_named_with_its_version(tmp_path: Path, library: str) -> None:
+def test_driver_edits_missing_library_is_named_with_version(tmp_path: Path, library: str) -> None:
     system = Node(tmp_path)
     system.driver()
     system.path(f"{FOLDER}/{library}.{VERSION}").rename(system.path(f"{FOLDER}/{library}.570.1.2"))

@@ -20,11 +20,11 @@ def named(name: str, resource: str, created: str = "2026-01-01T00:00:00Z") -> Js
 
 
 def pod(**limits: Any) -> Json:
-    asked = {key.replace("__", "/").replace("_", "."): value for key, value in limits.items()}
+    resource_limits = {key.replace("__", "/").replace("_", "."): value for key, value in limits.items()}
     return {
         "kind": "Pod",
         "metadata": {"name": "p", "namespace": "default", "creationTimestamp": "2026-01-02T00:00:00Z"},
-        "spec": {"containers": [{"name": "c", "resources": {"limits": asked}}]},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": resource_limits}}]},
     }
 
 
@@ -85,7 +85,7 @@ def test_waiting_pod_is_explained(count: int, verdict: str) -> None:
     assert (found.verdict, found.claims) == (verdict, ("default/p-extended-resources",))
 
 
-def test_claim_that_the_scheduler_has_made_is_explained_with_its_pod() -> None:
+def test_claim_created_by_scheduler_is_explained_with_its_pod() -> None:
     wants = {**pod(example_com__gpu=1), "status": {"extendedResourceClaimStatus": {"resourceClaimName": "made"}}}
     cluster = Cluster(
         slices=[published(device("a"))], classes=[SERVING], nodes=[NODE], pods=[wants], claims=[claim(name="made")]

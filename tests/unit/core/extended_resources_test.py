@@ -19,7 +19,7 @@ CHIP = replace(chip_device("310P"), pci_device_id=0xD50019E5)
 CLASS = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
-def test_a_gpu() -> None:
+def test_resource_meaning_of_gpu() -> None:
     found = nvidia.resource_meaning(nvidia.resource_name(GPU, None))
     assert found is not None and (found.kind, found.device_class, found.driver) == (
         DEVICE,
@@ -32,7 +32,7 @@ def test_a_gpu() -> None:
 @pytest.mark.parametrize(
     "profile", ["1g.10gb", "1g.10gb+me", "1g.10gb+me.all", "1g.24gb+gfx", "1g.24gb-me", "1c.3g.40gb"]
 )
-def test_every_profile_is_known_again(profile: str) -> None:
+def test_resource_meaning_round_trips_each_profile(profile: str) -> None:
     found = nvidia.resource_meaning(nvidia.resource_name(GPU, profile))
     assert found is not None and found.kind == PARTITION
     assert found.selector.endswith(f".profile == '{profile}'") and ".type == 'mig'" in found.selector
@@ -40,7 +40,7 @@ def test_every_profile_is_known_again(profile: str) -> None:
 
 
 @pytest.mark.parametrize("of", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"])
-def test_replicas(of: str) -> None:
+def test_resource_meaning_of_replicas(of: str) -> None:
     found = nvidia.resource_meaning(f"{of}.shared")
     assert found is not None and (found.kind, found.of, found.device_class, found.selector) == (SHARED, of, "", "")
 
@@ -59,7 +59,7 @@ def test_replicas(of: str) -> None:
         "example.com/gpu",
     ],
 )
-def test_names_of_others(resource: str) -> None:
+def test_resource_meaning_foreign_names_are_unknown(resource: str) -> None:
     assert nvidia.resource_meaning(resource) is None
 
 
@@ -67,17 +67,17 @@ def test_names_of_others(resource: str) -> None:
     "template",
     ["vir02", "vir02_1c", "vir05_1c_8g", "vir10_4c_16g_m", "vir04_3c_ndvpp", "vir04_4c_dvpp", "vir10_3c_16g_nm"],
 )
-def test_every_template_is_known_again(template: str) -> None:
+def test_resource_meaning_round_trips_each_template(template: str) -> None:
     found = ascend.resource_meaning(ascend.resource_name(CHIP, template))
     assert found is not None and found.kind == PARTITION and f"'{template}'" in found.selector
     assert ".type == 'vnpu'" in found.selector and ".deviceType == 'Ascend310P'" in found.selector
     assert CLASS.fullmatch(found.device_class)
-    # All other devices that the name can stand for have the same name.
-    said = re.findall(r"'(vir[^']*)'", found.selector)
-    assert {ascend.resource_name(CHIP, each) for each in said} == {found.resource}
+    # The selector lists exactly the templates that have this resource name.
+    templates = re.findall(r"'(vir[^']*)'", found.selector)
+    assert {ascend.resource_name(CHIP, each) for each in templates} == {found.resource}
 
 
-def test_chips() -> None:
+def test_resource_meaning_of_chips() -> None:
     names = ("Ascend310P", "Ascend910", "Ascend310", "npu")
     found = {name: ascend.resource_meaning(f"huawei.com/{name}") for name in names}
     assert {name: each.device_class for name, each in found.items() if each} == {
@@ -99,5 +99,5 @@ def test_chips() -> None:
         "nvidia.com/gpu",
     ],
 )
-def test_names_that_are_no_chips(resource: str) -> None:
+def test_resource_meaning_other_huawei_names_are_unknown(resource: str) -> None:
     assert ascend.resource_meaning(resource) is None

@@ -78,7 +78,7 @@ def test_configuration_is_read(text: str, expected: Options) -> None:
     assert read_options(text) == expected
 
 
-def test_module_identifies_gpu_if_no_other_identity_is_returned() -> None:
+def test_member_without_other_identity_is_found_by_module() -> None:
     assert physical_ids(GPUS, HGX) == {gpu.uuid: gpu.module for gpu in GPUS}
     assert physical_ids([replace(GPUS[0], module=None)], HGX) == {}
     assert physical_ids([replace(GPUS[0], module=9)], HGX) == {}
@@ -86,12 +86,14 @@ def test_module_identifies_gpu_if_no_other_identity_is_returned() -> None:
 
 def test_uuid_and_address_have_priority_over_module() -> None:
     """On HGX A100 physical ids and module ids differ: UUID and address have priority."""
-    told = FabricPartition(1, False, (Member(2, GPUS[0].uuid, GPUS[0].pci_address), Member(1, "", GPUS[1].pci_address)))
-    assert physical_ids(GPUS, [told]) == {GPUS[0].uuid: 2, GPUS[1].uuid: 1}
+    mixed = FabricPartition(
+        1, False, (Member(2, GPUS[0].uuid, GPUS[0].pci_address), Member(1, "", GPUS[1].pci_address))
+    )
+    assert physical_ids(GPUS, [mixed]) == {GPUS[0].uuid: 2, GPUS[1].uuid: 1}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "partitions",
     [
         [FabricPartition(1, False, (Member(1, GPUS[0].uuid, GPUS[1].pci_address),))],
         [
@@ -100,19 +102,19 @@ def test_uuid_and_address_have_priority_over_module() -> None:
         ],
     ],
 )
-def test_contradicting_identities_are_rejected(told: list[FabricPartition]) -> None:
+def test_contradicting_identities_are_rejected(partitions: list[FabricPartition]) -> None:
     with pytest.raises(AcceleratorError, match="contradicting identities"):
-        physical_ids([GPUS[0]], told)
+        physical_ids([GPUS[0]], partitions)
 
 
-def test_attributes_name_the_partition_of_each_size() -> None:
+def test_attributes_have_partition_of_each_size() -> None:
     assert attributes(3, HGX) == {"partition1": 10, "partition2": 5, "partition4": 2, "partition8": 1}
     assert attributes(9, HGX) == {}
     assert attributes(1, [*HGX, partition(40, 1, 5)]) == {"partition1": 8, "partition4": 2, "partition8": 1}
 
 
 @given(wanted=st.sets(st.integers(0, 7), min_size=1))
-def test_claim_is_one_partition_or_error_lists_all(wanted: set[int]) -> None:
+def test_claim_matches_one_partition_or_error_lists_all(wanted: set[int]) -> None:
     gpus = [GPUS[index] for index in sorted(wanted)]
     modules = {index + 1 for index in wanted}
     fitting = [each.number for each in HGX if {member.physical_id for member in each.members} == modules]
@@ -138,7 +140,7 @@ def test_overlap_with_active_partition_is_rejected() -> None:
         reject_overlap(partition(5, 3, 4), [active])
 
 
-def test_partition_needs_no_deactivation_without_shared_mode_or_library(tmp_path: Path) -> None:
+def test_partition_without_shared_mode_or_library_needs_no_deactivation(tmp_path: Path) -> None:
     configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
     configuration.parent.mkdir(parents=True)
     configuration.write_text("FABRIC_MODE=1\n")
@@ -154,7 +156,7 @@ def test_partition_needs_no_deactivation_without_shared_mode_or_library(tmp_path
     FabricManager(System(str(tmp_path)), load).deactivate(2)
 
 
-def test_mode_holds_while_the_configuration_cannot_be_read(tmp_path: Path) -> None:
+def test_mode_is_kept_while_configuration_is_unreadable(tmp_path: Path) -> None:
     configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
     configuration.parent.mkdir(parents=True)
     configuration.write_text("FABRIC_MODE=1\n")
@@ -168,7 +170,7 @@ def test_mode_holds_while_the_configuration_cannot_be_read(tmp_path: Path) -> No
     assert not manager.is_used
 
 
-def test_library_that_cannot_be_loaded_for_other_reasons_keeps_the_partition_active(tmp_path: Path) -> None:
+def test_library_load_error_keeps_partition_active(tmp_path: Path) -> None:
     configuration = tmp_path / fabric_manager.CONFIGURATION.lstrip("/")
     configuration.parent.mkdir(parents=True)
     configuration.write_text("FABRIC_MODE=1\n")

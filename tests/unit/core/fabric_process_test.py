@@ -50,22 +50,22 @@ def test_reset_is_blocked_until_the_fabric_manager_runs(root: Path) -> None:
         assert found.reset_blocked(gpu())
 
 
-def test_gpus_without_switches_and_later_ones_need_no_fabric_manager(root: Path) -> None:
+def test_reset_of_gpus_without_switches_needs_no_fabric_manager(root: Path) -> None:
     found = FabricProcess(System(str(root)))
     assert [found.reset_blocked(each) for each in (gpu(switched=False), gpu("Hopper"), gpu("Volta"))] == [""] * 3
 
 
-def test_switches_outside_a_virtual_machine_do_not_count(root: Path) -> None:
+def test_switches_outside_virtual_machine_do_not_count(root: Path) -> None:
     (root / "sys/bus/pci/devices/0000:05:00.0/class").write_text("0x060400\n")
     assert FabricProcess(System(str(root))).reset_blocked(gpu()) == ""
 
 
-def test_first_process_of_a_namespace_does_not_see_the_host(root: Path) -> None:
+def test_first_process_of_namespace_does_not_see_the_host(root: Path) -> None:
     (root / "proc/self").symlink_to("1")
     assert FabricProcess(System(str(root))).reset_blocked(gpu()) == ""
 
 
-def test_devices_with_one_reason_are_named_together() -> None:
+def test_devices_with_the_same_reason_are_named_together() -> None:
     assert blocked_reset([gpu()]) is None
     error = blocked_reset(
         [gpu(), replace(gpu(), reset_blocked="it is tired"), replace(gpu(), reset_blocked="it is tired")]

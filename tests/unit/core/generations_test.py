@@ -47,20 +47,18 @@ GPUS = st.lists(st.builds(BusGpu, st.just("0000:00:00.0"), st.integers(0x1000, 0
         (0x2BB5, "Blackwell"),  # RTX PRO 6000
     ],
 )
-def test_ids_of_the_public_list_fall_into_their_generation(device_id: int, name: str) -> None:
+def test_generation_of_public_pci_ids(device_id: int, name: str) -> None:
     assert generation_of(device_id) == name
 
 
-def test_boards_of_the_simulator_have_the_generation_that_they_say() -> None:
+def test_generation_of_simulated_boards() -> None:
     for path in BOARDS.glob("*.json"):
         board = json.loads(path.read_text())
         assert generation_of(int(board["pci"]["device"], 16)).lower().startswith(board["architecture"]), path.name
 
 
 @given(GPUS, BRANCHES, st.sampled_from([OPEN, PROPRIETARY]))
-def test_what_nothing_speaks_against_fits_and_the_other_way_round(
-    gpus: list[BusGpu], branch: int, modules: str
-) -> None:
+def test_objections_agree_with_fitting_modules(gpus: list[BusGpu], branch: int, modules: str) -> None:
     against = objections(gpus, branch, modules)
     if not against:
         assert modules in fitting_modules(gpus, branch)
@@ -73,7 +71,7 @@ def test_what_nothing_speaks_against_fits_and_the_other_way_round(
             assert against
 
 
-def test_the_vendors_own_choice_comes_first() -> None:
+def test_fitting_modules_vendor_default_is_first() -> None:
     hopper, volta, grace = (BusGpu("0000:00:00.0", number) for number in (0x2330, 0x1DB6, 0x2342))
     assert fitting_modules([hopper], 535) == (PROPRIETARY, OPEN) and fitting_modules([hopper], 580) == (
         OPEN,
@@ -83,7 +81,7 @@ def test_the_vendors_own_choice_comes_first() -> None:
     assert fitting_modules([volta], 580) == (PROPRIETARY,) and fitting_modules([volta, grace], 580) == ()
 
 
-def test_gpus_are_read_from_the_bus_and_nothing_else_is(tmp_path: Path) -> None:
+def test_gpus_on_bus_exclude_other_devices(tmp_path: Path) -> None:
     for address, vendor, kind, device in (
         ("0000:3b:00.0", "0x10de", "0x030200", "0x2330"),
         ("0000:3c:00.0", "0x10de", "0x068000", "0x22a3"),

@@ -47,37 +47,37 @@ entries = st.builds(
 )
 
 
-def test_what_differs_is_said_shortly_and_read_again() -> None:
+def test_note_of_differences_is_short_and_round_trips() -> None:
     devices = [board_model.device("h100-80", places=((LARGE, 0), (SMALL, 4), (SMALL, 5)))]
     devices += [board_model.device("h100-80", 1), board_model.device("h100-80", 2, places=((LARGE, 0), (SMALL, 4)))]
     found = compare(devices, STATIC)
     assert [each["index"] for each in found] == [0, 1]
-    told = read_note(note_of(found))
-    assert [told[device.uuid]["steps"] for device in devices[:2]] == [
+    noted = read_note(note_of(found))
+    assert [noted[device.uuid]["steps"] for device in devices[:2]] == [
         ["− 1g.10gb at 5"],
         ["partitioning on", "+ 3g.40gb at 4", "+ 1g.10gb at 0"],
     ]
     for each in found:
-        assert told[each["uuid"]] == {**shortly(each), "index": each["index"], "held_by": []}
+        assert noted[each["uuid"]] == {**shortly(each), "index": each["index"], "held_by": []}
     assert note_of([]) == "" and read_note("") == {}
 
 
 @given(st.lists(entries, unique_by=lambda each: each["uuid"], max_size=80))
-def test_a_note_is_bounded_and_names_nobody(found: list[Any]) -> None:
+def test_note_of_is_bounded_and_names_no_claims(found: list[Any]) -> None:
     text = note_of(found)
-    told = read_note(text)
-    assert list(told) == sorted(each["uuid"] for each in found[:MOST_DEVICES])
-    for each in told.values():
+    noted = read_note(text)
+    assert list(noted) == sorted(each["uuid"] for each in found[:MOST_DEVICES])
+    for each in noted.values():
         assert len(each["steps"]) <= MOST_STEPS + 1
         assert all(len(one) <= LONGEST_TEXT for one in (*each["steps"], each["wanted"], each["error"]))
-    assert "team-a/secret" not in json.dumps(told)
+    assert "team-a/secret" not in json.dumps(noted)
     # At most four bytes per character, and 256 KiB for all annotations of an object.
     assert len(text) * 4 < 128 * MOST_DEVICES + 4 * MOST_DEVICES * (MOST_STEPS + 4) * 2 * LONGEST_TEXT
     assert note_of(reversed(found[:MOST_DEVICES])) == text, "the order of the devices makes no other note"
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.text(), st.lists).map(json.dumps)))
-def test_what_is_no_note_says_nothing(text: str) -> None:
+def test_read_note_invalid_text_returns_nothing(text: str) -> None:
     assert read_note(text) == {} or isinstance(json.loads(text), dict)
 
 
@@ -90,7 +90,7 @@ def a_slice(node: str, generation: int, note: str | None) -> dict[str, Any]:
     }
 
 
-def test_of_a_pool_the_newest_generation_counts() -> None:
+def test_notes_of_slices_use_newest_generation() -> None:
     one = note_of(compare([board_model.device("h100-80")], STATIC))
     slices = [
         a_slice("node-1", 1, one),
@@ -102,5 +102,5 @@ def test_of_a_pool_the_newest_generation_counts() -> None:
     assert told_by_slices([a_slice("node-1", 1, "{")]) == {"node-1": {}}
 
 
-def test_the_annotation_is_named_once() -> None:
+def test_annotation_name_is_published() -> None:
     assert layout_differences.ANNOTATION == "dra.accelerators/layout-differs"

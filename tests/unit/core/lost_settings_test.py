@@ -36,7 +36,7 @@ CLOCKS = {"minimum": 345, "maximum": 1410}
         pytest.param(Kept({POWER_LIMIT: 500}, {POWER_LIMIT: 500}), {}, {}, {}, id="record removed"),
     ],
 )
-def test_expected_settings(
+def test_expected_settings_include_recorded_values(
     kept: Kept | None, own: dict[str, Any], noted: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     assert expected(kept, own, noted) == wanted
@@ -51,13 +51,13 @@ def present(power: float = 700.0, *, persistence: bool = False, blocked: str = "
     }
 
 
-def test_lost_settings_have_their_initial_value() -> None:
+def test_lost_settings_have_initial_values() -> None:
     wanted = {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}
     assert lost(wanted, None, present(), set()) == wanted
     assert lost(wanted, None, present(650.0), {POWER_LIMIT}) == {GRAPHICS_CLOCKS: CLOCKS}
 
 
-def test_lost_settings_without_what_persistence_mode_has_kept() -> None:
+def test_lost_settings_exclude_values_kept_by_persistence_mode() -> None:
     kept = Kept({PERSISTENCE: True}, {})
     now = present(persistence=True)
     assert lost({GRAPHICS_CLOCKS: CLOCKS}, kept, now, {PERSISTENCE}) == {}
@@ -65,6 +65,6 @@ def test_lost_settings_without_what_persistence_mode_has_kept() -> None:
     assert lost({PERSISTENCE: True}, kept, present(), set()) == {PERSISTENCE: True}
 
 
-def test_lost_settings_without_those_that_the_gpu_does_not_take_now() -> None:
+def test_lost_settings_exclude_unsupported_settings() -> None:
     assert lost({COMPUTE_MODE: "Prohibited"}, None, present(blocked="MIG is on"), set()) == {}
     assert lost({"timeSlice": "Long"}, None, present(), set()) == {}

@@ -25,7 +25,7 @@ def device(name: str, *, request: str = "r", partition: bool = False, **sharing:
     return SharedDevice(f"{UID}-{name}", name, request, f"{kind}-{name}", partition, {"strategy": "MPS", **sharing})
 
 
-def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() -> None:
+def test_companions_same_settings_share_daemon_with_own_limits() -> None:
     limits = {"defaultPinnedDeviceMemoryLimit": 4 * GIBIBYTE, "defaultPerDevicePinnedMemoryLimit": {"GPU-b": GIBIBYTE}}
     shared = [device("a", **limits), device("b", request="s", **limits), device("c", defaultActiveThreadPercentage=25)]
     first, second = mps.companions(UID, shared)
@@ -43,15 +43,15 @@ def test_gpus_with_the_same_settings_have_one_daemon_with_limits_of_their_own() 
     assert (second.devices, second.commands[0]) == ((f"{UID}-c",), "set_default_active_thread_percentage 25")
 
 
-def test_one_configuration_names_devices_of_several_daemons_by_their_uuid() -> None:
+def test_companions_limits_by_uuid_are_split_between_daemons() -> None:
     """A configuration with UUIDs of several daemons: each daemon gets its own settings. A UUID outside of the claim is refused."""
     limits = {"GPU-a": GIBIBYTE, "GPU-b": 2 * GIBIBYTE}
     shared = [
         device("a", request="a", defaultPerDevicePinnedMemoryLimit=limits),
         device("b", request="b", defaultPerDevicePinnedMemoryLimit=limits, defaultActiveThreadPercentage=50),
     ]
-    told = [[each for each in daemon.commands if "pinned" in each] for daemon in mps.companions(UID, shared)]
-    assert told == [
+    limit_commands = [[each for each in daemon.commands if "pinned" in each] for daemon in mps.companions(UID, shared)]
+    assert limit_commands == [
         ["set_default_device_pinned_mem_limit 0 1024M"],
         ["set_default_device_pinned_mem_limit 0 2048M"],
     ]
@@ -59,7 +59,7 @@ def test_one_configuration_names_devices_of_several_daemons_by_their_uuid() -> N
         mps.companions(UID, shared[:1])
 
 
-def test_several_users_have_one_server_where_that_is_asked_for() -> None:
+def test_companions_multi_user_has_one_server() -> None:
     shared = [
         device("a"),
         device("b", multiUser=False),
@@ -75,7 +75,7 @@ def test_several_users_have_one_server_where_that_is_asked_for() -> None:
     ]
 
 
-def test_every_partition_has_a_daemon_and_its_clients_bear_the_limit() -> None:
+def test_companions_partition_has_daemon_with_client_limit() -> None:
     limit = {"defaultPinnedDeviceMemoryLimit": 3 * GIBIBYTE + 5}
     shared = [
         device("a", partition=True, **limit),
@@ -109,13 +109,13 @@ def test_every_partition_has_a_daemon_and_its_clients_bear_the_limit() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(shared: list[SharedDevice], message: str) -> None:
+def test_companions_impossible_settings_are_rejected(shared: list[SharedDevice], message: str) -> None:
     with pytest.raises(ConfigRefused, match=message):
         mps.companions(UID, shared)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from((25, 50, None))), max_size=8))
-def test_every_device_has_exactly_one_daemon(kinds: list[tuple[bool, int | None]]) -> None:
+def test_companions_each_device_has_one_daemon(kinds: list[tuple[bool, int | None]]) -> None:
     shared = [
         device(
             f"d{number}",
@@ -134,7 +134,7 @@ def test_every_device_has_exactly_one_daemon(kinds: list[tuple[bool, int | None]
         assert (f"set_default_active_thread_percentage {percentage}" in each.commands) == (percentage is not None)
 
 
-def test_a_node_without_mps_says_what_to_install() -> None:
+def test_companions_without_mps_names_package() -> None:
     class Bare(System):
         def finds(self, program: str) -> bool:
             return program != mps.TOOL

@@ -65,38 +65,38 @@ def table(title: str) -> list[list[str]]:
     return [[cell.strip().replace("`", "") for cell in row.strip("|").split("|")] for row in rows]
 
 
-def said(title: str) -> dict[str, str]:
+def labels_for(title: str) -> dict[str, str]:
     devices, strategy = MACHINES[title]
     return labels(devices, machine(devices), strategy)
 
 
 @pytest.mark.parametrize("title", MACHINES)
-def test_each_row_of_the_page_is_what_is_written(title: str) -> None:
+def test_labels_match_each_row_of_the_page(title: str) -> None:
     rows = table(title)
     documented = {row[0]: row[-1] for row in rows}
     assert len(documented) == len(rows)
-    found = said(title)
-    whole = said("Whole GPUs")
+    found = labels_for(title)
+    whole = labels_for("Whole GPUs")
     # Tables of partitions list only differences from whole GPUs.
     expected = found if title == "Whole GPUs" else {key: text for key, text in found.items() if whole.get(key) != text}
     assert {key: "" if text == "(empty)" else text for key, text in documented.items()} == expected
 
 
-def test_no_label_is_written_that_the_page_does_not_have() -> None:
+def test_labels_are_all_documented() -> None:
     everywhere = {row[0] for title in MACHINES for row in table(title)}
     assert set(NAMES) <= everywhere
     by_profile = {f"{partition_resource('3g.40gb')}.{name}" for name in OF_PARTITIONS}
     assert by_profile <= {row[0] for row in table("Partitions by profile")}
 
 
-def test_what_is_not_written_is_not_written() -> None:
+def test_labels_documented_as_absent_are_absent() -> None:
     rows = table("Labels that are not written")
     assert len(rows) > 4 and all(row[-1].endswith(".") for row in rows)
-    written = {key for title in MACHINES for key in said(title)}
+    written = {key for title in MACHINES for key in labels_for(title)}
     assert not written & {row[0] for row in rows}
 
 
-def test_a_driver_of_two_numbers_has_a_revision_that_says_nothing() -> None:
+def test_labels_driver_with_two_numbers_has_empty_revision() -> None:
     found = labels([gpu(driver_version="615.43")])
     assert found["nvidia.com/cuda.driver-version.revision"] == found["nvidia.com/cuda.driver.rev"] == ""
     assert found["nvidia.com/cuda.driver-version.full"] == "615.43"
@@ -104,7 +104,7 @@ def test_a_driver_of_two_numbers_has_a_revision_that_says_nothing() -> None:
     assert not [name for name in unknown if "driver" in name]
 
 
-def test_a_machine_that_does_not_tell() -> None:
+def test_labels_machine_without_facts() -> None:
     found = labels(WHOLE, UNKNOWN_MACHINE)
     assert (found[f"{GPU}.machine"], found[f"{GPU}.mode"]) == ("unknown", "unknown")
     assert labels(WHOLE, machine(WHOLE, "0x030000"))[f"{GPU}.mode"] == "graphics"
@@ -123,25 +123,25 @@ def test_a_machine_that_does_not_tell() -> None:
         ("", ""),
     ],
 )
-def test_spelling(text: str, spelling: str) -> None:
+def test_spelled_replaces_invalid_characters(text: str, spelling: str) -> None:
     assert spelled(text) == spelling
 
 
-def test_of_two_fabrics_none_is_the_nodes() -> None:
+def test_labels_two_fabrics_have_no_clique() -> None:
     assert labels([gpu(0), gpu(1, clique=None)])[f"{GPU}.clique"] == str(CLIQUE)
     for other in (replace(CLIQUE, number=2), replace(CLIQUE, fabric="another")):
         assert f"{GPU}.clique" not in labels([gpu(0), gpu(1, clique=other)])
     assert f"{GPU}.clique" not in labels([gpu(clique=None)])
 
 
-def test_the_clique_of_a_gpu() -> None:
+def test_labels_clique_of_gpu() -> None:
     name = bytes(range(16))
     assert str(clique_of(3, 0, name, 7)) == "00010203-0405-0607-0809-0a0b0c0d0e0f.7"
     assert clique_of(2, 0, name, 7) is clique_of(3, 1, name, 7) is clique_of(3, 0, bytes(16), 7) is None
     assert has_joined(3, 0) and not has_joined(2, 0) and not has_joined(3, 1)
 
 
-def test_of_different_gpus_only_what_they_share() -> None:
+def test_labels_different_gpus_have_common_values_only() -> None:
     other = gpu(1, product="NVIDIA A30", memory_bytes=24 << 30, driver_version="580.95.05")
     found = labels([gpu(0), other])
     assert not {f"{GPU}.product", f"{GPU}.memory"} & set(found) and found[f"{GPU}.count"] == "2"
@@ -151,13 +151,13 @@ def test_of_different_gpus_only_what_they_share() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "family"), [("Ada Lovelace", "ada-lovelace"), ("Unknown", "undefined")])
-def test_families(architecture: str, family: str) -> None:
+def test_labels_family_of_architecture(architecture: str, family: str) -> None:
     one = gpu()
     one = replace(one, attributes={**one.attributes, "architecture": architecture})
     assert labels([one])[f"{GPU}.family"] == family
 
 
-def test_gpus_in_partitions_alone_have_no_replicas() -> None:
+def test_labels_fully_partitioned_gpus_have_no_replicas() -> None:
     assert labels(ALIKE)[f"{GPU}.replicas"] == "0"
     assert labels(MANY)[f"{GPU}.replicas"] == "1"
 
@@ -172,14 +172,14 @@ def test_gpus_in_partitions_alone_have_no_replicas() -> None:
     ],
     ids=["one whole", "one empty", "two profiles", "empty"],
 )
-def test_partitions_that_are_not_alike_are_no_gpus(devices: list[Device]) -> None:
+def test_labels_single_strategy_mixed_partitions_are_invalid(devices: list[Device]) -> None:
     found = labels(devices, strategy=SINGLE)
-    told = [found[f"{GPU}.{name}"] for name in ("product", "count", "replicas", "memory")]
-    assert told == ["NVIDIA-H100-80GB-HBM3-MIG-INVALID", "0", "0", "0"]
+    values = [found[f"{GPU}.{name}"] for name in ("product", "count", "replicas", "memory")]
+    assert values == ["NVIDIA-H100-80GB-HBM3-MIG-INVALID", "0", "0", "0"]
     assert f"{GPU}.slices.gi" not in found and found["nvidia.com/mig.strategy"] == "single"
 
 
-def test_strategies() -> None:
+def test_labels_by_partition_strategy() -> None:
     assert "nvidia.com/mig.strategy" not in labels(MANY)
     assert labels(MANY, strategy=AUTO) == labels(MANY, strategy=MIXED)
     assert labels(WHOLE, strategy=AUTO) == labels(WHOLE, strategy=NO_PARTITIONS)
@@ -187,7 +187,7 @@ def test_strategies() -> None:
     assert all(labels([], UNKNOWN_MACHINE, strategy) == {} for strategy in STRATEGIES)
 
 
-def test_names_of_profiles_with_more_or_less() -> None:
+def test_labels_profile_names_with_suffixes() -> None:
     (device,) = [gpu(places=((20, 0),))]
     (part,) = device.partitions
     assert part.profile == "1g.10gb+me"
@@ -198,14 +198,14 @@ def test_names_of_profiles_with_more_or_less() -> None:
     assert not [name for name in labels([bare], strategy=MIXED) if "/mig-" in name]
 
 
-def test_a_backend_says_the_same() -> None:
+def test_backend_labels_equal_functions() -> None:
     backend = create("nvidia")
-    assert backend.labels(MANY, machine(MANY), MIXED) == said("Partitions by profile")
+    assert backend.labels(MANY, machine(MANY), MIXED) == labels_for("Partitions by profile")
     npu = chip_device("A3")
     assert create("ascend").labels([npu], UNKNOWN_MACHINE, MIXED) == create("ascend").labels([npu])
 
 
-def test_labels_of_the_bus() -> None:
+def test_bus_labels_have_class_vendor_and_sriov() -> None:
     facts = replace(machine(WHOLE), seats={each.pci_address: Seat("0x030200", True) for each in WHOLE})
     name = "feature.node.kubernetes.io/pci-"
     assert bus_labels(WHOLE, facts, ["vendor", "class"]) == {
@@ -219,7 +219,7 @@ def test_labels_of_the_bus() -> None:
     assert bus_labels([npu], seats, ["class", "vendor", "device"]) == {f"{name}1200_19e5_d803.present": "true"}
 
 
-def test_what_a_machine_shows(tmp_path: Path) -> None:
+def test_read_machine_returns_product_and_bus_facts(tmp_path: Path) -> None:
     files = {"sys/class/dmi/id/product_name": "PowerEdge XE9680\n"}
     for each in WHOLE[:1]:
         files[f"sys/bus/pci/devices/{each.pci_address}/class"] = "0x030200\n"
@@ -233,7 +233,7 @@ def test_what_a_machine_shows(tmp_path: Path) -> None:
     assert read_machine(System(root=str(tmp_path / "nowhere")), ()) == UNKNOWN_MACHINE
 
 
-def test_versions_that_differ_are_nobodys() -> None:
+def test_labels_different_versions_have_no_label() -> None:
     other = gpu(1)
     other = replace(other, attributes={**other.attributes, "cudaDriverVersion": Version("12.4.0")})
     assert "nvidia.com/cuda.runtime-version.full" not in labels([gpu(0), other])

@@ -115,8 +115,8 @@ class Scene:
         self, *rules: dict[str, Any], reset: str | None = None, restore: bool = True, absent: bool = False
     ) -> Decision:
         store = str(self.system.path("/state/state.db"))
-        asked = Asked(parse_settings(list(rules)), store, RECORD, reset, restore, absent)
-        return decide(self.backend, self.system, asked)
+        request = Asked(parse_settings(list(rules)), store, RECORD, reset, restore, absent)
+        return decide(self.backend, self.system, request)
 
     def run(self, *rules: dict[str, Any], **more: Any) -> Decision:
         decision = self.decide(*rules, **more)
@@ -145,7 +145,7 @@ CLOCKS = {"minimum": 345, "maximum": 1410}
 FIRST = {"match": {"index": 0}, "power_limit": 300, "graphics_clocks": {"maximum": 1410}}
 
 
-def test_only_what_differs_is_set_and_what_cannot_be_read_is_known_from_the_record(scene: Scene) -> None:
+def test_run_again_changes_nothing_with_unreadable_settings(scene: Scene) -> None:
     scene.run(FIRST)
     assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS} and scene.now(1) == {}
     before = list(scene.silicon.calls)
@@ -153,7 +153,7 @@ def test_only_what_differs_is_set_and_what_cannot_be_read_is_known_from_the_reco
     assert scene.silicon.calls == before
 
 
-def test_rules_that_go_are_taken_back_and_the_record_goes_with_its_last_entry(scene: Scene) -> None:
+def test_run_removed_rules_restore_values_and_delete_record(scene: Scene) -> None:
     scene.run(FIRST)
     scene.run({"match": {}, "power_limit": 300})
     assert (scene.now(), scene.now(1)) == ({POWER_LIMIT: 300}, {POWER_LIMIT: 300})
@@ -163,14 +163,14 @@ def test_rules_that_go_are_taken_back_and_the_record_goes_with_its_last_entry(sc
     assert scene.now() == {} and not scene.noted() and not scene.system.exists("/var/lib/dra-accelerators")
 
 
-def test_without_restore_a_rule_is_about_its_own_settings_alone(scene: Scene) -> None:
+def test_run_without_restore_affects_only_its_settings(scene: Scene) -> None:
     scene.run(FIRST)
     assert scene.run({"match": {"index": 1}, "power_limit": 400}, restore=False).plan.concerned
     assert scene.run({"match": {"index": 0}, "power_limit": 300}, restore=False).plan.changes_nothing
     assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS}
 
 
-def test_another_start_of_the_machine_voids_what_it_takes_along(scene: Scene) -> None:
+def test_run_after_reboot_applies_volatile_settings_again(scene: Scene) -> None:
     scene.run({**FIRST, "ecc": False}, reset="when_needed")
     scene.system.path(BOOT).write_text("the next\n")
     uuid = next(iter(scene.silicon.devices))
@@ -184,7 +184,7 @@ def test_another_start_of_the_machine_voids_what_it_takes_along(scene: Scene) ->
     assert not scene.noted()
 
 
-def test_one_reset_before_everything_that_it_would_take_along(scene: Scene) -> None:
+def test_run_reset_precedes_settings_that_it_clears(scene: Scene) -> None:
     scene.run({**FIRST, "ecc": False}, reset="when_needed")
     uuid = next(iter(scene.silicon.devices))
     assert scene.silicon.calls == [
@@ -195,7 +195,7 @@ def test_one_reset_before_everything_that_it_would_take_along(scene: Scene) -> N
     assert scene.now() == {POWER_LIMIT: 300, GRAPHICS_CLOCKS: CLOCKS, ECC: False}
 
 
-def test_a_reset_needs_consent_and_never_leaves_it_pending(scene: Scene) -> None:
+def test_run_reset_needs_consent_and_leaves_no_pending_change(scene: Scene) -> None:
     (error,) = scene.decide({"match": {}, "ecc": False}).errors
     assert isinstance(error, Unsupported) and error.code == "reset-needs-consent"
     decision = scene.run({"match": {}, "ecc": False}, reset="never")
@@ -207,7 +207,7 @@ def test_a_reset_needs_consent_and_never_leaves_it_pending(scene: Scene) -> None
     assert (scene.now(), scene.now(1)) == ({ECC: False}, {})
 
 
-def looked(**changes: Any) -> Seen:
+def seen_device(**changes: Any) -> Seen:
     seen = Seen(
         board_model.device("h100-80"),
         {
@@ -234,60 +234,66 @@ BUSY = replace(board_model.device("h100-80"), processes=(Process(4711, "train"),
 @pytest.mark.parametrize(
     ("seen", "wanted", "words"),
     [
-        (looked(claims=("a/one",)), {"compute_mode": "Prohibited"}, "used by claim a/one"),
-        (looked(device=BUSY), {"compute_mode": "ExclusiveProcess"}, "used by process 4711 (train)"),
-        (looked(device=BUSY), {"ecc": False}, "would end what uses it: process 4711 (train)"),
-        (looked(claims=("a/one",)), {"ecc": False}, "would end what uses it: claim a/one"),
+        (seen_device(claims=("a/one",)), {"compute_mode": "Prohibited"}, "used by claim a/one"),
+        (seen_device(device=BUSY), {"compute_mode": "ExclusiveProcess"}, "used by process 4711 (train)"),
+        (seen_device(device=BUSY), {"ecc": False}, "would end what uses it: process 4711 (train)"),
+        (seen_device(claims=("a/one",)), {"ecc": False}, "would end what uses it: claim a/one"),
         (
-            looked(turned={POWER_LIMIT: ClaimedKnob(700.0, ("a/one", "a/two"))}),
+            seen_device(turned={POWER_LIMIT: ClaimedKnob(700.0, ("a/one", "a/two"))}),
             {"power_limit": 500},
             "claims a/one, a/two have set it for the time of the claim",
         ),
-        (looked(device=board_model.device("h100-80", places=((19, 0),))), {"ecc": False}, "partitions along: 1g.10gb"),
+        (
+            seen_device(device=board_model.device("h100-80", places=((19, 0),))),
+            {"ecc": False},
+            "partitions along: 1g.10gb",
+        ),
     ],
 )
-def test_who_would_be_hurt_is_named(seen: Seen, wanted: dict[str, Any], words: str) -> None:
+def test_plan_settings_process_or_claim_in_use_is_named(seen: Seen, wanted: dict[str, Any], words: str) -> None:
     error = refusal(seen, **wanted)
     assert isinstance(error, InUse) and words in str(error)
 
 
-def test_what_is_reset_along_is_left_alone_as_well() -> None:
+def test_plan_settings_linked_device_in_use_blocks_reset() -> None:
     linked = (board_model.device("h100-80", 1).pci_address,)
-    first = looked(device=replace(board_model.device("h100-80"), linked=linked))
-    busy = looked(device=replace(board_model.device("h100-80", 1), processes=(Process(4711),)))
+    first = seen_device(device=replace(board_model.device("h100-80"), linked=linked))
+    busy = seen_device(device=replace(board_model.device("h100-80", 1), processes=(Process(4711),)))
     assert cast("InUse", refusal(first, busy, ecc=False)).pids == (4711,)
 
 
-def test_reset_that_is_blocked_is_refused() -> None:
-    blocked = looked(device=replace(board_model.device("h100-80"), reset_blocked="nothing connects it. Connect it"))
+def test_plan_settings_blocked_reset_is_rejected() -> None:
+    blocked = seen_device(
+        device=replace(board_model.device("h100-80"), reset_blocked="nothing connects it. Connect it")
+    )
     error = refusal(blocked, ecc=False)
     assert error.code == "reset-blocked" and blocked.device.uuid in str(error) and "Connect it" in str(error)
 
 
-def test_what_a_claim_found_counts_and_where_that_is_forgotten_what_was_noted() -> None:
+def test_plan_settings_value_before_claim_counts() -> None:
     rules = parse_settings([{"match": {}, "power_limit": 500}])
     for before, noted in ((500.0, RecordedValues()), (None, RecordedValues({POWER_LIMIT: 500}, {POWER_LIMIT: 700.0}))):
-        seen = looked(turned={POWER_LIMIT: ClaimedKnob(before, ("a/one",))})
+        seen = seen_device(turned={POWER_LIMIT: ClaimedKnob(before, ("a/one",))})
         record = SettingsRecord("this", {seen.device.uuid: noted})
         plan, errors = plan_settings([seen], rules, record, restore=True, reset=None)
         assert (plan.concerned, errors) == (frozenset(), ())
 
 
-def test_harmless_setting_is_applied_while_a_claim_is_prepared() -> None:
-    seen = looked(claims=("a/one",), device=BUSY)
+def test_plan_settings_harmless_setting_during_prepare_is_applied() -> None:
+    seen = seen_device(claims=("a/one",), device=BUSY)
     rules = parse_settings([{"match": {}, "power_limit": 500, "compute_mode": "Default"}])
     plan, errors = plan_settings([seen], rules, SettingsRecord("this"), restore=True, reset=None)
     assert not errors and [change.name for change in plan.devices[0].changes] == [POWER_LIMIT]
 
 
-def test_a_device_that_is_away_is_left_alone() -> None:
-    seen = looked(away=True)
+def test_plan_settings_absent_device_is_skipped() -> None:
+    seen = seen_device(away=True)
     rules = parse_settings([{"match": {}, "power_limit": 5}])
     plan, errors = plan_settings([seen], rules, SettingsRecord("this"), restore=True, reset=None)
     assert (plan, errors) == (SettingsPlan(), ())
 
 
-def test_what_is_blocked_waits_and_is_no_change(tmp_path: Path) -> None:
+def test_run_blocked_setting_is_withheld_without_change(tmp_path: Path) -> None:
     scene = Scene(tmp_path, board_model.device("h100-80", enabled=True))
     decision = scene.run({"match": {}, "compute_mode": "ExclusiveProcess", "power_limit": 300})
     assert decision.plan.devices[0].withheld == {COMPUTE_MODE: "it is partitioned"}
@@ -295,7 +301,7 @@ def test_what_is_blocked_waits_and_is_no_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [AcceleratorError("the board said no", code="no"), OSError("the board said no")])
-def test_a_change_that_fails_takes_back_the_others(scene: Scene, error: Any) -> None:
+def test_execute_failure_restores_other_settings(scene: Scene, error: Any) -> None:
     scene.run(FIRST)
     kept = scene.system.read_text(RECORD)
     scene.silicon.left, scene.silicon.error = 1, error
@@ -307,7 +313,7 @@ def test_a_change_that_fails_takes_back_the_others(scene: Scene, error: Any) -> 
     assert scene.system.read_text(RECORD) == kept
 
 
-def test_failed_change_restores_values_when_the_record_cannot_be_written(scene: Scene) -> None:
+def test_execute_failure_restores_values_without_writable_record(scene: Scene) -> None:
     scene.run(FIRST)
     scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
     decision = scene.decide({"match": {}, "power_limit": 500})
@@ -330,7 +336,7 @@ def test_failed_change_restores_values_when_the_record_cannot_be_written(scene: 
     assert (scene.now(), scene.now(1)) == ({}, {}), "the next run restores the values of before the first run"
 
 
-def test_failed_change_keeps_the_record_of_a_device_that_cannot_be_restored(scene: Scene) -> None:
+def test_execute_failure_keeps_record_of_unrestored_device(scene: Scene) -> None:
     scene.silicon.left, scene.silicon.error = 1, AcceleratorError("the board said no", code="no")
     decision = scene.decide({"match": {}, "power_limit": 500})
     with pytest.raises(SettingsFailed) as caught:
@@ -355,7 +361,7 @@ WITH_RESET = {"match": {"index": 0}, "ecc": False, "compute_mode": "Prohibited"}
 
 # 0 calls succeed: ECC fails. 1: the reset fails. 2: the settings of the first GPU fail. 3: those of the linked GPU.
 @pytest.mark.parametrize("calls", range(4))
-def test_failed_change_restores_values_that_a_reset_has_deleted(tmp_path: Path, calls: int) -> None:
+def test_execute_failure_restores_values_cleared_by_reset(tmp_path: Path, calls: int) -> None:
     """A failed change restores the power limits of both GPUs, although no rule names them or matches the linked GPU."""
     scene, _uuids = linked_scene(tmp_path)
     decision = scene.decide(WITH_RESET, reset="when_needed")
@@ -367,7 +373,7 @@ def test_failed_change_restores_values_that_a_reset_has_deleted(tmp_path: Path, 
     assert not scene.noted()
 
 
-def test_failed_reset_that_has_deleted_values_restores_them(tmp_path: Path) -> None:
+def test_execute_failed_reset_restores_cleared_values(tmp_path: Path) -> None:
     scene, _uuids = linked_scene(tmp_path)
     decision = scene.decide(WITH_RESET, reset="when_needed")
 
@@ -385,7 +391,7 @@ def test_failed_reset_that_has_deleted_values_restores_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_record_of_values_that_a_reset_has_deleted_stays_until_they_are_restored(tmp_path: Path, raises: bool) -> None:
+def test_execute_record_of_cleared_values_stays_until_restored(tmp_path: Path, raises: bool) -> None:
     """The linked GPU rejects its previous power limit, or accepts it without an effect. The next run restores it."""
     scene, uuids = linked_scene(tmp_path)
     decision = scene.decide(WITH_RESET, reset="when_needed")
@@ -452,7 +458,7 @@ RULES = st.lists(
 
 
 @given(runs=st.lists(st.tuples(RULES, st.none() | st.integers(0, 4)), max_size=5), data=st.data())
-def test_whatever_was_wanted_and_wherever_it_was_killed_the_way_back_leads_to_where_it_began(
+def test_run_any_history_with_kills_restores_original_values(
     runs: list[tuple[list[dict[str, Any]], int | None]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scene = Scene(tmp_path_factory.mktemp("scene"))
@@ -473,7 +479,7 @@ def test_whatever_was_wanted_and_wherever_it_was_killed_the_way_back_leads_to_wh
     assert not scene.noted()
 
 
-def test_a_record_is_read_as_it_was_written_and_refused_when_it_is_none(scene: Scene) -> None:
+def test_read_record_round_trips_and_rejects_invalid(scene: Scene) -> None:
     record = SettingsRecord("this", {"one": RecordedValues({POWER_LIMIT: 300}, {POWER_LIMIT: 700.0})})
     write_record(scene.system, RECORD, record)
     assert read_record(scene.system, RECORD, "this") == record == parse_record(record.to_text(), RECORD)
@@ -491,7 +497,7 @@ def test_a_record_is_read_as_it_was_written_and_refused_when_it_is_none(scene: S
         assert noted_values(scene.system, RECORD, "one") == {}
 
 
-def test_values_of_a_record_that_cannot_be_read_now_are_unknown(scene: Scene) -> None:
+def test_noted_values_unreadable_record_is_unknown(scene: Scene) -> None:
     assert noted_values(scene.system, RECORD, "one") == {}  # no record
     scene.system.path(RECORD).mkdir(parents=True)  # reading it is an OSError
     with pytest.raises(AcceleratorError, match="cannot be read for device one") as caught:
@@ -499,7 +505,7 @@ def test_values_of_a_record_that_cannot_be_read_now_are_unknown(scene: Scene) ->
     assert caught.value.code == "unreadable-record"
 
 
-def test_all_that_is_wrong_with_a_rule_is_said_and_where_partitions_belong() -> None:
+def test_parse_settings_reports_all_errors_and_layout_keys() -> None:
     with pytest.raises(InvalidSettings) as caught:
         parse_settings([{"match": {}}, {"match": {}, "power_limit": 0, "ecc": "on"}])
     assert "Settings rule 2: power_limit is 0; expected" in str(caught.value) and "ecc is 'on'" in str(caught.value)

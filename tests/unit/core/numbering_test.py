@@ -152,7 +152,7 @@ def test_upgrade_takes_names_from_minors(tmp_path: Path) -> None:
     assert kernel.names() == {first: 1, second: 0}
 
 
-def test_new_gpu_with_the_minor_of_an_absent_gpu_gets_a_name_of_its_own(tmp_path: Path) -> None:
+def test_new_gpu_with_the_minor_of_an_absent_gpu_gets_a_new_name(tmp_path: Path) -> None:
     """The first GPU is in a virtual machine when the third one is added: the third one gets a new name."""
     kernel = Kernel(tmp_path, 3)
     first, second, third = kernel.addresses

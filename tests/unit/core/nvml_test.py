@@ -19,7 +19,7 @@ from dra_driver.core.vendors.nvidia.fabric import COMPLETED, has_joined, state_o
 from dra_driver.core.vendors.nvidia.nvml import DEPRECATED, Nvml
 
 
-def test_threads_read_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_threads_return_their_own_values(monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2)
 
     def library(handle: int, reference: Any) -> int:
@@ -64,7 +64,7 @@ def test_deprecated_function_counts_as_missing(monkeypatch: pytest.MonkeyPatch) 
     assert nvml.optional("nvmlDeviceGetTemperature", 0, 0) is None
 
 
-def test_no_function_is_called_with_an_object_that_threads_share() -> None:
+def test_calls_share_no_object_between_threads() -> None:
     shared = {
         name
         for name, function in inspect.getmembers(pynvml, inspect.isfunction)

@@ -26,7 +26,7 @@ SEEDS, CLAIMS = range(4), 400
 
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
-def test_the_order_turns_no_more_claims_away_than_the_order_of_names(name: str) -> None:
+def test_offers_order_rejects_no_more_claims_than_name_order(name: str) -> None:
     """Compare with the order of names, in which NVIDIA's driver publishes them (GKP/driver.go: sorted). With few places both are equal."""
     gpu = replace(device(name), partitioning=Partitioning(True, True, True))
     ours, counters = offers(gpu, True), counter_set(gpu).counters
@@ -59,7 +59,7 @@ def accepted(counters: dict[str, int], chosen: tuple[Offer, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
-def test_counters_accept_exactly_what_can_exist(name: str) -> None:
+def test_counters_admit_exactly_possible_partitions(name: str) -> None:
     gpu = device(name, enabled=True)
     possible = sorted((offer for offer in offers(gpu, dynamic=True) if offer.kind == "partition"), key=place)
     counters = dict(counter_set(gpu).counters)
@@ -79,7 +79,7 @@ def test_counters_accept_exactly_what_can_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
-def test_the_whole_gpu_excludes_every_partition(name: str) -> None:
+def test_whole_gpu_excludes_all_partitions(name: str) -> None:
     gpu = device(name)
     gpu = replace(gpu, partitioning=replace(gpu.partitioning, needs_reset=False))
     *possible, whole = offers(gpu, dynamic=True)
@@ -91,7 +91,7 @@ def test_the_whole_gpu_excludes_every_partition(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_next_to_adopted_partitions_only_what_fits_is_offered(name: str, data: st.DataObject) -> None:
+def test_offers_with_adopted_partitions_are_those_that_fit(name: str, data: st.DataObject) -> None:
     states = board_model.all_states(name)
     adopted = data.draw(st.sampled_from(states))
     gpu = device(name, enabled=True, places=adopted)
@@ -113,7 +113,7 @@ def test_next_to_adopted_partitions_only_what_fits_is_offered(name: str, data: s
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_partitions_made_for_claims_change_nothing(name: str, data: st.DataObject) -> None:
+def test_offers_partitions_of_claims_change_nothing(name: str, data: st.DataObject) -> None:
     state = data.draw(st.sampled_from(board_model.all_states(name)))
     before = device(name, enabled=True)
     after = device(name, enabled=True, places=state)
@@ -124,13 +124,13 @@ def test_partitions_made_for_claims_change_nothing(name: str, data: st.DataObjec
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MIG_BOARDS)
-def test_ill_health_changes_nothing_that_is_offered(name: str, dynamic: bool) -> None:
+def test_offers_faulty_device_are_unchanged(name: str, dynamic: bool) -> None:
     gpu = device(name, enabled=True, places=board_model.all_states(name)[-1])
     ill = replace(gpu, health=Health((Sign("gpu-lost", Severity.FAILED, "It is lost."),)))
     assert offers(ill, dynamic) == offers(gpu, dynamic)
 
 
-def test_names_and_attributes_are_the_vendor_s() -> None:
+def test_offers_have_vendor_names_and_attributes() -> None:
     gpu = device("h100-80", index=1)
     published = {offer.name: offer for offer in offers(gpu, dynamic=True)}
     whole = published["gpu-1"]
@@ -168,7 +168,7 @@ def test_names_and_attributes_are_the_vendor_s() -> None:
     assert "gpu-0-mig-1g24gb-meall-65-9" in {offer.name for offer in offers(device("rtx-pro-6000"), dynamic=True)}
 
 
-def test_first_fit_takes_the_place_that_spoils_least() -> None:
+def test_first_fit_uses_least_disruptive_placement() -> None:
     published = [offer for offer in offers(device("h100-80"), dynamic=True) if offer.kind == "partition"]
     starts = {
         profile: [offer.placement.start for offer in published if offer.profile == profile and offer.placement]
@@ -181,14 +181,14 @@ def test_first_fit_takes_the_place_that_spoils_least() -> None:
     assert published[-1].profile == "7g.80gb"
 
 
-def test_a_gpu_without_partitioning_is_published_whole() -> None:
+def test_offers_gpu_without_partitioning_is_whole() -> None:
     for dynamic in (False, True):
         (only,) = offers(device("l4"), dynamic)
         assert (only.name, only.kind, only.counter_set, dict(only.consumes)) == ("gpu-0", "device", None, {})
         assert dict(only.capacities) == {"memory": device("l4").memory_bytes}
 
 
-def test_static_partitions_are_published_with_uuid_and_slices() -> None:
+def test_offers_static_partitions_have_uuid_and_slices() -> None:
     gpu = device("a100-40", places=((9, 4), (19, 0)))
     published = offers(gpu, dynamic=False)
     assert [offer.name for offer in published] == ["gpu-0-mig-1g5gb-19-0", "gpu-0-mig-3g20gb-9-4"]
@@ -200,7 +200,7 @@ def test_static_partitions_are_published_with_uuid_and_slices() -> None:
     assert three.counter_set is None
 
 
-def test_an_instance_without_compute_instance_is_not_published_but_takes_room() -> None:
+def test_offers_instance_without_compute_instance_consumes_only() -> None:
     gpu = device("h100-80", places=((19, 0),))
     gpu = replace(gpu, partitions=(replace(gpu.partitions[0], uuid="", compute_instance_id=None, compute_instances=0),))
     assert offers(gpu, dynamic=False) == ()
@@ -209,7 +209,7 @@ def test_an_instance_without_compute_instance_is_not_published_but_takes_room() 
     assert published and not any(offer.kind == "device" for offer in published)
 
 
-def test_where_a_mode_change_needs_a_reset_only_the_present_mode_is_offered() -> None:
+def test_offers_mode_change_with_reset_keeps_current_mode() -> None:
     off = offers(device("a100-80"), dynamic=True)
     assert [offer.name for offer in off] == ["gpu-0"] and off[0].counter_set is None
     on = offers(device("a100-80", enabled=True), dynamic=True)
@@ -218,7 +218,7 @@ def test_where_a_mode_change_needs_a_reset_only_the_present_mode_is_offered() ->
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @pytest.mark.parametrize("layout", ["separate", "combined"])
-def test_every_board_keeps_the_limits_of_the_api(name: str, layout: str) -> None:
+def test_pool_of_every_board_is_within_api_limits(name: str, layout: str) -> None:
     gpus = [device(name, index) for index in range(8)]
     for dynamic in (False, True):
         published = [offer for gpu in gpus for offer in offers(gpu, dynamic)]
@@ -234,7 +234,7 @@ def test_every_board_keeps_the_limits_of_the_api(name: str, layout: str) -> None
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_static_partitions_of_every_state_keep_the_limits_of_the_api(name: str, data: st.DataObject) -> None:
+def test_pool_of_static_partitions_is_within_api_limits(name: str, data: st.DataObject) -> None:
     state = data.draw(st.sampled_from(board_model.all_states(name)))
     published = offers(device(name, enabled=True, places=state), dynamic=False)
     assert len(published) == len(state)
@@ -243,7 +243,7 @@ def test_static_partitions_of_every_state_keep_the_limits_of_the_api(name: str, 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("board", board_names())
-def test_passthrough_device_is_offered_with_the_whole_one(board: str, dynamic: bool) -> None:
+def test_offers_passthrough_device_with_whole_device(board: str, dynamic: bool) -> None:
     """Both consume all of the same counters. No other published value changes."""
     gpu = replace(device(board, 3), passthrough=Passthrough(5, 1 << 37, True))
     without, found = offers(gpu, dynamic), offers(gpu, dynamic, (), True)
@@ -263,7 +263,7 @@ def test_passthrough_device_is_offered_with_the_whole_one(board: str, dynamic: b
     assert sibling.attributes["resource.kubernetes.io/pciBusID"] == gpu.pci_address
 
 
-def test_a_gpu_that_is_cut_up_or_has_no_iommu_is_not_for_virtual_machines() -> None:
+def test_offers_partitioned_or_without_iommu_is_no_passthrough() -> None:
     gpu = device("h100-80", 0)
     assert offers(gpu, True, (), True) == offers(gpu, True)
     passable = replace(gpu, passthrough=Passthrough(0, 0, False))

@@ -38,7 +38,7 @@ def override(system: System) -> str:
     return pci.override_of(system, ADDRESS)
 
 
-def test_a_device_goes_and_comes_back(system: PciSystem) -> None:
+def test_give_and_return_restores_driver(system: PciSystem) -> None:
     passthrough.refuse(system, ADDRESS)
     passthrough.give(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
@@ -49,7 +49,7 @@ def test_a_device_goes_and_comes_back(system: PciSystem) -> None:
     ]
     written = len(system.written)
     passthrough.give(system, HANDOVER)
-    assert len(system.written) == written, "what is done is not done again"
+    assert len(system.written) == written, "completed steps are not repeated"
     passthrough.take_back(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
     written = len(system.written)
@@ -61,7 +61,7 @@ GRACE = "nvgrace-gpu-vfio-pci"
 ALIASES = ("vfio_pci:v000010DEd00002342sv*sd*bc*sc*i*", "vfio_pci:v000010DEd00002941sv*sd*bc*sc*i*")
 
 
-def test_device_with_a_variant_driver_goes_to_it_and_comes_back(system: PciSystem) -> None:
+def test_give_device_with_variant_driver_uses_it(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     assert best_driver(system, ADDRESS) == GRACE
     passthrough.refuse(system, ADDRESS)
@@ -78,19 +78,19 @@ def test_device_with_a_variant_driver_goes_to_it_and_comes_back(system: PciSyste
 
 
 @pytest.mark.parametrize("alias", ["vfio_pci:v000015B3d*sv*sd*bc*sc*i*", "pci:v000010DEd00002342sv*sd*bc*sc*i*"])
-def test_variant_driver_of_other_devices_is_not_chosen(system: PciSystem, alias: str) -> None:
+def test_variant_driver_of_other_devices_is_not_selected(system: PciSystem, alias: str) -> None:
     system.add_variant(ADDRESS, GRACE, alias)
     assert best_driver(system, ADDRESS) == DRIVER
 
 
-def test_variant_driver_with_the_fewest_wildcards_is_chosen(system: PciSystem) -> None:
+def test_variant_driver_with_fewest_wildcards_is_selected(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, "vfio_pci:v000010DEd*sv*sd*bc*sc*i*")
     path = system.path("/lib/modules/6.17.0/modules.alias")
     path.write_text(f"{path.read_text()}alias {ALIASES[0]} other_vfio_pci\n")
     assert best_driver(system, ADDRESS) == "other-vfio-pci"
 
 
-def test_refuse_variant_driver_that_is_not_loaded_is_named(system: PciSystem) -> None:
+def test_refuse_unloaded_variant_driver_is_named(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES, loaded=False)
     with pytest.raises(
         Unsupported, match=f"the driver {GRACE}, which this device needs in place of vfio-pci, is not loaded"
@@ -98,7 +98,7 @@ def test_refuse_variant_driver_that_is_not_loaded_is_named(system: PciSystem) ->
         passthrough.refuse(system, ADDRESS)
 
 
-def test_variant_driver_is_found_by_a_service_that_does_not_see_the_modules(system: PciSystem) -> None:
+def test_variant_driver_without_visible_modules_is_found(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     seen = system.path("/proc/1/root/lib/modules/6.17.0")
     seen.parent.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_variant_driver_is_found_by_a_service_that_does_not_see_the_modules(syst
     assert best_driver(system, ADDRESS) == GRACE
 
 
-def test_list_of_variant_drivers_with_an_io_error_rejects_the_device(system: PciSystem) -> None:
+def test_variant_driver_list_io_error_rejects_device(system: PciSystem) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     path = system.path("/lib/modules/6.17.0/modules.alias")
     path.unlink()
@@ -115,9 +115,7 @@ def test_list_of_variant_drivers_with_an_io_error_rejects_the_device(system: Pci
         passthrough.refuse(system, ADDRESS)
 
 
-def test_unreadable_list_of_variant_drivers_rejects_the_device(
-    system: PciSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variant_driver_list_unreadable_rejects_device(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     system.add_variant(ADDRESS, GRACE, *ALIASES)
     real = system.read_bytes
 
@@ -136,7 +134,7 @@ def test_devices_of_variant_drivers_in_the_group_are_harmless(system: PciSystem)
     passthrough.refuse(system, ADDRESS)
 
 
-def test_handover_without_variant_has_the_format_of_the_previous_release() -> None:
+def test_handover_without_variant_has_previous_release_format() -> None:
     assert "driver" not in HANDOVER.to_dict() and handover_of(HANDOVER.to_dict()) == HANDOVER
     variant = replace(HANDOVER, driver=GRACE)
     assert handover_of(variant.to_dict()) == variant
@@ -146,7 +144,7 @@ def test_handover_without_variant_has_the_format_of_the_previous_release() -> No
 
 
 @pytest.mark.parametrize("api_device", [False, True])
-def test_the_nodes_of_iommufd(system: PciSystem, api_device: bool) -> None:
+def test_iommufd_edits_have_its_nodes(system: PciSystem, api_device: bool) -> None:
     assert passthrough.wanted_interface(system, True) == LEGACY, "the kernel has none"
     system.iommufd = True
     assert passthrough.wanted_interface(system, True) == IOMMUFD
@@ -157,16 +155,14 @@ def test_the_nodes_of_iommufd(system: PciSystem, api_device: bool) -> None:
     assert paths == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", *(["/dev/iommu"] if api_device else [])]
 
 
-def test_a_driver_that_does_not_take_it_leaves_it_where_it_was(system: PciSystem) -> None:
+def test_give_driver_that_does_not_bind_rolls_back(system: PciSystem) -> None:
     system.refuses = {DRIVER}
     with pytest.raises(AcceleratorError, match=r"0000:18:00\.0 cannot be written to .*vfio-pci/bind: No such device"):
         passthrough.give(system, HANDOVER)
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
-def test_a_driver_that_does_not_let_go_is_not_waited_for_without_end(
-    system: PciSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_give_driver_that_does_not_unbind_times_out(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 1.0)  # the writes return, but the driver does not change
     system.stuck = {ADDRESS}
     with pytest.raises(AcceleratorError, match="to leave own: it is still bound to own"):
@@ -174,9 +170,7 @@ def test_a_driver_that_does_not_let_go_is_not_waited_for_without_end(
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
-def test_a_write_that_never_comes_back_is_not_waited_for_either(
-    system: PciSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_give_blocked_write_times_out(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     monkeypatch.setattr(passthrough, "SWITCH_SECONDS", 0.2)
@@ -190,7 +184,7 @@ def test_a_write_that_never_comes_back_is_not_waited_for_either(
 
 
 @pytest.mark.parametrize("driver", ["", DRIVER])
-def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> None:
+def test_return_after_kill_at_any_write_restores_driver(system: PciSystem, driver: str) -> None:
     """The process was killed between two writes: the device has no driver or the new one, and the override is set. It returns to its driver."""
     passthrough.give(system, HANDOVER)
     if not driver:
@@ -200,7 +194,7 @@ def test_wherever_it_stopped_it_comes_back(system: PciSystem, driver: str) -> No
     assert (system.driver(ADDRESS), override(system)) == ("own", "")
 
 
-def test_given_again_after_a_return_that_was_ended_at_its_first_write(system: PciSystem) -> None:
+def test_give_after_killed_return_sets_override_again(system: PciSystem) -> None:
     """The process was killed after it cleared the override and before it changed the driver: a new switch sets the override again."""
     passthrough.give(system, HANDOVER)
     system.put(f"{pci.DEVICES}/{ADDRESS}/driver_override", "")
@@ -209,19 +203,19 @@ def test_given_again_after_a_return_that_was_ended_at_its_first_write(system: Pc
     assert (system.driver(ADDRESS), override(system)) == (DRIVER, DRIVER)
 
 
-def test_what_somebody_else_has_set_stays(system: PciSystem) -> None:
+def test_return_keeps_override_of_other_programs(system: PciSystem) -> None:
     system.path(f"{pci.DEVICES}/{ADDRESS}/driver_override").write_text("own\n")
     passthrough.take_back(system, HANDOVER)
     assert override(system) == "own"
 
 
-def test_without_an_iommu_it_is_refused(system: PciSystem) -> None:
+def test_refuse_without_iommu(system: PciSystem) -> None:
     system.add("0000:19:00.0", None, "own")
     with pytest.raises(Unsupported, match="it is in no IOMMU group"):
         passthrough.refuse(system, "0000:19:00.0")
 
 
-def test_without_the_driver_it_is_refused(system: PciSystem) -> None:
+def test_refuse_without_driver(system: PciSystem) -> None:
     system.path(f"{pci.DRIVERS}/{DRIVER}").rmdir()
     with pytest.raises(Unsupported, match="the driver vfio-pci is not loaded"):
         passthrough.refuse(system, ADDRESS)
@@ -237,7 +231,7 @@ def test_without_the_driver_it_is_refused(system: PciSystem) -> None:
         ("", "0x060400", False),
     ],
 )
-def test_others_of_the_group_are_named(system: PciSystem, driver: str, kind: str, refused: bool) -> None:
+def test_refuse_names_other_devices_of_the_group(system: PciSystem, driver: str, kind: str, refused: bool) -> None:
     system.add("0000:18:00.1", "40", driver, kind)
     if not refused:
         passthrough.refuse(system, ADDRESS)
@@ -246,18 +240,18 @@ def test_others_of_the_group_are_named(system: PciSystem, driver: str, kind: str
         passthrough.refuse(system, ADDRESS)
 
 
-def test_virtual_functions_are_in_the_way(system: PciSystem) -> None:
+def test_refuse_virtual_functions(system: PciSystem) -> None:
     system.path(f"{pci.DEVICES}/{ADDRESS}/sriov_numvfs").write_text("4\n")
     with pytest.raises(InUse, match="4 virtual functions"):
         passthrough.refuse(system, ADDRESS)
 
 
-def test_a_device_that_was_taken_away_cannot_come_back(system: PciSystem) -> None:
+def test_return_missing_device_raises_not_found(system: PciSystem) -> None:
     with pytest.raises(NotFound, match=r"PCI device 0000:99:00\.0 is not there"):
         passthrough.take_back(system, replace(HANDOVER, address="0000:99:00.0"))
 
 
-def test_processes_that_have_a_device_open_are_named() -> None:
+def test_refuse_names_processes_with_open_device() -> None:
     """Processes with an open device are found in the real /proc, with a device that exists on each host."""
     machine, number = System(), DeviceNumber("c", 1, 5)  # /dev/zero
     reader, writer = os.pipe()
@@ -289,7 +283,7 @@ def test_processes_that_have_a_device_open_are_named() -> None:
     passthrough.refuse_users(machine, ["/dev/no-such-node"], "nothing")
 
 
-def test_who_looks_is_no_user_whatever_its_number_is_here(tmp_path: Path) -> None:
+def test_users_exclude_own_process_in_pid_namespace(tmp_path: Path) -> None:
     """In a pod with its own PID namespace, a process has a different PID than in the node's /proc: the own process is excluded."""
     for name, target in (("4711", "/dev/zero"), ("4712", "/dev/zero")):
         folder = tmp_path / "proc" / name / "fd"
@@ -314,7 +308,7 @@ def process_of(root: Path, capabilities: int) -> System:
 @pytest.mark.parametrize(
     ("capabilities", "allowed"), [(1 << 19, True), (0, False), (~(1 << 19) & (1 << 41) - 1, False)]
 )
-def test_who_may_not_look_into_processes_gives_nothing_away(tmp_path: Path, capabilities: int, allowed: bool) -> None:
+def test_users_without_capability_are_unknown(tmp_path: Path, capabilities: int, allowed: bool) -> None:
     """Without the capability an empty result proves nothing, also where /proc hides other users' processes: the switch is refused."""
     system = process_of(tmp_path, capabilities)
     if allowed:
@@ -329,7 +323,7 @@ def test_who_may_not_look_into_processes_gives_nothing_away(tmp_path: Path, capa
 @pytest.mark.parametrize(
     ("error", "allowed"), [(PermissionError(13, "no"), False), (FileNotFoundError(2, "gone"), True), (None, True)]
 )
-def test_a_process_that_is_closed_to_us_may_have_the_device_open(
+def test_users_inaccessible_process_may_have_device_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: OSError | None, allowed: bool
 ) -> None:
     """The kernel or a security module denies access to a process despite the capability: refused. A process that has ended is ignored."""
@@ -349,7 +343,7 @@ def test_a_process_that_is_closed_to_us_may_have_the_device_open(
         passthrough.refuse_blind(system, "GPU 0")
 
 
-def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:
+def test_memory_regions_are_counted_to_next_power_of_two(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     folder = tmp_path / "sys/bus/pci/devices" / ADDRESS
     folder.mkdir(parents=True)
@@ -368,12 +362,12 @@ def test_regions_are_counted_up_to_a_power_of_two(tmp_path: Path) -> None:
 
 
 @given(st.sampled_from(["a100-40", "h100-80", "l4"]), st.integers(0, 7), st.booleans(), st.booleans())
-def test_facts_outlive_the_process(board: str, index: int, passable: bool, iommufd: bool) -> None:
+def test_document_of_facts_round_trips(board: str, index: int, passable: bool, iommufd: bool) -> None:
     facts = replace(device(board, index), passthrough=Passthrough(index, 1 << 37, iommufd) if passable else None)
     assert device_of(json.loads(json.dumps(document_of(facts)))) == facts
 
 
-def test_facts_of_former_releases_say_less() -> None:
+def test_device_of_document_of_previous_releases() -> None:
     clique = Clique("7b968a6d-c8aa-45e1-9e07-e1e51be99c31", 1)
     facts = device("h100-80", driver_version="580.95.05", clique=clique, switched=True, resets_alone=True)
     document = json.loads(json.dumps(document_of(facts)))
@@ -383,7 +377,7 @@ def test_facts_of_former_releases_say_less() -> None:
 
 
 @pytest.mark.parametrize("document", [{}, {"vendor": 1}, {**document_of(device("l4", 0)), "profiles": [{}]}])
-def test_facts_that_cannot_be_read_are_refused(document: dict[str, object]) -> None:
+def test_device_of_invalid_document_is_rejected(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         device_of(document)
 
@@ -391,13 +385,13 @@ def test_facts_that_cannot_be_read_are_refused(document: dict[str, object]) -> N
 @pytest.mark.parametrize(
     "values", [{}, {"address": "18:00.0", "former": "own"}, {"address": ADDRESS, "former": "own", "interface": "both"}]
 )
-def test_a_handover_that_cannot_be_read_is_refused(values: dict[str, object]) -> None:
+def test_handover_invalid_document_is_rejected(values: dict[str, object]) -> None:
     assert handover_of(HANDOVER.to_dict()) == HANDOVER
     with pytest.raises(ValueError, match="cannot be read"):
         handover_of(values)
 
 
-def test_a_driver_that_lets_go_at_this_moment_is_none(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_unbound_during_read_is_not_bound(system: PciSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel removes the driver link between any two reads: the device has no driver."""
     read = os.readlink
 

@@ -49,7 +49,7 @@ def test_solve_larger_boards_proves_the_plan_and_repeats_it(fleet: list[Small], 
     wishes_for(A30_NAMES, most_devices=2),
     st.sampled_from([0, 0, 2]),
 )
-def test_what_may_not_go_to_other_nodes_is_planned_as_if_its_node_were_alone(
+def test_solve_pinned_requests_are_planned_per_node(
     fleet: list[Small], first: list[Wish], second: list[Wish], moves: int
 ) -> None:
     fleet = [replace(each, node=f"node-{number % 2}") for number, each in enumerate(fleet)]
@@ -141,7 +141,7 @@ def test_solve_without_result_of_a_later_priority_keeps_the_plan(short: Problem,
     assert plan.gaps == (0, 3 - found.solution.served[1])
 
 
-def test_solve_without_proof_of_the_fewest_changes_says_so(short: Problem, ended: Callable[..., None]) -> None:
+def test_solve_without_proof_of_fewest_changes_is_reported(short: Problem, ended: Callable[..., None]) -> None:
     ended("proven", "proven", "nothing")
     found = highs.solve(short, 0.5)
     assert found.most_served and not found.least_changed and found.remark

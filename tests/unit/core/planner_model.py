@@ -118,7 +118,7 @@ def best(fleet: Sequence[Small], wishes: Sequence[Wish], most_moves: int = 0, *,
         if served is not None:
             worth = (*served, -moved, -sum(each[2] for each in chosen), -sum(each[3] for each in chosen))
             found = max(found, worth) if found is not None else worth
-    assert found is not None, "the fleet as it is, is a plan"
+    assert found is not None, "the unchanged fleet is a plan"
     return found
 
 

@@ -41,7 +41,7 @@ def changed(problem: Problem) -> list[tuple[int, list[str]]]:
 
 
 @given(st.lists(smalls([A30], nodes=1), min_size=1, max_size=3), wishes_for(A30_NAMES), st.integers(1, 4))
-def test_place_claim_is_as_good_as_the_best_plan(fleet: list[Small], wishes: list[Wish], devices: int) -> None:
+def test_place_claim_equals_best_plan(fleet: list[Small], wishes: list[Wish], devices: int) -> None:
     wish = replace(wishes[0], count=1, devices=devices)
     problem = build(read_fleet(answers(fleet)), read_demands([wish.document(0)]))
     solution, most = place_claim(problem), best(fleet, [wish])
@@ -62,7 +62,7 @@ def test_place_claim_is_as_good_as_the_best_plan(fleet: list[Small], wishes: lis
         max_size=3,
     ),
 )
-def test_place_claim_with_several_parts_is_as_good_as_the_solver(fleet: list[Small], parts: list[Any]) -> None:
+def test_place_claim_with_several_parts_equals_solver(fleet: list[Small], parts: list[Any]) -> None:
     problem = problem_of(fleet, *parts)
     solution, solved = place_claim(problem), solve(problem, LONG).solution
     if solution is None:
@@ -79,12 +79,12 @@ def test_place_claim_uses_the_first_of_equal_devices() -> None:
     assert changed(problem_of([Small(A30)] * 3, {"profile": "1g.6gb"})) == [(0, ["1g.6gb"])]
 
 
-def test_place_claim_keeps_whole_devices_and_prefers_the_smallest_partition() -> None:
+def test_place_claim_keeps_whole_devices_and_uses_smallest_partition() -> None:
     held = Small(H100, ((LARGE, 0),), frozenset({(LARGE, 0)}), enabled=True)
     assert changed(problem_of([Small(H100), held], {"memory": "5Gi", "type": "partition"})) == [(1, ["1g.10gb"])]
 
 
-def test_place_claim_keeps_partitions_where_it_can() -> None:
+def test_place_claim_keeps_existing_partitions() -> None:
     free = Small(H100, ((SMALL, 0), (LARGE, 4)), frozenset({(SMALL, 0)}), enabled=True)
     assert changed(problem_of([free], {"profile": "2g.20gb"})) == [(0, ["2g.20gb"])]
     problem = problem_of([free], {"profile": "3g.40gb", "devices": 2})
@@ -97,7 +97,7 @@ def test_place_claim_without_devices_needs_nothing() -> None:
     assert solution is not None and not solution.uses
 
 
-def test_place_claim_of_too_many_kinds_is_refused() -> None:
+def test_place_claim_with_too_many_kinds_is_rejected() -> None:
     parts = [{"memory": f"{memory}Gi", "type": "any", "devices": 8} for memory in (1, 8, 15, 30, 70)]
     with pytest.raises(Unsupported, match="fewer different devices"):
         place_claim(problem_of([Small(H100)], *parts))

@@ -56,14 +56,14 @@ def after(plan: Plan) -> list[list[str]]:
 # ---- the plan
 
 
-def test_what_is_there_and_free_is_used_before_anything_is_made() -> None:
+def test_plan_uses_free_partitions_before_new_ones() -> None:
     fleet = [Small(H100), Small(H100, ((SMALL, 0), (SMALL, 3)), enabled=True)]
     _problem, solution, plan = planned(fleet, [{"profile": "1g.10gb", "count": 2}])
     assert solution.served == (2,) and after(plan) == [["whole"], ["1g.10gb", "1g.10gb"]]
     assert not any(each.changed for each in plan.devices) and plan.unplaceable == () and plan.gaps == (0,)
 
 
-def test_partitions_that_nobody_holds_go_where_there_is_no_other_way() -> None:
+def test_plan_deletes_unused_partitions_only_if_needed() -> None:
     fleet = [Small(H100, ((SMALL, 0), (SMALL, 1), (LARGE, 4)), frozenset({(SMALL, 1)}), enabled=True)]
     _problem, solution, plan = planned(fleet, [{"profile": "2g.20gb"}])
     (device,) = plan.devices
@@ -75,7 +75,7 @@ def test_partitions_that_nobody_holds_go_where_there_is_no_other_way() -> None:
     assert (1, SMALL) in {(each.placement.start, each.profile_id) for each in plan.devices[0].kept}
 
 
-def test_the_higher_priority_is_served_first() -> None:
+def test_plan_serves_higher_priority_first() -> None:
     wanted = [{"name": "many", "profile": "1g.10gb", "count": 7}, {"name": "one", "priority": 1}]
     _problem, solution, plan = planned([Small(H100)], wanted)
     assert solution.served == (0, 1) and after(plan) == [["whole"]]
@@ -84,7 +84,7 @@ def test_the_higher_priority_is_served_first() -> None:
     assert "one" in lacking.message and plan.gaps == (0, 0)
 
 
-def test_a_claim_has_all_its_devices_from_one_node() -> None:
+def test_plan_claim_has_all_devices_on_one_node() -> None:
     fleet = [Small(A30, node=f"node-{number // 2}") for number in range(4)]
     fleet[1] = Small(A30, occupied=True, node="node-0")
     _problem, solution, plan = planned(fleet, [{"devices": 2, "count": 2}, {"profile": "1g.6gb", "count": 4}])
@@ -99,14 +99,14 @@ def test_a_claim_has_all_its_devices_from_one_node() -> None:
     assert lacking.code == "held" and "node" not in lacking.message
 
 
-def test_several_kinds_of_devices_in_one_claim() -> None:
+def test_plan_claim_with_several_device_kinds() -> None:
     fleet = [Small(A30, node="a"), Small(A30, node="b"), Small(H100, node="b")]
     wanted = [{"name": "both", "count": 2, "parts": [{"product": "*H100*"}, {"profile": "2g.12gb", "devices": 2}]}]
     _problem, solution, plan = planned(fleet, wanted)
     assert solution.served == (1,) and after(plan) == [["whole"], ["2g.12gb", "2g.12gb"], ["whole"]]
 
 
-def test_memory_is_had_from_the_smallest_that_has_as_much() -> None:
+def test_plan_memory_request_uses_smallest_sufficient_device() -> None:
     _problem, _solution, plan = planned(
         [Small(H100), Small(A30)], [{"memory": "11Gi", "count": 2, "type": "partition"}]
     )
@@ -115,7 +115,7 @@ def test_memory_is_had_from_the_smallest_that_has_as_much() -> None:
     assert after(plan) == [["whole"]]
 
 
-def test_claims_move_only_where_that_is_allowed() -> None:
+def test_plan_moves_claims_only_with_consent() -> None:
     held = Small(A30, ((14, 0),), frozenset({(14, 0)}), enabled=True)
     wanted = [{"name": "whole"}]
     fleet = [held, Small(A30, ((14, 2),), frozenset({(14, 2)}), enabled=True, node="node-1")]
@@ -138,7 +138,7 @@ def test_claims_move_only_where_that_is_allowed() -> None:
         ({"partitioning": {"supported": True, "enabled": True, "pending": False}}, "a change of its mode"),
     ],
 )
-def test_what_is_not_well_or_in_between_is_left_as_it_is(change: Json, reason: str) -> None:
+def test_plan_faulty_or_changing_device_is_fixed(change: Json, reason: str) -> None:
     nodes = answers([Small(A30, enabled=True)])
     nodes["node-0"]["devices"][0].update(change)
     _problem, solution, plan = planned(nodes, [{"profile": "1g.6gb"}])
@@ -146,7 +146,7 @@ def test_what_is_not_well_or_in_between_is_left_as_it_is(change: Json, reason: s
     assert plan.devices[0].rule is None and layouts_of(plan, {}) == []
 
 
-def test_a_partition_made_by_hand_keeps_its_device_as_it_is() -> None:
+def test_plan_manually_created_partition_fixes_its_device() -> None:
     nodes = answers([Small(A30, ((14, 0), (14, 1)), enabled=True)])
     nodes["node-0"]["devices"][0]["partitions"][0].update(uuid="", owner="foreign")
     _problem, solution, plan = planned(nodes, [{"profile": "1g.6gb", "count": 3}])
@@ -154,7 +154,7 @@ def test_a_partition_made_by_hand_keeps_its_device_as_it_is() -> None:
     assert solution.served == (2,) or solution.served == (1,)
 
 
-def test_rules_of_today_are_kept_where_they_can_be() -> None:
+def test_plan_keeps_current_rules_if_possible() -> None:
     dynamic = {"mode": "dynamic", "prepared_before_binding": True}
     _problem, solution, plan = planned([Small(A30)], [{"profile": "1g.6gb", "count": 4}], rule=dynamic)
     assert solution.served == (4,) and plan.devices[0].rule == dynamic and not plan.devices[0].changed
@@ -173,7 +173,7 @@ def test_rules_of_today_are_kept_where_they_can_be() -> None:
     }
 
 
-def test_claims_of_the_cluster_and_of_nodes_both_count() -> None:
+def test_read_fleet_merges_claims_of_cluster_and_nodes() -> None:
     nodes = answers([Small(A30), Small(A30)])
     uuids = [each["uuid"] for each in nodes["node-0"]["devices"]]
     whole = {"namespace": "team", "name": "a", "devices": [{"uuid": uuids[0], "node": "node-0"}]}
@@ -196,7 +196,7 @@ def npu(kind: str, physical: int = 0, slices: tuple[Any, ...] = ()) -> Json:
 @pytest.mark.parametrize(
     ("kind", "template", "most"), [("310P", "vir02", 3), ("910A", "vir08", 4), ("910B3", "vir10_3c_32g", 2)]
 )
-def test_chips_are_cut_by_the_same_planner(kind: str, template: str, most: int) -> None:
+def test_plan_partitions_npus(kind: str, template: str, most: int) -> None:
     nodes = {"n": {"devices": [npu(kind)]}}
     problem, solution, plan = planned(nodes, [{"profile": template, "count": most + 1}])
     assert solution.served == (most,) and plan.gaps == (0,)
@@ -206,7 +206,7 @@ def test_chips_are_cut_by_the_same_planner(kind: str, template: str, most: int) 
     assert sum(type(step).__name__ == "CreatePartition" for step in steps) == most
 
 
-def test_nothing_that_will_do_is_told_with_what_there_is() -> None:
+def test_plan_unplaceable_request_names_existing_devices() -> None:
     _problem, _solution, plan = planned([Small(A30)], [{"profile": "1g.10gb", "count": 2}, {"memory": "500Gi"}])
     assert [each.code for each in plan.unplaceable] == ["no-such-device"] * 2
     assert "NVIDIA A30" in plan.unplaceable[0].message
@@ -266,7 +266,7 @@ def fleet_in_order(fleet: list[Small], read: Fleet) -> list[Small]:
     wishes_for(A30_NAMES, most_devices=2),
     st.sampled_from([0, 0, 1]),
 )
-def test_plan_is_the_best_of_all(fleet: list[Small], wishes: list[Wish], moves: int) -> None:
+def test_plan_equals_best_plan(fleet: list[Small], wishes: list[Wish], moves: int) -> None:
     nodes = answers(fleet)
     wanted = [each.document(number) for number, each in enumerate(wishes)]
     problem, solution, plan = planned(nodes, wanted, moves)
@@ -279,7 +279,7 @@ def test_plan_is_the_best_of_all(fleet: list[Small], wishes: list[Wish], moves: 
 @given(
     st.lists(smalls([H100], nodes=1), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 4), st.integers(0, 2)
 )
-def test_plans_of_larger_boards_are_consistent(fleet: list[Small], ones: int, twos: int, wholes: int) -> None:
+def test_plan_of_larger_boards_is_consistent(fleet: list[Small], ones: int, twos: int, wholes: int) -> None:
     wanted = [
         {"name": "ones", "profile": "1g.10gb", "count": ones},
         {"name": "twos", "memory": "15Gi", "count": twos, "priority": 3},
@@ -297,7 +297,7 @@ def test_plans_of_larger_boards_are_consistent(fleet: list[Small], ones: int, tw
     [Small(A30, ((SMALL_A30, 0),), enabled=True), Small(A30)],
     [Wish(1, 0, profile="1g.6gb"), Wish(1, 5, memory=5 * 2**30)],
 )
-def test_what_can_be_served_as_it_is_needs_no_change(fleet: list[Small], wishes: list[Wish]) -> None:
+def test_plan_served_without_changes_changes_nothing(fleet: list[Small], wishes: list[Wish]) -> None:
     problem, solution, plan = planned(fleet, [each.document(number) for number, each in enumerate(wishes)])
     most = best(fleet, wishes, as_it_is=True)
     assert worth_of(problem, solution, plan) >= most
@@ -307,7 +307,7 @@ def test_what_can_be_served_as_it_is_needs_no_change(fleet: list[Small], wishes:
 
 @given(st.lists(smalls([A30]), min_size=1, max_size=4), wishes_for(A30_NAMES))
 @example([Small(A30, enabled=True), Small(A30)], [Wish(1, 0, profile="1g.6gb"), Wish(1, 5, memory=5 * 2**30)])
-def test_planned_again_from_what_came_of_it_nothing_changes(fleet: list[Small], wishes: list[Wish]) -> None:
+def test_plan_of_previous_result_changes_nothing(fleet: list[Small], wishes: list[Wish]) -> None:
     wanted = [each.document(number) for number, each in enumerate(wishes)]
     nodes = answers(fleet)
     _problem, first, plan = planned(nodes, wanted)
@@ -320,10 +320,10 @@ def test_planned_again_from_what_came_of_it_nothing_changes(fleet: list[Small], 
         later = board_model.device(A30, facts["index"], places=(*kept, *made), enabled=each.rule["mode"] == "static")
         from ansible_collections.dra.accelerators.plugins.module_utils._report.device_facts import device_facts
 
-        told = device_facts(later)
-        for one in told["partitions"]:
+        later_facts = device_facts(later)
+        for one in later_facts["partitions"]:
             one.update(owner="administrator", claims=claims.get((one["profile_id"], one["placement"]["start"]), []))
-        facts.update({key: told[key] for key in ("partitions", "partitioning")})
+        facts.update({key: later_facts[key] for key in ("partitions", "partitioning")})
     problem, second, again = planned(nodes, wanted)
     priorities = len(problem.priorities)
     assert worth_of(problem, second, again)[:priorities] == worth_of(problem, first, plan)[:priorities]
@@ -353,12 +353,12 @@ def test_planned_again_from_what_came_of_it_nothing_changes(fleet: list[Small], 
         ([{"vendor": ""}], "key vendor"),
     ],
 )
-def test_wishes_that_are_wrong_are_refused(document: Any, says: str) -> None:
+def test_parse_invalid_requests_are_rejected(document: Any, says: str) -> None:
     with pytest.raises(InvalidDemand, match=says):
         read_demands(document)
 
 
-def test_inventories_that_are_none_are_refused() -> None:
+def test_read_fleet_invalid_inventory_is_rejected() -> None:
     with pytest.raises(InvalidFleet, match="node-9 is no answer"):
         read_fleet({"node-9": {"devices": [{"uuid": "x"}]}})
     nodes = answers([Small(A30)])
@@ -370,7 +370,7 @@ def test_inventories_that_are_none_are_refused() -> None:
     assert read_fleet({"silent": {}}).devices == ()
 
 
-def test_too_many_ways_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_too_many_arrangements_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrangements, "MOST", 10)
     with pytest.raises(AcceleratorError, match="fewer different profiles"):
         planned([Small(H100)], [{"profile": "1g.10gb"}])

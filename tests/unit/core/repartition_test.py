@@ -34,7 +34,7 @@ from dra_driver.core.store.prepared_claims import PreparedPartition
 from dra_driver.core.vendors.nvidia import offers
 from hypothesis import given
 from hypothesis import strategies as st
-from layout_test import linked, rule_of, states_by_multiset
+from layout_plan_test import linked, rule_of, states_by_multiset
 from memory_backend import MemoryBackend
 
 BOARD = "h100-80"
@@ -90,7 +90,7 @@ def scenes(draw: st.DrawFn) -> tuple[tuple[Place, ...], dict[int, int], tuple[tu
 
 
 @given(scenes(), st.sampled_from(("pods", "partitions")))
-def test_the_fewest_pods_or_partitions_are_disturbed_and_then_of_the_other(
+def test_plan_disturbs_minimum_in_preferred_order(
     scene: tuple[tuple[Place, ...], dict[int, int], tuple[tuple[int, int], ...]], prefer: str
 ) -> None:
     present, users, target = scene
@@ -135,7 +135,7 @@ def test_the_fewest_pods_or_partitions_are_disturbed_and_then_of_the_other(
 
 
 @pytest.mark.parametrize(("prefer", "partitions", "pods"), [("pods", 3, 0), ("partitions", 2, 1)])
-def test_where_pods_and_partitions_differ_what_is_preferred_decides(prefer: str, partitions: int, pods: int) -> None:
+def test_plan_preference_decides_between_pods_and_partitions(prefer: str, partitions: int, pods: int) -> None:
     gpu = device(BOARD, places=((19, 0), (19, 2), (20, 3), (19, 4)))
     wanted = {"mode": "static", "partitions": {"2g.20gb": 2, "1g.10gb": 1, "1g.10gb+me": 1}}
     held = [holding(gpu, number, "team/a") for number, each in enumerate(gpu.partitions) if each.placement.start == 0]
@@ -143,7 +143,7 @@ def test_where_pods_and_partitions_differ_what_is_preferred_decides(prefer: str,
     assert (len(found.going), len(found.claims)) == (partitions, pods)
 
 
-def test_a_change_leaves_what_is_kept_to_whoever_has_it() -> None:
+def test_plan_claims_on_kept_partitions_stay() -> None:
     gpu = device(BOARD, places=((9, 4), (19, 0), (19, 1), (19, 2), (19, 3)))
     prepared = [holding(gpu, number, f"team/{number}") for number in range(5)]
     found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
@@ -156,7 +156,7 @@ def test_a_change_leaves_what_is_kept_to_whoever_has_it() -> None:
     assert not kept & set(found.names) and gone <= set(found.names)
 
 
-def test_what_the_driver_has_made_for_a_claim_goes_with_it_where_the_device_becomes_static() -> None:
+def test_plan_dynamic_to_static_claim_partition_ends_with_claim() -> None:
     gpu = device(BOARD, places=((19, 0),))
     found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
     assert found.claims == ("team/a",) and not any(isinstance(each, DestroyPartition) for each in found.steps)
@@ -165,24 +165,24 @@ def test_what_the_driver_has_made_for_a_claim_goes_with_it_where_the_device_beco
     assert found.former[0]["mode"] == "dynamic"
 
 
-def test_a_dynamic_device_becomes_whole_and_its_claims_end() -> None:
+def test_plan_dynamic_to_whole_ends_claims() -> None:
     gpu = device(BOARD, places=((19, 0),))
     found = only(gpu, {"mode": "whole"}, [holding(gpu, 0, "team/a", created=True)])
     assert found.restarts and found.claims == ("team/a",) and not found.resets
 
 
-def test_a_whole_device_with_a_claim_is_emptied_before_its_mode_changes() -> None:
+def test_plan_whole_device_with_claim_is_drained_before_mode_change() -> None:
     gpu = device(BOARD)
     found = only(gpu, STATIC, [PreparedPartition("team/whole", gpu.uuid)])
     assert found.restarts and found.claims == ("team/whole",) and found.former[0]["mode"] == "whole"
     assert "gpu-0" in found.names
 
 
-def test_a_device_that_becomes_dynamic_and_has_nothing_needs_no_operation() -> None:
+def test_plan_empty_device_to_dynamic_has_no_operation() -> None:
     assert plan([device(BOARD)], [{"match": {}, "mode": "dynamic"}]) == ((), ())
 
 
-def test_devices_that_are_reset_together_are_one_operation() -> None:
+def test_plan_devices_reset_together_are_one_operation() -> None:
     gpus = linked("a30", {0: (1,), 1: (0,)})
     gpus[0] = replace(device("a30", 0, places=((5, 0),)), linked=gpus[0].linked)
     held = PreparedPartition("team/train", gpus[0].uuid, gpus[0].partitions[0].uuid)
@@ -197,14 +197,14 @@ def test_devices_that_are_reset_together_are_one_operation() -> None:
     assert any(name.startswith("gpu-0-mig-") for name in found.names)
 
 
-def test_processes_without_a_claim_are_in_the_way() -> None:
+def test_plan_processes_without_claim_are_rejected() -> None:
     gpu = device(BOARD, places=((9, 4),))
     part = replace(gpu.partitions[0], processes=(Process(4711, "python3"),))
     _found, (error,) = plan([replace(gpu, partitions=(part,))], [{"match": {}, "mode": "whole"}])
     assert isinstance(error, InUse) and error.pids == (4711,) and "no pod can be asked" in error.hint
 
 
-def test_one_that_does_not_fit_stops_no_other() -> None:
+def test_plan_error_of_one_device_keeps_others() -> None:
     gpus = [device(BOARD, 0, enabled=True), device(BOARD, 1, enabled=True)]
     rules = [
         {"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}},
@@ -214,13 +214,13 @@ def test_one_that_does_not_fit_stops_no_other() -> None:
     assert found.uuids == (gpus[1].uuid,) and error.code == "does-not-fit"
 
 
-def test_the_driver_is_told_new_rules_device_by_device() -> None:
+def test_driver_rules_change_device_by_device() -> None:
     gpus = [device(BOARD, number) for number in range(3)]
     new = parse_rules([{"match": {"index": [0, 1]}, "mode": "dynamic"}, {"match": {}, "mode": "whole", "shares": 4}])
     old = parse_rules([{"match": {}, "mode": "whole"}])
-    told = driver_rules(gpus, new, old, {gpus[1].uuid})
-    assert [each["mode"] for each in told] == ["dynamic", "whole", "whole"] and told[2]["shares"] == 4
-    assert parse_rules([dict(each) for each in told])[0].match.uuid == (gpus[0].uuid,)
+    documents = driver_rules(gpus, new, old, {gpus[1].uuid})
+    assert [each["mode"] for each in documents] == ["dynamic", "whole", "whole"] and documents[2]["shares"] == 4
+    assert parse_rules([dict(each) for each in documents])[0].match.uuid == (gpus[0].uuid,)
     assert not same_for_driver(gpus[0], new, old) and same_for_driver(gpus[0], new, new)
 
 
@@ -240,7 +240,7 @@ def record(**changes: Any) -> Record:
     return Record(**{**facts, **changes})
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_record_round_trips(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     (tmp_path / "state").mkdir()
     assert records.read(system, "/state") is None
@@ -261,7 +261,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"wanted": [3]},
     ],
 )
-def test_what_is_no_record_is_named(change: dict[str, Any]) -> None:
+def test_parse_invalid_record_is_named(change: dict[str, Any]) -> None:
     text = json.dumps({"version": 1, **record().to_dict(), **change})
     with pytest.raises(AcceleratorError) as caught:
         records.parse(text, "/x/repartition.json")
@@ -276,7 +276,7 @@ def at(seconds: float, *, boot: str = "boot-1", wall: float = 0.0) -> Moment:
     return Moment(boot, BOOT.boottime + seconds, BOOT.wall + seconds + wall)
 
 
-def test_devices_are_held_until_the_time_is_over(tmp_path: Path) -> None:
+def test_watch_holds_devices_until_expiry(tmp_path: Path) -> None:
     now = [BOOT]
     watch = Watch(str(tmp_path), clock=lambda: now[0])
     known = ("GPU-0", "GPU-1")
@@ -298,29 +298,29 @@ def test_devices_are_held_until_the_time_is_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wall", [-1e9, -3600.0, 3600.0, 1e9])
-def test_clock_set_by_hand_changes_no_hold(wall: float) -> None:
+def test_watch_clock_change_keeps_hold(wall: float) -> None:
     held = record().held_for(600, BOOT)
     assert held.holds(at(1, wall=wall)) and held.remaining(at(1, wall=wall)) == 599
     assert not held.holds(at(601, wall=wall))
 
 
-def test_reboot_begins_the_hold_again_from_the_boot() -> None:
+def test_watch_reboot_restarts_hold() -> None:
     held = record().held_for(600, BOOT)
     for uptime, holds in ((5.0, True), (599.0, True), (600.0, False), (20_000.0, False)):
         assert held.holds(Moment("boot-2", uptime, BOOT.wall + 3)) is holds
 
 
-def test_no_record_holds_for_longer_than_the_longest_time() -> None:
+def test_watch_hold_is_limited() -> None:
     assert not record().held_for(records.LONGEST_SECONDS + 1, BOOT).holds(BOOT)
 
 
-def test_record_of_an_earlier_release_holds_by_the_time_of_day() -> None:
+def test_watch_record_of_earlier_release_holds_by_time_of_day() -> None:
     older = record(until=BOOT.wall + 60)
     assert older.holds(at(59)) and not older.holds(at(60))
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', "\udcff"])
-def test_unreadable_record_holds_all_devices(tmp_path: Path, text: str) -> None:
+def test_watch_unreadable_record_holds_all_devices(tmp_path: Path, text: str) -> None:
     watch = Watch(str(tmp_path), clock=lambda: BOOT)
     (tmp_path / records.FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
     assert watch.held(("GPU-0", "GPU-1")) == {"GPU-0", "GPU-1"}
@@ -334,7 +334,7 @@ def test_unreadable_record_holds_all_devices(tmp_path: Path, text: str) -> None:
     watch.refuse({"GPU-1"})
 
 
-def test_rule_is_written_as_it_was_read() -> None:
+def test_rule_round_trips() -> None:
     rules = [
         {
             "match": {},
@@ -347,8 +347,8 @@ def test_rule_is_written_as_it_was_read() -> None:
     ]
     gpu = device(BOARD)
     for rule in rules:
-        (told,) = driver_rules([gpu], parse_rules([rule]), (), ())
-        again: Rule = parse_rules([dict(told)])[0]
+        (documents,) = driver_rules([gpu], parse_rules([rule]), (), ())
+        again: Rule = parse_rules([dict(documents)])[0]
         assert replace(again, match=parse_rules([rule])[0].match) == parse_rules([rule])[0]
 
 
@@ -361,7 +361,7 @@ def held_of(operation: Operation, prepared: list[PreparedPartition]) -> tuple[st
     return still_held(prepared, parse_rules(document["wanted"]), going, operation.restarts, operation.uuids)
 
 
-def test_what_is_prepared_on_what_goes_is_waited_for_and_nothing_else() -> None:
+def test_held_of_claims_on_deleted_partitions_only() -> None:
     gpu = device(BOARD, places=((9, 4), (19, 0), (19, 1), (19, 2), (19, 3)))
     prepared = [holding(gpu, number, f"team/{number}") for number in range(5)]
     found = only(gpu, {"mode": "static", "partitions": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2}}, prepared)
@@ -371,13 +371,13 @@ def test_what_is_prepared_on_what_goes_is_waited_for_and_nothing_else() -> None:
     assert held_of(found, [replace(each, device_uuid="GPU-other") for each in prepared]) == ()
 
 
-def test_where_all_ends_every_claim_of_the_devices_is_waited_for() -> None:
+def test_held_of_all_claims_if_everything_is_deleted() -> None:
     gpu = device(BOARD)
     found = only(gpu, STATIC, [PreparedPartition("team/whole", gpu.uuid)])
     assert held_of(found, [PreparedPartition("team/late", gpu.uuid)]) == ("team/late",)
 
 
-def test_what_the_driver_has_made_after_the_plan_is_waited_for_where_the_device_becomes_static() -> None:
+def test_held_of_dynamic_to_static_includes_later_claims() -> None:
     gpu = device(BOARD, places=((19, 0),))
     found = only(gpu, STATIC, [holding(gpu, 0, "team/a", created=True)])
     late = replace(holding(gpu, 0, "team/late", created=True), placement=Placement(6, 1), partition_uuid="MIG-late")
@@ -390,30 +390,30 @@ def test_what_the_driver_has_made_after_the_plan_is_waited_for_where_the_device_
 ECC_OFF = Unrest({"ecc": False}, {"ecc": True})
 
 
-def test_a_device_whose_ecc_changes_is_emptied_reset_and_comes_back_as_it_was() -> None:
+def test_plan_ecc_change_drains_resets_and_restores_layout() -> None:
     gpu = device(BOARD, places=((9, 4), (19, 0)))
     held = holding(gpu, 0, "team/a")
     rule = {"mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 1}}
     found = only(gpu, rule, [held], unrest={gpu.uuid: ECC_OFF})
     assert found.resets and found.restarts and found.claims == ("team/a",) and len(found.going) == 2 and not found.kept
-    told = found.to_dict()
-    assert [each["step"] for each in told["steps"]] == [
+    documents = found.to_dict()
+    assert [each["step"] for each in documents["steps"]] == [
         *["destroy_partition"] * 2,
         "set",
         "reset_device",
         *["create_partition"] * 2,
     ]
-    assert told["settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": False}]
-    assert told["former_settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": True}]
+    assert documents["settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": False}]
+    assert documents["former_settings"] == [{"match": {"uuid": [gpu.uuid]}, "ecc": True}]
     # The GPU is emptied in its mode, then its partitions are created at the same places.
     backend = MemoryBackend(BOARD, gpu)
-    execute(backend, plan_layout(gpu, parse_rules(list(told["emptied"]))[0]))  # type: ignore[arg-type]
+    execute(backend, plan_layout(gpu, parse_rules(list(documents["emptied"]))[0]))  # type: ignore[arg-type]
     assert backend.present.partitions == () and backend.present.partitioning.enabled
     execute(backend, plan_layout(backend.present, parse_rules([dict(found.wanted[0])])[0]))  # type: ignore[arg-type]
     assert {each.key for each in backend.present.partitions} == {each.key for each in gpu.partitions}
 
 
-def test_devices_that_are_reset_along_are_emptied_too_and_others_stay() -> None:
+def test_plan_ecc_change_drains_devices_reset_together() -> None:
     gpus = [*linked("a30", {0: (1,), 1: (0,)}), device("a30", 2)]
     held = [PreparedPartition("team/pair", gpus[1].uuid), PreparedPartition("team/far", gpus[2].uuid)]
     (found,), errors = plan(gpus, [{"match": {}, "mode": "whole"}], held, unrest={gpus[0].uuid: ECC_OFF})
@@ -421,7 +421,7 @@ def test_devices_that_are_reset_along_are_emptied_too_and_others_stay() -> None:
     assert [each["match"]["uuid"] for each in found.settings] == [[gpus[0].uuid]] and found.to_dict()["emptied"] == []
 
 
-def test_a_compute_mode_needs_no_reset_but_that_nobody_is_there() -> None:
+def test_plan_compute_mode_drains_without_reset() -> None:
     gpu = device(BOARD)
     held = PreparedPartition("team/a", gpu.uuid)
     change = Unrest({"compute_mode": "ExclusiveProcess"}, {"compute_mode": "Default"})
@@ -430,7 +430,7 @@ def test_a_compute_mode_needs_no_reset_but_that_nobody_is_there() -> None:
     assert [each["step"] for each in found.to_dict()["steps"]] == ["set"]
 
 
-def test_what_the_driver_has_made_goes_with_its_claim_where_the_device_is_emptied() -> None:
+def test_plan_drained_dynamic_device_claim_partition_ends_with_claim() -> None:
     gpu = device(BOARD, places=((19, 0),))
     held = holding(gpu, 0, "team/a", created=True)
     found = only(gpu, {"mode": "dynamic"}, [held], unrest={gpu.uuid: ECC_OFF})
@@ -455,7 +455,7 @@ def test_what_the_driver_has_made_goes_with_its_claim_where_the_device_is_emptie
         ({"compute_mode": "ExclusiveProcess"}, {"computeMode": ("Default", "MIG is on")}, {}),
     ],
 )
-def test_which_settings_need_that_nobody_is_there(
+def test_unrest_lists_settings_that_need_an_idle_device(
     wanted: dict[str, Any], knob: dict[str, tuple[Any, Any]], changes: dict[str, Any]
 ) -> None:
     knobs = {

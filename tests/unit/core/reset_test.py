@@ -23,9 +23,7 @@ from dra_driver.core.vendors.nvidia.vendor import FACTS
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_no_handle_of_ours_is_open_during_a_reset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
+def test_reset_closes_own_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     opened: list[bool] = []
     monkeypatch.setattr(Nvml, "open", lambda nvml: opened.append(True))
     monkeypatch.setattr(Nvml, "close", lambda nvml: opened.append(False))
@@ -38,7 +36,7 @@ def test_no_handle_of_ours_is_open_during_a_reset(
     ) -> None:
         during.append(opened[-1])
         if refused:
-            raise InUse("somebody else has it open")
+            raise InUse("another process has it open")
 
     monkeypatch.setattr(partition, "reset", reset)
     backend.open()
@@ -52,7 +50,7 @@ def test_no_handle_of_ours_is_open_during_a_reset(
 
 
 @pytest.mark.parametrize("change", ["reset", "partitioning", "default"])
-def test_change_of_settings_waits_for_a_record_that_cannot_be_read(tmp_path: Path, change: str) -> None:
+def test_set_knobs_unreadable_record_is_rejected(tmp_path: Path, change: str) -> None:
     """An unreadable record is refused before any change. Afterwards the node's values would be lost."""
     record = tmp_path / "var/lib/dra-accelerators/settings-nvidia.json"
     record.mkdir(parents=True)  # reading it is an OSError
@@ -91,7 +89,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_reset_unloads_nvidia_drm_that_nothing_uses(node: Path) -> None:
+def test_reset_unloads_unused_nvidia_drm(node: Path) -> None:
     partition.reset(System(str(node)), ["GPU-1"])
     ran = [line.split()[0] for line in (node / "log").read_text().splitlines()]
     assert ran == ["nvidia-smi", "rmmod", "nvidia-smi", "modprobe"]
@@ -107,7 +105,7 @@ def test_reset_names_nvidia_drm_that_cannot_be_unloaded(node: Path) -> None:
     assert "rmmod nvidia_drm" in caught.value.hint and "modprobe nvidia_drm" in caught.value.hint
 
 
-def test_reset_leaves_nvidia_drm_without_mode_setting_alone(node: Path) -> None:
+def test_reset_keeps_nvidia_drm_without_mode_setting(node: Path) -> None:
     (node / "sys/module/nvidia_drm/parameters/modeset").write_text("N\n")
     with pytest.raises(InUse, match="is being used") as caught:
         partition.reset(System(str(node)), ["GPU-1"])
@@ -117,7 +115,7 @@ def test_reset_leaves_nvidia_drm_without_mode_setting_alone(node: Path) -> None:
 
 @pytest.mark.parametrize("modprobe", ["echo 'Key was rejected by service' >&2; exit 1", "sleep 30"])
 @pytest.mark.parametrize("resets", [True, False])
-def test_reset_reports_nvidia_drm_that_cannot_be_loaded_again(
+def test_reset_reports_nvidia_drm_that_cannot_be_reloaded(
     node: Path, monkeypatch: pytest.MonkeyPatch, modprobe: str, resets: bool
 ) -> None:
     """If nvidia_drm cannot be loaded again, the reset is still reported, because the driver has to know about it."""
@@ -167,13 +165,13 @@ def process(root: Path, pid: int, name: str, cgroup: str, number: DeviceNumber) 
     (folder / "fd/7").symlink_to(node)
 
 
-def test_reset_is_tried_again_without_persistence_mode(held: Path) -> None:
+def test_reset_retries_without_persistence_mode(held: Path) -> None:
     partition.reset(System(str(held)), ["GPU-1", "GPU-2"], ["/dev/nvidia0"], ["GPU-2"])
     reset = "--gpu-reset -i GPU-1,GPU-2"
     assert (held / "log").read_text().splitlines() == [reset, "-i GPU-2 -pm 0", reset, "-i GPU-2 -pm 1"]
 
 
-def test_reset_leaves_persistence_mode_alone_where_another_process_has_the_gpu_open(held: Path) -> None:
+def test_reset_keeps_persistence_mode_if_other_process_has_gpu_open(held: Path) -> None:
     number = DeviceNumber("c", 195, 0)
     process(held, 41, FACTS.persistence_daemon, "0::/system.slice/nvidia-persistenced.service", number)
     process(held, 42, "nv-hostengine", "0::/system.slice/nvidia-dcgm.service", number)
@@ -189,7 +187,7 @@ CONTAINER = "0123456789ab" + 52 * "c"
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "told"),
+    ("cgroup", "described"),
     [
         ("0::/system.slice/nvidia-dcgm.service", "42 (dcgm, unit nvidia-dcgm.service)"),
         ("1:name=systemd:/system.slice/nvidia-dcgm.service", "42 (dcgm, unit nvidia-dcgm.service)"),
@@ -201,8 +199,8 @@ CONTAINER = "0123456789ab" + 52 * "c"
         ("0::/user.slice/session-1.scope", "42 (dcgm)"),
     ],
 )
-def test_holders_are_named_with_unit_container_or_pod(tmp_path: Path, cgroup: str, told: str) -> None:
+def test_reset_names_holders_with_unit_container_or_pod(tmp_path: Path, cgroup: str, described: str) -> None:
     process(tmp_path, 42, "dcgm", cgroup, DeviceNumber("c", 195, 0))
     (tmp_path / f"var/log/pods/ops_dcgm_{UID}").mkdir(parents=True)
     (found,) = holders(System(str(tmp_path)), ["/dev/nvidia0", "/dev/nvidia1"])
-    assert str(found) == told
+    assert str(found) == described

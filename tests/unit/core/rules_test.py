@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_the_first_rule_that_matches_counts() -> None:
+def test_rules_first_match_wins() -> None:
     rules = parse_rules(
         [
             {"match": {"index": [0]}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 4}},
@@ -46,7 +46,7 @@ def test_the_first_rule_that_matches_counts() -> None:
     assert rules[0].describe() == "static: 1 × 3g.40gb + 4 × 1g.10gb" and rules[1].describe() == "dynamic"
 
 
-def test_all_keys_of_a_match_must_match_and_any_of_their_values() -> None:
+def test_match_requires_all_keys_and_any_value() -> None:
     gpu = device("h100-80", 1)
     assert Match().matches(gpu)
     assert Match(index=(0, 1), uuid=(gpu.uuid,), pci_address=("x", gpu.pci_address)).matches(gpu)
@@ -54,7 +54,7 @@ def test_all_keys_of_a_match_must_match_and_any_of_their_values() -> None:
     assert not Match(product=("*A100*", "H100*")).matches(gpu)
 
 
-def test_a_whole_device_may_have_shares() -> None:
+def test_parse_rules_whole_device_with_shares() -> None:
     shared, alone = parse_rules([{"match": {"index": 7}, "mode": "whole", "shares": 4}, {"match": {}, "mode": "whole"}])
     assert (shared.shares, alone.shares) == (4, 0)
     assert (shared.describe(), alone.describe()) == ("whole, in 4 shares", "whole")
@@ -72,12 +72,12 @@ def test_a_whole_device_may_have_shares() -> None:
         ({"mode": "whole", "shares": "4"}, "not '4'"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(rule: dict[str, Any], message: str) -> None:
+def test_parse_rules_impossible_shares_are_rejected(rule: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidLayout, match=message):
         parse_rules([{"match": {}, **rule}])
 
 
-def test_partitions_may_have_places() -> None:
+def test_parse_rules_partitions_with_placements() -> None:
     (rule,) = parse_rules(
         [
             {
@@ -135,7 +135,7 @@ def test_partitions_may_have_places() -> None:
         ([{"match": {}, "mode": "static", "partitions": ["1g.5gb"]}], "entry 1: expected a mapping, not str"),
     ],
 )
-def test_what_is_wrong_is_named_with_rule_and_key(document: Any, text: str) -> None:
+def test_parse_rules_error_names_rule_and_key(document: Any, text: str) -> None:
     with pytest.raises(InvalidLayout, match=text):
         parse_rules(document)
 
@@ -157,7 +157,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_document_is_read_or_refused(document: Any) -> None:
+def test_parse_rules_any_document_is_read_or_rejected(document: Any) -> None:
     try:
         rules = parse_rules(document)
     except InvalidLayout as error:
@@ -178,7 +178,7 @@ def modes(rules: tuple[Rule, ...]) -> list[tuple[str, tuple[tuple[str, int], ...
     return [(rule.mode, tuple((each.profile, each.count) for each in rule.partitions)) for rule in rules]
 
 
-def test_all_disabled_and_all_enabled() -> None:
+def test_mig_parted_all_disabled_and_all_enabled() -> None:
     gpus = [device("a100-40", 0, enabled=True), device("a100-40", 1)]
     off = rules_from_mig_parted(parted(ALL_DISABLED), "chosen", gpus)
     assert modes(off) == [("whole", ()), ("whole", ())]
@@ -187,7 +187,7 @@ def test_all_disabled_and_all_enabled() -> None:
     assert [rule.match.uuid for rule in on] == [(gpus[0].uuid,), (gpus[1].uuid,)]
 
 
-def test_all_of_a_profile_fills_every_board() -> None:
+def test_mig_parted_all_of_a_profile_fills_every_board() -> None:
     """The configurations all-<profile> that mig-parted ships fill each board, for each profile."""
     for name in board_names():
         gpu = device(name)
@@ -199,7 +199,7 @@ def test_all_of_a_profile_fills_every_board() -> None:
             assert [step["profile"] for step in made] == [profile.name] * profile.maximum
 
 
-def test_all_balanced_goes_by_device_filter() -> None:
+def test_mig_parted_all_balanced_applies_by_device_filter() -> None:
     """One configuration for several boards applies to each board its own entry, by PCI device id."""
     document = parted(
         {
@@ -227,7 +227,7 @@ def test_all_balanced_goes_by_device_filter() -> None:
         assert plan_layout(gpu, rule).steps
 
 
-def test_a_filter_with_a_subsystem_matches_that_subsystem() -> None:
+def test_mig_parted_filter_with_subsystem_matches_it() -> None:
     gpu = device("h100-80")
     entry = {**ALL_ENABLED, "device-filter": f"0x233010DE:0x{gpu.pci_subsystem_id:08X}"}
     assert len(rules_from_mig_parted(parted(entry), "chosen", [gpu])) == 1
@@ -235,7 +235,7 @@ def test_a_filter_with_a_subsystem_matches_that_subsystem() -> None:
     assert rules_from_mig_parted(parted(entry), "chosen", [other]) == ()
 
 
-def test_a_later_entry_wins_and_indexes_go_by_pci_address() -> None:
+def test_mig_parted_later_entry_wins_and_index_is_by_pci_address() -> None:
     low, high = device("h100-80", 0), device("h100-80", 1)
     swapped = [replace(low, index=1), replace(high, index=0)]
     document = parted(ALL_DISABLED, {"devices": [1], "mig-enabled": True, "mig-devices": {"1g.10gb": 7}})
@@ -243,26 +243,26 @@ def test_a_later_entry_wins_and_indexes_go_by_pci_address() -> None:
     assert [(rule.match.uuid, rule.mode) for rule in rules] == [((low.uuid,), "whole"), ((high.uuid,), "static")]
 
 
-def test_gpus_that_no_entry_names_are_not_touched() -> None:
+def test_mig_parted_unnamed_gpus_are_not_changed() -> None:
     document = parted({"devices": [0], "mig-enabled": False})
     rules = rules_from_mig_parted(document, "chosen", [device("h100-80", 0), device("h100-80", 1)])
     assert len(rules) == 1
 
 
-def test_all_passes_over_gpus_without_mig_and_an_index_does_not() -> None:
+def test_mig_parted_all_skips_gpus_without_mig_but_index_does_not() -> None:
     gpus = [device("l4", 0), device("h100-80", 1)]
     assert len(rules_from_mig_parted(parted(ALL_ENABLED), "chosen", gpus)) == 1
     with pytest.raises(Unsupported, match="names device 0, but NVIDIA L4"):
         rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [0, 1]}), "chosen", gpus)
 
 
-def test_mig_may_be_off_on_gpus_without_it() -> None:
+def test_mig_parted_disabled_mig_is_valid_without_mig() -> None:
     gpus = [device("l4", 0), device("h100-80", 1)]
     rules = rules_from_mig_parted(parted({"devices": [0, 1], "mig-enabled": False}), "chosen", gpus)
     assert [rule.match.uuid for rule in rules] == [(gpus[1].uuid,)]
 
 
-def test_gpus_are_described_as_a_file_that_leaves_them_as_they_are() -> None:
+def test_configuration_of_gpus_leaves_them_unchanged() -> None:
     """The described file leaves the GPUs unchanged. Each GPU is in an entry, also those without MIG, as mig-parted's assert requires."""
     gpus = [device("l4", 3), device("h100-80", 0, places=((9, 4), (19, 0), (19, 1))), device("h100-80", 1)]
     document, left_out = configuration_of(gpus, "mine")
@@ -279,14 +279,14 @@ def test_gpus_are_described_as_a_file_that_leaves_them_as_they_are() -> None:
         assert plan_layout(gpu, rule).steps == ()
 
 
-def test_gpus_that_are_alike_need_no_numbers_and_one_that_is_silent_keeps_its_own() -> None:
+def test_configuration_of_equal_gpus_needs_no_indices() -> None:
     gpus = [device("h100-80", 0), device("h100-80", 1)]
     assert configuration_of(gpus, "off")[0] == parted(ALL_DISABLED, name="off")
     assert configuration_of([], "off")[0] == parted(ALL_DISABLED, name="off")
     assert configuration_of(gpus, "off", [1])[0] == parted({"devices": [0, 2], "mig-enabled": False}, name="off")
 
 
-def test_what_a_board_can_be_fits_on_it() -> None:
+def test_possible_configurations_fit_each_board() -> None:
     """For each configuration on each board, the rules can be planned and fill the stated partitions."""
     for name in board_names():
         gpu = device(name)
@@ -301,7 +301,7 @@ def test_what_a_board_can_be_fits_on_it() -> None:
     assert "all-1g.10gb.me" in possible_configurations([device("h100-80")])["mig-configs"]
 
 
-def test_boards_of_several_kinds_are_told_apart_by_filters() -> None:
+def test_possible_configurations_mixed_boards_use_filters() -> None:
     gpus = [device("h100-80", 0), device("a30", 1), device("l4", 2), device("h100-80", 3)]
     document = possible_configurations(gpus)
     assert all(len(entries) == 1 for name, entries in document["mig-configs"].items() if "g." in name)
@@ -319,7 +319,7 @@ def test_boards_of_several_kinds_are_told_apart_by_filters() -> None:
         (2, "2 compute instances that share it"),
     ],
 )
-def test_partitions_made_by_hand_are_in_no_file(instances: int, why: str) -> None:
+def test_configuration_of_excludes_manually_created_partitions(instances: int, why: str) -> None:
     gpu = device("h100-80", places=((19, 0), (19, 1)))
     odd = replace(gpu.partitions[0], uuid="", compute_instances=instances)
     document, left_out = configuration_of([replace(gpu, partitions=(odd, gpu.partitions[1]))], "mine")
@@ -327,7 +327,7 @@ def test_partitions_made_by_hand_are_in_no_file(instances: int, why: str) -> Non
     assert left_out[0].startswith("1g.10gb at 0:1 on ") and f": it has {why}" in left_out[0]
 
 
-def test_spellings_of_one_profile_are_added_up() -> None:
+def test_mig_parted_profile_spellings_are_added_up() -> None:
     entry = {
         "devices": "all",
         "mig-enabled": True,
@@ -378,12 +378,12 @@ def test_spellings_of_one_profile_are_added_up() -> None:
         ),
     ],
 )
-def test_what_is_wrong_in_a_mig_parted_file_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:
+def test_mig_parted_error_is_named(document: Any, error: type[AcceleratorError], text: str) -> None:
     with pytest.raises(error, match=text):
         rules_from_mig_parted(document, "chosen", [device("a100-40")])
 
 
-def test_a_name_that_yaml_reads_as_a_number_is_found() -> None:
+def test_mig_parted_numeric_yaml_name_is_found() -> None:
     (rule,) = rules_from_mig_parted(
         {"version": "v1", "mig-configs": {2026: [ALL_DISABLED]}}, "2026", [device("a100-40")]
     )
@@ -397,24 +397,24 @@ def test_a_name_that_yaml_reads_as_a_number_is_found() -> None:
         ({"mine.yaml": "c"}, "c"),
     ],
 )
-def test_the_file_in_a_config_map_is_found(data: dict[str, str], expected: str) -> None:
+def test_file_in_config_map_is_found(data: dict[str, str], expected: str) -> None:
     assert file_in_config_map({"apiVersion": "v1", "kind": "ConfigMap", "data": data}) == expected
     assert file_in_config_map(parted(ALL_DISABLED)) is None
 
 
 @pytest.mark.parametrize("data", [None, {}, {"a": "x", "b": "y"}])
-def test_a_config_map_without_one_file_is_rejected(data: Any) -> None:
+def test_config_map_without_single_file_is_rejected(data: Any) -> None:
     with pytest.raises(InvalidLayout, match=r"expected config\.yaml or one file"):
         file_in_config_map({"kind": "ConfigMap", "data": data})
 
 
-def test_two_partitions_with_one_placement_are_rejected_by_their_entries() -> None:
+def test_parse_rules_equal_placements_are_rejected_with_entries() -> None:
     partitions = [{"profile": "1g.10gb", "placement": 0}, {"profile": "1g.10gb", "placement": 0}]
     with pytest.raises(InvalidLayout, match=r"entry 2: placement 0 is that of entry 1 already"):
         parse_rules([{"match": {}, "mode": "static", "partitions": partitions}])
 
 
-def test_indices_without_a_device_are_named() -> None:
+def test_indices_without_device_are_named() -> None:
     gpus = [device("a100-40", index) for index in range(4)]
     rules = parse_rules(
         [
@@ -430,14 +430,14 @@ def test_indices_without_a_device_are_named() -> None:
     assert unmatched_indices(rules[:1], gpus, unread=[8]) == ()
 
 
-def test_a_gpu_that_cannot_be_read_gives_its_number_to_no_other() -> None:
+def test_mig_parted_unreadable_gpu_keeps_its_index() -> None:
     gpus = [device("a100-40", index) for index in (0, 1, 3)]
     rules = rules_from_mig_parted(parted({**ALL_ENABLED, "devices": [1, 2, 3]}), "chosen", gpus, unread=[2])
     assert [rule.match.uuid for rule in rules] == [(gpus[1].uuid,), (gpus[2].uuid,)]
 
 
 @pytest.mark.parametrize("mode", ["whole", "dynamic"])
-def test_passthrough_is_a_truth_value(mode: str) -> None:
+def test_parse_rules_passthrough_is_a_boolean(mode: str) -> None:
     (rule,) = parse_rules([{"match": {}, "mode": mode, "passthrough": True}])
     assert rule.passthrough and rule.describe() == f"{mode}, or passed through"
     (rule,) = parse_rules([{"match": {}, "mode": mode, "passthrough": False}])
@@ -445,13 +445,13 @@ def test_passthrough_is_a_truth_value(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"mode": "whole", "passthrough": "yes"}, "key passthrough: expected true or false, not 'yes'"),
         ({"mode": "static", "partitions": {}, "passthrough": True}, "partitioned for good cannot be given away whole"),
         ({"mode": "whole", "shares": 4, "passthrough": True}, "a device has shares or passthrough, not both"),
     ],
 )
-def test_wrong_passthrough_is_refused(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidLayout, match=said):
+def test_parse_rules_invalid_passthrough_is_rejected(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidLayout, match=message):
         parse_rules([{"match": {}, **more}])

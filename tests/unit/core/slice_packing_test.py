@@ -86,7 +86,7 @@ def stored(spec: PoolSpec) -> list[dict[str, Any]]:
 
 
 @given(SHAPES, LAYOUTS)
-def test_build_pool_keeps_the_limits_of_the_api_server(shapes: list[Shape], layout: str) -> None:
+def test_build_pool_is_within_api_limits(shapes: list[Shape], layout: str) -> None:
     groups = [offers_of(*each) for each in enumerate(shapes)]
     spec = pool_of(groups, shapes, layout)
     for content in spec.slices:
@@ -116,7 +116,7 @@ def test_build_pool_has_each_device_once_in_the_order_of_the_offers(shapes: list
 
 
 @given(SHAPES, LAYOUTS)
-def test_build_pool_slice_has_no_room_for_the_next_device(shapes: list[Shape], layout: str) -> None:
+def test_build_pool_slice_has_no_room_for_next_device(shapes: list[Shape], layout: str) -> None:
     groups = [offers_of(*each) for each in enumerate(shapes)]
     slices = [each for each in pool_of(groups, shapes, layout).slices if each.devices]
     for content, following in zip(slices, slices[1:]):

@@ -34,7 +34,7 @@ def tree(root: Path, address: str, parents: str, numa: str | None) -> System:
     return System(str(root))
 
 
-def test_where_a_pci_device_sits(tmp_path: Path) -> None:
+def test_pcie_root_and_numa_node_are_read(tmp_path: Path) -> None:
     system = tree(tmp_path, "0000:3b:00.0", "pci0000:3a/0000:3a:00.0", "1\n")
     assert pci.pcie_root(system, "0000:3b:00.0") == "pci0000:3a"
     assert pci.numa_node(system, "0000:3b:00.0") == 1
@@ -43,16 +43,16 @@ def test_where_a_pci_device_sits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1\n", "", "x", "4096\n"])
-def test_a_numa_node_that_is_none_is_none(tmp_path: Path, text: str) -> None:
+def test_numa_node_unknown_returns_nothing(tmp_path: Path, text: str) -> None:
     assert pci.numa_node(tree(tmp_path, "0000:3b:00.0", "pci0000:3a", text), "0000:3b:00.0") is None
 
 
-def test_a_device_below_something_else_has_no_root_complex(tmp_path: Path) -> None:
+def test_pcie_root_below_other_bus_returns_nothing(tmp_path: Path) -> None:
     system = tree(tmp_path, "0000:3b:00.0", "platform/vmd", None)
     assert pci.pcie_root(system, "0000:3b:00.0") is None
 
 
-def test_paths_are_looked_up_below_the_root(tmp_path: Path) -> None:
+def test_paths_are_resolved_below_the_root(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/real").write_text("text")
@@ -65,21 +65,21 @@ def test_paths_are_looked_up_below_the_root(tmp_path: Path) -> None:
     assert System().real_path("/") == "/"
 
 
-def test_device_nodes_have_numbers_and_files_have_none(tmp_path: Path) -> None:
+def test_device_number_of_files_returns_nothing(tmp_path: Path) -> None:
     assert System().device_number("/dev/null") == DeviceNumber("c", 1, 3)
     (tmp_path / "file").write_text("")
     system = System(str(tmp_path))
     assert system.device_number("/file") is None and system.device_number("/absent") is None
 
 
-def test_commands_end_with_code_and_text() -> None:
+def test_run_returns_code_and_output() -> None:
     system = System()
     program = "import sys; sys.stdout.write(sys.stdin.read().upper()); sys.stderr.write('e'); raise SystemExit(3)"
     done = system.run([sys.executable, "-c", program], timeout=30, input="abc")
     assert (done.returncode, done.stdout, done.stderr) == (3, "ABC", "e")
 
 
-def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
+def test_run_missing_or_hung_command_is_an_error() -> None:
     with pytest.raises(AcceleratorError, match=r"no-such-command.*was not found") as missing:
         System().run(["no-such-command"], timeout=1)
     assert missing.value.code == "command-missing"
@@ -89,7 +89,7 @@ def test_a_command_that_is_missing_or_hangs_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_run_output_above_limit_ends_the_command_and_its_children(tmp_path: Path, stream: str) -> None:
+def test_run_output_above_limit_ends_command_and_children(tmp_path: Path, stream: str) -> None:
     """The second process would write forever: it is ended too."""
     pids = tmp_path / "pids"
     program = (
@@ -115,7 +115,7 @@ def test_run_output_at_the_limit_is_returned_whole() -> None:
     assert (len(done.stdout), done.stderr) == (1048570, "yyyyyy")
 
 
-def test_run_timeout_ends_children_that_hold_the_output() -> None:
+def test_run_timeout_ends_children_holding_the_output() -> None:
     program = "import os, time\nif os.fork() == 0: time.sleep(60)"
     began = time.monotonic()
     with pytest.raises(AcceleratorError, match=r"within 0\.5 s"):
@@ -134,7 +134,7 @@ def test_run_large_input_is_written_whole() -> None:
     assert System().run([sys.executable, "-c", program], timeout=30, input="x" * 3_000_000).stdout == "3000000\n"
 
 
-def test_a_command_that_is_being_written_is_told_by_its_name(tmp_path: Path) -> None:
+def test_run_command_being_written_is_named(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     program.chmod(0o755)
@@ -146,18 +146,18 @@ def test_a_command_that_is_being_written_is_told_by_its_name(tmp_path: Path) -> 
     assert busy.value.code == "command-unusable"
 
 
-def test_the_boot_has_an_identity() -> None:
+def test_boot_id_is_read() -> None:
     assert len(System().boot_id()) == 36
 
 
-def test_removing_says_whether_something_was_there(tmp_path: Path) -> None:
+def test_remove_returns_whether_file_existed(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     system.write_atomic("/a/b/c", b"x", directory_mode=0o700)
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
     assert system.remove("/a/b/c") and not system.remove("/a/b/c")
 
 
-def test_a_file_that_nobody_reads_yet_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_file_creates_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(str(tmp_path))
     former = os.umask(0o077)
     try:
@@ -177,7 +177,7 @@ def test_a_file_that_nobody_reads_yet_is_made_once(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "a/b/d").exists()
 
 
-def test_what_a_killed_writer_of_the_same_number_has_left_is_passed_by(tmp_path: Path) -> None:
+def test_write_atomic_skips_leftovers_of_killed_writer(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     system.write_atomic("/file", b"first")
     # In a container each driver has the same process ID, and its counter restarts.
@@ -190,9 +190,7 @@ def test_what_a_killed_writer_of_the_same_number_has_left_is_passed_by(tmp_path:
     assert [path.read_bytes() for path in left] == [b"a part"] * 2
 
 
-def test_a_folder_that_another_writer_makes_at_the_same_time_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_file_directory_created_concurrently_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system, real = System(str(tmp_path)), os.mkdir
 
     def overtaken(path: str, mode: int = 0o777) -> None:
@@ -204,7 +202,7 @@ def test_a_folder_that_another_writer_makes_at_the_same_time_is_taken(
     assert (tmp_path / "claim/request.json").read_bytes() == b"x"
 
 
-def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
+def test_remove_tree_removes_directory_with_content(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     for file in ("flat/a", "flat/b", "deep/a", "deep/folder/b"):
         system.make_file(f"/{file}", b"x")
@@ -218,7 +216,7 @@ def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
         system.remove_tree("/file")
 
 
-def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_missing_file_on_read_only_disk_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -230,7 +228,7 @@ def test_what_is_not_there_is_removed_from_a_read_only_disk(tmp_path: Path, monk
         system.remove("/file")
 
 
-def test_remove_that_cannot_prove_a_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_unproven_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -245,7 +243,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @pytest.mark.parametrize("number", [*ABSENT, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN])
-def test_file_is_missing_only_after_an_error_that_proves_it(
+def test_is_missing_only_after_error_that_proves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """A record that temporarily cannot be read must not count as missing."""
@@ -266,9 +264,7 @@ def test_file_is_missing_only_after_an_error_that_proves_it(
             assert system.link_target("/link") == ""
 
 
-def test_remove_tree_that_cannot_prove_a_missing_directory_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remove_tree_unproven_missing_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_path: str) -> list[str]:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
@@ -318,9 +314,7 @@ def test_write_removes_temporary_files_of_killed_writers_only(tmp_path: Path) ->
     assert all(other.exists() for other in others)
 
 
-def test_temporary_file_that_is_removed_before_its_lock_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_temporary_file_removed_before_lock_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = core_system.fcntl.flock
     removed: list[Path] = []
 
@@ -336,7 +330,7 @@ def test_temporary_file_that_is_removed_before_its_lock_is_created_again(
     assert removed and (tmp_path / "file").read_bytes() == b"content"
 
 
-def test_temporary_file_of_a_killed_writer_is_locked_until_it_is_removed(tmp_path: Path) -> None:
+def test_remove_temporary_file_of_killed_writer_holds_its_lock(tmp_path: Path) -> None:
     """A writer creates its file before its lock. Without this lock it could lock the file, and lose it afterwards."""
     left = tmp_path / ".file.1-0.tmp"
     left.touch()
@@ -351,7 +345,7 @@ def test_temporary_file_of_a_killed_writer_is_locked_until_it_is_removed(tmp_pat
     assert steps == [f"os.remove {left.name}"] and not left.exists()
 
 
-def test_failed_copy_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_copy_failure_leaves_no_temporary_file(tmp_path: Path) -> None:
     """A partial copy would keep a full disk full: it is removed."""
     system = System(str(tmp_path))
     (tmp_path / "package").write_bytes(b"x" * 100_000)

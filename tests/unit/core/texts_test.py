@@ -60,7 +60,7 @@ def test_error_of_any_kind_is_bounded(kind: type[errors.AcceleratorError]) -> No
     assert len(str(error)) <= 2 * 8192 + 2 and len(error.to_dict()["message"]) == 8192
 
 
-def test_refusal_of_a_token_keeps_the_command_at_its_end() -> None:
+def test_rejected_token_error_keeps_command_at_its_end() -> None:
     """The status shows 300 characters: a refusal keeps the command at its end, which was cut off before."""
     from dra_driver.api.token import refusal
     from dra_driver.core.texts import LONGEST_CAUSE, join_problems

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 
 @given(st.integers(0, 4102444800))
-def test_a_time_that_was_written_is_read(seconds: int) -> None:
+def test_seconds_of_round_trips(seconds: int) -> None:
     assert seconds_of(text_of(seconds)) == seconds
 
 
-def test_parts_of_a_second_are_left_out() -> None:
+def test_text_of_drops_fractions() -> None:
     assert text_of(1.9) == "1970-01-01T00:00:01Z"
 
 
@@ -27,10 +27,10 @@ def test_now_is_a_time() -> None:
     ("text", "seconds"),
     [("1970-01-01T01:00:00+01:00", 0.0), ("1970-01-01T00:00:00.500000Z", 0.5), ("1970-01-01T00:00:00", None)],
 )
-def test_what_others_write(text: str, seconds: float | None) -> None:
+def test_seconds_of_foreign_formats(text: str, seconds: float | None) -> None:
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "Z", "2026-13-01T00:00:00Z"])
-def test_what_is_no_time(text: str) -> None:
+def test_seconds_of_invalid_text_is_rejected(text: str) -> None:
     assert seconds_of(text) is None

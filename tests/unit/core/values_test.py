@@ -25,7 +25,7 @@ PLACEMENTS = st.builds(Placement, st.integers(0, 12), st.integers(1, 12))
 
 
 @given(PLACEMENTS, PLACEMENTS)
-def test_placements_overlap_when_they_share_a_slice(left: Placement, right: Placement) -> None:
+def test_placements_overlap_if_they_share_a_slice(left: Placement, right: Placement) -> None:
     assert left.overlaps(right) == bool(set(left.slices) & set(right.slices)) == right.overlaps(left)
 
 
@@ -39,18 +39,18 @@ def test_placements_overlap_when_they_share_a_slice(left: Placement, right: Plac
         ("535.104.05.01", "535.104.5"),
     ],
 )
-def test_a_vendor_s_version_becomes_semantic(spelled: str, text: str) -> None:
+def test_version_coerce_returns_semantic_version(spelled: str, text: str) -> None:
     assert Version.coerce(spelled) == Version(text)
 
 
 @pytest.mark.parametrize("text", ["1.2", "01.2.3", "v1.2.3", "1.2.3.4", "", "1.2.3-", "a.b.c", "1.2.3+" + "x" * 64])
-def test_what_the_api_server_would_refuse_is_no_version(text: str) -> None:
+def test_version_invalid_text_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="semantic version"):
         Version(text)
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_bytes_keep_their_value(value: int) -> None:
+def test_quantity_of_bytes_round_trips(value: int) -> None:
     text = quantity.format_bytes(value)
     assert quantity.parse(text) == value
     assert quantity.parse(str(value)) == value
@@ -59,12 +59,12 @@ def test_bytes_keep_their_value(value: int) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (1023, "1023"), (1024, "1Ki"), (81559 * 1024**2, "81559Mi"), (80 * 1024**3, "80Gi")]
 )
-def test_bytes_have_the_largest_suffix_that_divides_them(value: int, text: str) -> None:
+def test_quantity_of_bytes_uses_largest_exact_suffix(value: int, text: str) -> None:
     assert quantity.format_bytes(value) == text
 
 
 @pytest.mark.parametrize("power", range(7))
-def test_every_binary_suffix_is_read(power: int) -> None:
+def test_quantity_parse_binary_suffixes(power: int) -> None:
     assert quantity.parse(quantity.format_bytes(7 * 1024**power)) == 7 * 1024**power
 
 
@@ -88,7 +88,7 @@ def test_every_binary_suffix_is_read(power: int) -> None:
         ]
     ),
 )
-def test_decimal_quantities_have_their_exact_value(number: Decimal, suffix: tuple[str, int]) -> None:
+def test_quantity_parse_decimal_is_exact(number: Decimal, suffix: tuple[str, int]) -> None:
     assert quantity.parse(f"{number:f}{suffix[0]}") == Fraction(number) * Fraction(10) ** suffix[1]
 
 
@@ -103,14 +103,14 @@ def test_decimal_quantities_have_their_exact_value(number: Decimal, suffix: tupl
         ("2", "1.5", False),
     ],
 )
-def test_quantities_are_equal_by_value(left: str, right: str, equal: bool) -> None:
+def test_quantity_equality_is_by_value(left: str, right: str, equal: bool) -> None:
     assert quantity.equal(left, right) == equal
 
 
 @pytest.mark.parametrize(
     "text", ["", "1 Gi", "Gi", "1gi", "1KiB", "0x10", "1e", "--1", "1.2.3", "٣٣Mi", True, 1.5, None]
 )
-def test_what_is_no_quantity_is_refused(text: object) -> None:
+def test_quantity_invalid_is_rejected(text: object) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         quantity.parse(text)  # type: ignore[arg-type]
 
@@ -125,12 +125,12 @@ def test_what_is_no_quantity_is_refused(text: object) -> None:
         ("0009:01:00", "0009:01:00.0"),
     ],
 )
-def test_pci_addresses_are_spelled_like_the_kernel_does(spelled: str, address: str) -> None:
+def test_pci_address_has_kernel_spelling(spelled: str, address: str) -> None:
     assert pci.normalise_bus_id(spelled) == address
 
 
 @pytest.mark.parametrize("text", ["", "zz:00.0", "0000:3b:00.8", "3b", "0000:3b:00.0 x"])
-def test_what_is_no_pci_address_is_refused(text: str) -> None:
+def test_pci_address_invalid_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="not a PCI address"):
         pci.normalise_bus_id(text)
 
@@ -140,7 +140,7 @@ def test_what_is_no_pci_address_is_refused(text: str) -> None:
     st.integers(1, 400),
     st.lists(st.sampled_from(["+me", "+me.all", "+gfx", "-me"]), unique=True),
 )
-def test_profile_names_survive_being_taken_apart(counts: tuple[int, int], gigabytes: int, suffixes: list[str]) -> None:
+def test_profile_name_round_trips(counts: tuple[int, int], gigabytes: int, suffixes: list[str]) -> None:
     compute, slices = counts
     text = f"{compute}c.{slices}g.{gigabytes}gb{''.join(suffixes)}"
     parsed = profiles.parse_name(text)
@@ -151,13 +151,13 @@ def test_profile_names_survive_being_taken_apart(counts: tuple[int, int], gigaby
 @pytest.mark.parametrize(
     "text", ["", "1g", "1g.5", "g.5gb", "2c.1g.5gb", "1g.5gb+xx", "1g.5gb+me+me", "0c.1g.5gb", "3g.20GB", " 1g.5gb x"]
 )
-def test_what_is_no_profile_name_is_refused(text: str) -> None:
+def test_profile_name_invalid_is_rejected(text: str) -> None:
     with pytest.raises(InvalidLayout, match=r"profile|slices"):
         profiles.parse_name(text)
 
 
 @pytest.mark.parametrize("name", board_names())
-def test_the_naming_rule_gives_every_board_s_names(name: str) -> None:
+def test_computed_name_matches_names_of_each_board(name: str) -> None:
     """The rule is for drivers without profile names. Its input are the values that NVML reports."""
     total = board_model.board(name)["memory"]["total_mib"] * board_model.MIB
     for entry in board_model.board(name)["mig"]["profiles"]:
@@ -167,7 +167,7 @@ def test_the_naming_rule_gives_every_board_s_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", board_names())
-def test_a_board_s_limits_follow_from_what_is_reported_and_its_places(name: str) -> None:
+def test_maximum_of_profile_matches_each_board(name: str) -> None:
     pci_id = board_model.device(name).pci_device_id
     for profile, entry in zip(board_model.profiles(name), board_model.board(name)["mig"]["profiles"]):
         for reported in (entry["instances"], 0) if name == "a30" else (entry["instances"],):
@@ -175,7 +175,7 @@ def test_a_board_s_limits_follow_from_what_is_reported_and_its_places(name: str)
             assert limit == entry["instances"]
 
 
-def test_an_error_is_a_sentence_with_its_remedy_and_data() -> None:
+def test_error_text_and_data_have_remedy() -> None:
     error = InUse("GPU 0 is held by 12 (python)", pids=[12], claims=["a/b"], hint="End it.")
     assert str(error) == "GPU 0 is held by 12 (python). End it."
     assert error.to_dict() == {
@@ -191,7 +191,7 @@ def test_an_error_is_a_sentence_with_its_remedy_and_data() -> None:
     assert issubclass(InUse, AcceleratorError) and str(AcceleratorError("Plain")) == "Plain"
 
 
-def test_importing_the_core_loads_the_standard_library_alone() -> None:
+def test_core_import_loads_only_standard_library() -> None:
     program = """
 import json, pkgutil, sys
 import dra_driver.core

@@ -18,7 +18,7 @@ PROCESS, RESET, REBOOT, RECOVERY, NEVER = "process", "reset", "reboot", "recover
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. ``severity`` is None for a number that needs no action. Also the end of the fault, and whether a reset repairs it."""
+    """One row of the table. A number that needs no action has no ``severity``. Also the end of the fault, and whether a reset repairs it."""
 
     severity: Severity | None
     ends: str = PROCESS

@@ -41,7 +41,7 @@ def reported(number: int, branch: int) -> Ailments:
 
 
 @pytest.mark.parametrize(("number", "branch"), CASES)
-def test_xid_ends_by_its_row_and_nothing_else(number: int, branch: int) -> None:
+def test_xid_fault_ends_only_by_event_of_its_row(number: int, branch: int) -> None:
     row, sign, is_asking = ROWS[number], xids.of_xid(number, None), asks(number, branch)
     if row.severity is None:
         assert sign is None
@@ -85,7 +85,7 @@ def test_xid_reset_remedy_resets_only_gpus_that_need_it(number: int, branch: int
     assert health_tracker.needs_reset(gpu, reported(number, branch)) == ROWS[number].mended
 
 
-def test_table_has_every_number_once() -> None:
+def test_table_has_each_number_once() -> None:
     counts = Counter(number for _row, text in _ROWS for number in numbers(text))
     assert set(counts.values()) == {1}
     assert set(counts) == {*range(1, 177), 185}
@@ -98,21 +98,21 @@ def test_table_has_every_number_once() -> None:
     assert set(buckets.values()) == {1} and set(buckets) == set(counts) - {175, 185}
 
 
-def test_xid_45_counts_only_without_another_xid() -> None:
+def test_xid_45_counts_only_without_other_xid() -> None:
     cleanup, error = xids.of_xid(45, None), xids.of_xid(94, None)
     assert cleanup is not None and error is not None and "restart nvidia-fabricmanager" in cleanup.remedy
 
-    def told(*signs: object) -> list[str]:
+    def faults_after(*signs: object) -> list[str]:
         ailments: Ailments = ()
         for second, sign in enumerate(signs):
             ailments = health_tracker.told(ailments, sign, {PID}, Moment(second, "boot", second))  # type: ignore[arg-type]
         return [each.sign.value for each in ailments]
 
-    assert told(cleanup) == told(cleanup, cleanup) == ["45"]
-    assert told(error, cleanup) == told(cleanup, error) == ["94"]
+    assert faults_after(cleanup) == faults_after(cleanup, cleanup) == ["45"]
+    assert faults_after(error, cleanup) == faults_after(cleanup, error) == ["94"]
 
 
-def test_xid_159_counts_only_while_the_gpu_is_in_use() -> None:
+def test_xid_159_counts_only_while_gpu_is_in_use() -> None:
     sign = xids.of_xid(159, None)
     assert sign is not None and sign.only_in_use
     assert {number for number in ROWS if getattr(xids.of_xid(number, None), "only_in_use", False)} == {159}

@@ -88,7 +88,7 @@ def gpu(**sharing: Any) -> dict[str, Any]:
         ({"each": {"1": "1Ki", "0": "1"}}, {"mode": "one", "each": {"0": 1, "1": 1024}}),
     ],
 )
-def test_what_means_the_same_is_the_same(document: dict[str, Any], decoded: dict[str, Any] | None) -> None:
+def test_decode_equivalent_documents_are_equal(document: dict[str, Any], decoded: dict[str, Any] | None) -> None:
     if decoded is None:
         with pytest.raises(InvalidDocument):
             decode(WHAT, document)
@@ -116,18 +116,18 @@ def test_what_means_the_same_is_the_same(document: dict[str, Any], decoded: dict
         ({"Mode": "one"}, "Mode is unknown; expected mode, share, memory, each or inner"),
     ],
 )
-def test_what_is_wrong_is_named(document: Any, message: str) -> None:
+def test_decode_error_is_named(document: Any, message: str) -> None:
     with pytest.raises(InvalidDocument, match=message):
         decode(WHAT, document)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_decode_all_errors_are_in_one_message() -> None:
     with pytest.raises(InvalidDocument) as found:
         decode(WHAT, {"mode": 1, "share": 0, "other": 2, "inner": {"mode": "x"}})
     assert [problem.path for problem in found.value.problems] == ["other", "mode", "share", "inner.mode"]
 
 
-def test_words_in_messages() -> None:
+def test_message_formatting_of_values() -> None:
     assert (any_of(["a", "b", "c"]), any_of(["a"]), any_of([])) == ("a, b or c", "a", "nothing")
     assert (shown({}), shown(None), shown("x" * 1000)) == ("a mapping", "null", "'" + "x" * 38 + "…")
     assert (shown(-(10**38)), shown(10**5000)) == (f"-1{'0' * 38}", "a number of more than 39 digits")
@@ -198,7 +198,7 @@ def vfio(**iommu: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_vendors_manifests_are_understood(parameters: dict[str, Any], values: dict[str, Any]) -> None:
+def test_decode_vendor_manifests_are_accepted(parameters: dict[str, Any], values: dict[str, Any]) -> None:
     assert decode_configuration(CONFIG_KINDS, parameters).values == values
 
 
@@ -237,17 +237,17 @@ def test_the_vendors_manifests_are_understood(parameters: dict[str, Any], values
         ({"kind": "GpuConfig"}, "its kind has no apiVersion"),
     ],
 )
-def test_what_the_vendor_would_refuse_is_refused(parameters: dict[str, Any], message: str) -> None:
+def test_decode_vendor_rejected_values_are_rejected(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigRefused, match=message):
         decode_configuration(CONFIG_KINDS, parameters)
 
 
-def test_several_users_are_said_or_not_said() -> None:
-    said, denied, unsaid = (
+def test_decode_multi_user_is_optional() -> None:
+    enabled, disabled, absent = (
         decode_configuration(CONFIG_KINDS, gpu(strategy="MPS", mpsConfig=given))
         for given in ({"multiUser": True}, {"multiUser": False}, {})
     )
-    assert [each.kind.sharing(each.values) for each in (said, denied, unsaid)] == [
+    assert [each.kind.sharing(each.values) for each in (enabled, disabled, absent)] == [
         {"strategy": "MPS", "multiUser": True},
         {"strategy": "MPS"},
         {"strategy": "MPS"},
@@ -258,7 +258,7 @@ FIELDS = st.sampled_from([(kind, field) for kind in CONFIG_KINDS for field in ki
 
 
 @given(JSON.filter(lambda content: content is not None), FIELDS)
-def test_whatever_is_written_is_decoded_or_refused_in_short_words(content: Any, kind_and_field: Any) -> None:
+def test_decode_any_document_succeeds_or_has_short_error(content: Any, kind_and_field: Any) -> None:
     kind, field = kind_and_field
     identity = {"apiVersion": kind.api_version, "kind": kind.name}
     try:
@@ -282,7 +282,7 @@ def wanted(**fields: Any) -> dict[str, Any]:
     return settings_of([decode_configuration(CONFIG_KINDS, {**SETTINGS, **fields})])
 
 
-def test_settings_take_the_bounds_of_their_device() -> None:
+def test_fit_to_device_adds_device_bounds() -> None:
     fields = {
         "powerLimit": 200.0,
         "graphicsClocks": {"maximum": 1980},
@@ -317,7 +317,7 @@ def test_settings_take_the_bounds_of_their_device() -> None:
         ),
     ],
 )
-def test_settings_that_a_device_does_not_take_are_named_with_the_range(fields: dict[str, Any], problem: str) -> None:
+def test_fit_to_device_unsupported_settings_name_the_range(fields: dict[str, Any], problem: str) -> None:
     assert [str(each) for each in fit_to_device(wanted(**fields), KNOBS)[1]] == [problem]
 
 
@@ -344,13 +344,13 @@ def test_settings_that_a_device_does_not_take_are_named_with_the_range(fields: d
         ({"workloadProfiles": [None]}, r"workloadProfiles\[0\] is null; expected the name of a workload profile"),
     ],
 )
-def test_settings_that_no_device_takes_are_refused_before_there_is_one(fields: dict[str, Any], message: str) -> None:
+def test_decode_settings_outside_all_devices_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigRefused, match=message):
         wanted(**fields)
 
 
 @given(st.dictionaries(WORDS, LEAVES, max_size=4))
-def test_whatever_kind_is_named_is_known_or_refused(parameters: dict[str, Any]) -> None:
+def test_decode_any_kind_is_known_or_rejected(parameters: dict[str, Any]) -> None:
     try:
         kind = decode_configuration(CONFIG_KINDS, parameters).kind
     except ConfigRefused as error:
@@ -369,7 +369,7 @@ def test_whatever_kind_is_named_is_known_or_refused(parameters: dict[str, Any]) 
         ({"iommu": {"backendPolicy": "PreferIommuFD", "enableAPIDevice": True}}, (True, True)),
     ],
 )
-def test_how_a_virtual_machine_reaches_its_device(given: dict[str, Any], interface: tuple[bool, bool]) -> None:
+def test_decode_passthrough_interface(given: dict[str, Any], interface: tuple[bool, bool]) -> None:
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", **given}
     configuration = decode_configuration(CONFIG_KINDS, parameters)
     assert configuration.kind.device_kind == "passthrough"
@@ -377,7 +377,7 @@ def test_how_a_virtual_machine_reaches_its_device(given: dict[str, Any], interfa
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"iommu": {}}, "iommu.backendPolicy is missing"),
         ({"iommu": {"backendPolicy": "RequireIommuFD"}}, "expected LegacyOnly or PreferIommuFD"),
@@ -385,7 +385,7 @@ def test_how_a_virtual_machine_reaches_its_device(given: dict[str, Any], interfa
         ({"sharing": {}}, "sharing is unknown"),
     ],
 )
-def test_a_wrong_configuration_for_a_virtual_machine(given: dict[str, Any], said: str) -> None:
+def test_decode_invalid_passthrough_is_rejected(given: dict[str, Any], message: str) -> None:
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", **given}
-    with pytest.raises(ConfigRefused, match=re.escape(said)):
+    with pytest.raises(ConfigRefused, match=re.escape(message)):
         decode_configuration(CONFIG_KINDS, parameters)

@@ -35,9 +35,7 @@ def published(board: str, shares: int) -> dict[str, Any]:
 
 
 @given(st.sampled_from([*board_names(), *sorted(model.CHIPS)]), st.integers(2, 1024))
-def test_policies_are_what_the_api_server_takes_and_as_many_claims_fit_as_there_are_shares(
-    board: str, shares: int
-) -> None:
+def test_request_policies_are_valid_and_admit_all_shares(board: str, shares: int) -> None:
     found = published(board, shares)
     assert found["allowMultipleAllocations"] is True
     for name, capacity in found["capacity"].items():
@@ -52,7 +50,7 @@ def test_policies_are_what_the_api_server_takes_and_as_many_claims_fit_as_there_
     assert found["capacity"]["shares"]["value"] == str(shares)
 
 
-def test_a_quarter_of_an_h100() -> None:
+def test_shared_h100_quarter_has_expected_policies() -> None:
     capacity = published("h100-80", 4)["capacity"]
     assert capacity["multiprocessors"]["requestPolicy"] == {"default": "33", "validRange": {"min": "0", "step": "1"}}
     assert capacity["memory"]["requestPolicy"]["validRange"] == {"min": "1Mi", "step": "1Mi"}
@@ -60,7 +58,7 @@ def test_a_quarter_of_an_h100() -> None:
     assert quantity.parse(capacity["memory"]["value"]) - 4 * quarter < 4 * 1024**2
 
 
-def test_a_quarter_of_a_310p() -> None:
+def test_shared_310p_quarter_has_quotas() -> None:
     """Memory and AI cores have quotas. The other engines are shared by all claims on the chip."""
     capacity = published("310P", 4)["capacity"]
     assert set(capacity) == {"memory", "aiCores", "shares"}
@@ -69,31 +67,31 @@ def test_a_quarter_of_a_310p() -> None:
 
 
 @given(st.sampled_from(sorted(model.CHIPS)), st.integers(0, 1 << 40), st.integers(0, 64))
-def test_containers_are_told_what_their_claim_has_of_a_chip(kind: str, memory: int, cores: int) -> None:
+def test_sharing_edits_have_quota_of_the_claim(kind: str, memory: int, cores: int) -> None:
     npu = model.device(kind)
-    told = dict(each.split("=") for each in sharing.edits(npu, {"memory": memory, "aiCores": cores, "shares": 1}).env)
+    values = dict(each.split("=") for each in sharing.edits(npu, {"memory": memory, "aiCores": cores, "shares": 1}).env)
     whole = memory >> 20
-    assert told.get("NPU_MEM_QUOTA") == told.get("NPU_SHARE_MEMORY_MIB") == (str(whole) if whole else None)
-    percent = told.get("NPU_SHARE_AICORE_PERCENT")
+    assert values.get("NPU_MEM_QUOTA") == values.get("NPU_SHARE_MEMORY_MIB") == (str(whole) if whole else None)
+    percent = values.get("NPU_SHARE_AICORE_PERCENT")
     assert (percent is None) == (cores == 0)
     if percent is not None:
         assert int(percent) >= 1 and (int(percent) - 1) * sharing.parts(npu)["aiCores"] < cores * 100
 
 
-def test_what_keeps_containers_from_a_chip_is_said_by_its_switch() -> None:
+def test_obstacle_names_device_share_switch() -> None:
     assert sharing.obstacle(True) is None
-    for told, words in ((False, "device-share is off"), (None, "does not tell of device-share")):
-        sign = sharing.obstacle(told)
+    for switch, words in ((False, "device-share is off"), (None, "does not tell of device-share")):
+        sign = sharing.obstacle(switch)
         assert sign is not None and words in sign.message and sign.remedy and sign.severity.word == "degraded"
 
 
-def test_one_claim_at_a_time_has_it_all_again() -> None:
+def test_exclusive_restores_unshared_offer() -> None:
     (offer,) = offers.offers(device("h100-80", 0), dynamic=False)
     found = exclusive(shared(offer, 4, dict(offer.capacities)))
     assert (found.policies, dict(found.capacities)) == ({}, {name: n for name, n in offer.capacities.items() if n})
 
 
-def test_what_is_consumed_is_read_in_whole_units() -> None:
+def test_consumed_capacity_is_in_whole_units() -> None:
     assert consumed({"memory": "20Gi", "shares": "1", "multiprocessors": "500m"}) == {
         "memory": 20 * 1024**3,
         "shares": 1,
@@ -103,7 +101,7 @@ def test_what_is_consumed_is_read_in_whole_units() -> None:
         consumed({"memory": "much"})
 
 
-def test_a_server_that_drops_shares_is_known_by_it() -> None:
+def test_dropped_fields_detects_removed_shares() -> None:
     sent = {"spec": {"devices": [published("h100-80", 4)]}}
     kept = {"spec": {"devices": [{**sent["spec"]["devices"][0], "allowMultipleAllocations": None}]}}
     assert dropped_fields(sent, kept) == ("allowMultipleAllocations of 1 devices (feature gate DRAConsumableCapacity)",)
@@ -113,7 +111,7 @@ TOTALS = {"memory": 80 * 1024**3, "multiprocessors": 132}
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "limits"),
+    ("config", "has", "limits"),
     [
         ({}, {"memory": 1024**3, "multiprocessors": 33}, {"memory": 1024**3}),
         ({}, {"memory": 1024**3, "multiprocessors": 0}, {"memory": 1024**3}),
@@ -128,11 +126,11 @@ TOTALS = {"memory": 80 * 1024**3, "multiprocessors": 132}
         ({"memory": "512Mi"}, {"memory": 1024**3}, {"memory": 512 * 1024**2}),
     ],
 )
-def test_mps_stays_within_what_the_claim_consumes(
-    asked: dict[str, Any], has: dict[str, int], limits: dict[str, int]
+def test_mps_limits_are_within_consumed_capacity(
+    config: dict[str, Any], has: dict[str, int], limits: dict[str, int]
 ) -> None:
     names = {"percentage": "defaultActiveThreadPercentage", "memory": "defaultPinnedDeviceMemoryLimit"}
-    sharing = {"strategy": "MPS", "mpsConfig": {names[key]: value for key, value in asked.items()}}
+    sharing = {"strategy": "MPS", "mpsConfig": {names[key]: value for key, value in config.items()}}
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
     configuration = decode_configuration(CONFIG_KINDS, parameters)
     kind = configuration.kind
@@ -143,7 +141,7 @@ def test_mps_stays_within_what_the_claim_consumes(
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "totals", "percentage"),
+    ("config", "has", "totals", "percentage"),
     [
         ({}, {"memory": 1024**3, "multiprocessors": 33}, TOTALS, 25),
         ({}, {"multiprocessors": 1}, TOTALS, 1),
@@ -153,10 +151,10 @@ def test_mps_stays_within_what_the_claim_consumes(
         ({}, {"shares": 1, "memory": 1024**3}, {"shares": 3}, 33),
     ],
 )
-def test_claims_of_a_shared_daemon_have_the_percentage_that_they_consume(
-    asked: dict[str, Any], has: dict[str, int], totals: dict[str, int], percentage: int | None
+def test_mps_shared_daemon_has_consumed_percentage(
+    config: dict[str, Any], has: dict[str, int], totals: dict[str, int], percentage: int | None
 ) -> None:
-    sharing = {"strategy": "MPS", "mpsConfig": {**asked, "sharedDaemon": True}}
+    sharing = {"strategy": "MPS", "mpsConfig": {**config, "sharedDaemon": True}}
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
     configuration = decode_configuration(CONFIG_KINDS, parameters)
     limits = configuration.kind.within(configuration.kind.sharing(configuration.values), has, totals)

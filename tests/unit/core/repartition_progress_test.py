@@ -20,7 +20,7 @@ def record(step: str, operation: str = "one") -> Record:
     return Record(operation, ("GPU-0",), step, 100.0, (), ())
 
 
-def test_a_step_is_what_the_record_did_not_say_before() -> None:
+def test_begun_returns_step_only_if_record_changed() -> None:
     first = begun(None, record(records.DRAINING), "", 1.0)
     assert first == StartedStep(1.0, "one", ("GPU-0",), records.DRAINING)
     assert begun(record(records.DRAINING), record(records.DRAINING), "", 2.0) is None, "its time was renewed"
@@ -34,18 +34,18 @@ def test_a_step_is_what_the_record_did_not_say_before() -> None:
     ("step", "reason", "end"),
     [
         (records.PUBLISHING, "", steps.RELEASED),
-        (records.PUBLISHING, "the driver was not told", steps.FAILED),
+        (records.PUBLISHING, "the driver was not updated", steps.FAILED),
         (records.REVERTING, "refused", steps.FAILED),
-        (records.DRAINING, "nobody left", steps.FAILED),
+        (records.DRAINING, "no pod left", steps.FAILED),
         (records.APPLYING, "", steps.ENDED),
         (records.REVERTING, "", steps.ENDED),
     ],
 )
-def test_how_an_operation_ends_follows_from_how_far_it_was(step: str, reason: str, end: str) -> None:
+def test_over_end_depends_on_progress(step: str, reason: str, end: str) -> None:
     assert over(record(step), reason, 5.0) == StartedStep(5.0, "one", ("GPU-0",), end, reason)
 
 
-def test_the_last_steps_are_kept_in_order(tmp_path: Path) -> None:
+def test_steps_keep_latest_in_order(tmp_path: Path) -> None:
     follow = StepReader(str(tmp_path))
     assert follow.steps() == ()
     for number in range(steps.MOST + 3):
@@ -56,11 +56,11 @@ def test_the_last_steps_are_kept_in_order(tmp_path: Path) -> None:
     assert [each.at for each in follow.steps()] == [float(number) for number in range(3, steps.MOST + 3)]
     assert all(len(each.reason) <= steps.LONGEST_REASON for each in follow.steps())
     (tmp_path / steps.FILE).write_text("{")
-    assert follow.steps() == (), "what cannot be read tells nothing"
+    assert follow.steps() == (), "an unreadable record starts no step"
     add(System(), str(tmp_path), StartedStep(1.0, "two", (), records.DRAINING))
     assert [each.operation for each in follow.steps()] == ["two"], "and is no reason to write nothing"
 
 
 @given(st.one_of(st.text(), st.binary().map(repr), st.just('{"version": 1, "steps": [{}]}')))
-def test_anything_else_is_no_steps(text: str) -> None:
+def test_parse_invalid_content_returns_no_steps(text: str) -> None:
     assert parse(text) == ()

@@ -55,14 +55,14 @@ def document(kind: str, version: str, spec: Any) -> dict[str, Any]:
 
 
 @given(KINDS, st.sampled_from(VERSIONS), JSON)
-def test_anything_at_all(kind: str, version: str, spec: Any) -> None:
+def test_check_manifest_any_document_raises_nothing(kind: str, version: str, spec: Any) -> None:
     checked = check_manifest(document(kind, version, spec), {DRIVER: CONFIG_KINDS}, DEVICE_CLASSES)
     assert all(problem.path and problem.message for problem in checked.problems)
     assert check_manifest(spec, {}, {}).configurations == 0
 
 
 @given(st.lists(CONFIGURATION, max_size=3), st.lists(REQUEST, max_size=3))
-def test_every_configuration_of_the_driver_is_looked_at(configs: list[Any], requests: list[Any]) -> None:
+def test_check_manifest_checks_each_configuration_of_the_driver(configs: list[Any], requests: list[Any]) -> None:
     spec = {"devices": {"config": configs, "requests": requests}}
     checked = check_manifest(document("ResourceClaim", "v1", spec), {DRIVER: CONFIG_KINDS}, DEVICE_CLASSES)
     if not any(problem.message.endswith(("instead of a mapping", "instead of a list")) for problem in checked.problems):
@@ -71,13 +71,13 @@ def test_every_configuration_of_the_driver_is_looked_at(configs: list[Any], requ
     assert others.configurations == 0
 
 
-def test_a_configuration_that_a_later_one_makes_void_is_doubted_and_no_other() -> None:
+def test_check_manifest_overridden_configuration_is_doubted() -> None:
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
 
     def given(*requests: list[str]) -> dict[str, Any]:
         configs = [{"requests": each, "opaque": {"driver": DRIVER, "parameters": parameters}} for each in requests]
-        asked = [{"name": name, "exactly": {"deviceClassName": DRIVER}} for name in "ab"]
-        return document("ResourceClaim", "v1", {"devices": {"requests": asked, "config": configs}})
+        request_for = [{"name": name, "exactly": {"deviceClassName": DRIVER}} for name in "ab"]
+        return document("ResourceClaim", "v1", {"devices": {"requests": request_for, "config": configs}})
 
     def doubted(*requests: list[str]) -> list[str]:
         checked = check_manifest(given(*requests), {DRIVER: CONFIG_KINDS}, DEVICE_CLASSES)
@@ -116,7 +116,7 @@ SHAPES: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
             )
         ],
     ),
-    "time-slicing beside MPS": (
+    "time-slicing with MPS": (
         {"ts-gpu": DRIVER, "mps-gpu": DRIVER},
         [
             opaque(["ts-gpu"], "GpuConfig", sharing=BY_TURNS),
@@ -135,7 +135,7 @@ SHAPES: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 OTHERS = {DRIVER: "MigDeviceConfig", "mig.nvidia.com": "VfioDeviceConfig", "vfio.gpu.nvidia.com": "GpuConfig"}
 
 
-def asked(version: str, name: str, device_class: str) -> dict[str, Any]:
+def request_for(version: str, name: str, device_class: str) -> dict[str, Any]:
     """Return a request for one device. The first version of the API had no `exactly`."""
     inside = {"deviceClassName": device_class}
     return {"name": name, **(inside if version == "v1beta1" else {"exactly": inside})}
@@ -144,9 +144,9 @@ def asked(version: str, name: str, device_class: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_vendors_forms_of_sharing_and_passthrough_are_taken(version: str, kind: str, shape: str) -> None:
+def test_check_manifest_vendor_sharing_and_passthrough_are_accepted(version: str, kind: str, shape: str) -> None:
     classes, configs = SHAPES[shape]
-    requests = [asked(version, name, device_class) for name, device_class in classes.items()]
+    requests = [request_for(version, name, device_class) for name, device_class in classes.items()]
 
     def checked(given: list[dict[str, Any]]) -> Any:
         manifest = document(kind, version, {"devices": {"requests": requests, "config": given}})

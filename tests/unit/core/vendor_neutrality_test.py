@@ -34,14 +34,14 @@ def vendor_words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_no_vendor_is_named(path: Path) -> None:
+def test_shared_files_name_no_vendor(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if path == CORE / "vendors/registry.py":
         text = REGISTRY.sub("", text)
     assert vendor_words(text) == []
 
 
-def test_the_words_are_found_where_they_are_at_home() -> None:
+def test_vendor_words_are_found_in_vendor_files() -> None:
     assert len(FILES) > 40
     assert vendor_words("a GPU, MIG and nvml_call; migration and input are no vendor's") == ["GPU", "MIG", "nvml"]
     for vendor in BACKENDS:
@@ -49,7 +49,7 @@ def test_the_words_are_found_where_they_are_at_home() -> None:
 
 
 @pytest.mark.parametrize("vendor", BACKENDS)
-def test_what_the_daemons_ask_of_a_vendor_is_there(vendor: str) -> None:
+def test_backend_has_all_members_for_daemons(vendor: str) -> None:
     backend = create(vendor)
     assert backend.vendor == vendor and backend.driver_name and backend.cdi_kind
     assert {kind.device_kind for kind in backend.config_kinds} <= {"device", "partition", "passthrough"}

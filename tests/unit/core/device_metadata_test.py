@@ -17,7 +17,7 @@ CLAIM = ClaimName("team", "claim-x7", "0uid", "gpu")
 GPU = device("h100-80", enabled=True, places=((19, 0),))
 
 
-def test_the_same_is_said_once_for_each_version_newest_first() -> None:
+def test_content_has_each_version_newest_first() -> None:
     attributes = {"uuid": "GPU-1", "driverVersion": Version("580.95.5"), "numaNode": 1, "ok": True}
     devices = [DeviceMetadata("r/small", "gpu.example.com", "node", "gpu-0", attributes)]
     first, second = (json.loads(line) for line in device_metadata.content(CLAIM, devices).splitlines())
@@ -51,7 +51,7 @@ def test_the_same_is_said_once_for_each_version_newest_first() -> None:
     )
 
 
-def test_a_claim_of_a_template_is_found_by_the_pod_s_name_for_it() -> None:
+def test_mount_template_claim_uses_pod_claim_name() -> None:
     made = device_metadata.mount("gpu.example.com", CLAIM, "r", "/host/r.json")
     folder = "/var/run/kubernetes.io/dra-device-attributes"
     assert made.container_path == f"{folder}/resourceclaimtemplates/gpu/r/gpu.example.com-metadata.json"
@@ -60,7 +60,7 @@ def test_a_claim_of_a_template_is_found_by_the_pod_s_name_for_it() -> None:
     assert own.container_path == f"{folder}/resourceclaims/mine/r/gpu.example.com-metadata.json"
 
 
-def test_what_was_written_tells_the_pod_s_name_again() -> None:
+def test_pod_claim_in_reads_written_content() -> None:
     assert device_metadata.pod_claim_in(device_metadata.content(CLAIM, [])) == "gpu"
     assert device_metadata.pod_claim_in(device_metadata.content(ClaimName("team", "mine", "0uid"), [])) == ""
     assert [device_metadata.pod_claim_in(data) for data in (b"", b"{", b"[]", b'{"kind": "Other"}')] == [None] * 4
@@ -83,12 +83,12 @@ def test_pod_claim_name_that_is_no_label_is_rejected(name: str) -> None:
     ("driver", "claim", "request_name"),
     [("../gpu", "mine", "r"), ("gpu.example.com", "../mine", "r"), ("gpu.example.com", "mine", "../r")],
 )
-def test_mount_name_that_leads_out_is_rejected(driver: str, claim: str, request_name: str) -> None:
+def test_mount_name_outside_directory_is_rejected(driver: str, claim: str, request_name: str) -> None:
     with pytest.raises(ValueError, match="cannot be a part of a path"):
         device_metadata.mount(driver, ClaimName("team", claim, "0uid"), request_name, "/host/r.json")
 
 
-def test_attributes_are_what_is_published_and_a_partition_has_its_uuid() -> None:
+def test_attributes_are_published_ones_with_partition_uuid() -> None:
     (partition,) = GPU.partitions
     (published,) = offers(GPU, dynamic=False)
     assert attributes_of(GPU, partition) == published.attributes

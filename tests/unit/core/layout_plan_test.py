@@ -82,7 +82,7 @@ def check_minimum(name: str, present: tuple[Place, ...], target: Multiset) -> No
     assert plan_layout(backend.present, rule_of(gpu, target)).steps == ()
 
 
-def test_every_change_on_the_smallest_board_disturbs_the_minimum() -> None:
+def test_plan_layout_smallest_board_every_change_is_minimal() -> None:
     for present in all_states("a30"):
         for target in states_by_multiset("a30"):
             check_minimum("a30", present, target)
@@ -90,7 +90,7 @@ def test_every_change_on_the_smallest_board_disturbs_the_minimum() -> None:
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_changes_disturb_the_minimum(name: str, data: st.DataObject) -> None:
+def test_plan_layout_changes_are_minimal(name: str, data: st.DataObject) -> None:
     present = data.draw(st.sampled_from(all_states(name)))
     target = data.draw(st.sampled_from(sorted(states_by_multiset(name))))
     check_minimum(name, present, target)
@@ -98,7 +98,7 @@ def test_changes_disturb_the_minimum(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_any_wish_is_planned_or_refused_rightly(name: str, data: st.DataObject) -> None:
+def test_plan_layout_any_request_is_planned_or_rejected(name: str, data: st.DataObject) -> None:
     present = data.draw(st.sampled_from(all_states(name)))
     ids = [entry["id"] for entry in board_model.board(name)["mig"]["profiles"]]
     counts = data.draw(st.dictionaries(st.sampled_from(ids), st.integers(1, 5), min_size=1, max_size=4))
@@ -107,7 +107,7 @@ def test_any_wish_is_planned_or_refused_rightly(name: str, data: st.DataObject) 
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_given_places_are_kept_to(name: str, data: st.DataObject) -> None:
+def test_plan_layout_requested_placements_are_used(name: str, data: st.DataObject) -> None:
     present = data.draw(st.sampled_from(all_states(name)))
     target = data.draw(st.sampled_from([state for state in all_states(name) if state]))
     pinned = frozenset(data.draw(st.sets(st.sampled_from(target))))
@@ -127,7 +127,7 @@ def test_given_places_are_kept_to(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_held_partitions_are_kept_whenever_that_is_possible(name: str, data: st.DataObject) -> None:
+def test_plan_layout_held_partitions_are_kept_if_possible(name: str, data: st.DataObject) -> None:
     present = data.draw(st.sampled_from([state for state in all_states(name) if state]))
     target = data.draw(st.sampled_from(sorted(states_by_multiset(name))))
     held = frozenset(data.draw(st.sets(st.sampled_from(present))))
@@ -151,7 +151,7 @@ def test_held_partitions_are_kept_whenever_that_is_possible(name: str, data: st.
         assert plan.blockers == ()
 
 
-def test_the_demonstration_s_layout_on_a_bare_gpu() -> None:
+def test_plan_layout_demo_layout_on_empty_gpu() -> None:
     plan = plan_layout(device("h100-80"), static(**{"3g.40gb": 1, "1g.10gb": 4}))
     assert isinstance(plan.steps[0], SetPartitioning)
     made = [(step.profile, step.placement.start) for step in plan.steps if isinstance(step, CreatePartition)]
@@ -159,7 +159,7 @@ def test_the_demonstration_s_layout_on_a_bare_gpu() -> None:
     assert sorted(made[1:]) == [("1g.10gb", start) for start in (0, 1, 2, 3)]
 
 
-def test_a_claim_that_holds_what_is_in_the_way_is_named() -> None:
+def test_plan_layout_claim_on_needed_partition_is_named() -> None:
     gpu = device("h100-80", places=((9, 4), (19, 0)))
     held = PreparedPartition("team/train", gpu.uuid, gpu.partitions[1].uuid, 9, gpu.partitions[1].placement)
     other = replace(held, claim="team/elsewhere", device_uuid="GPU-other")
@@ -170,7 +170,7 @@ def test_a_claim_that_holds_what_is_in_the_way_is_named() -> None:
     assert plan_layout(gpu, static(**{"3g.40gb": 1}), prepared=(held,)).kept == (gpu.partitions[1],)
 
 
-def test_a_claim_for_the_whole_device_blocks_a_change_of_mode() -> None:
+def test_plan_layout_claim_on_whole_device_blocks_mode_change() -> None:
     gpu = device("h100-80")
     held = PreparedPartition("team/whole", gpu.uuid)
     with pytest.raises(InUse) as refused:
@@ -179,21 +179,21 @@ def test_a_claim_for_the_whole_device_blocks_a_change_of_mode() -> None:
     assert plan_layout(gpu, Rule(Match(), "whole"), prepared=(held,)).steps == ()
 
 
-def test_a_process_on_the_device_blocks_a_change_of_mode() -> None:
+def test_plan_layout_process_on_device_blocks_mode_change() -> None:
     gpu = device("h100-80", processes=(Process(41, "python"),))
     with pytest.raises(InUse) as refused:
         plan_layout(gpu, static(**{"1g.10gb": 1}))
     assert refused.value.pids == (41,)
 
 
-def test_an_instance_without_compute_instance_is_replaced() -> None:
+def test_plan_layout_instance_without_compute_instance_is_replaced() -> None:
     gpu = device("h100-80", places=((19, 0),))
     empty = replace(gpu.partitions[0], uuid="", compute_instance_id=None, compute_instances=0)
     plan = plan_layout(replace(gpu, partitions=(empty,)), static(**{"1g.10gb": 7}))
     assert [type(step) for step in plan.steps] == [DestroyPartition] + [CreatePartition] * 7
 
 
-def test_an_empty_instance_is_sacrificed_before_a_live_one() -> None:
+def test_plan_layout_empty_instance_is_deleted_before_used_one() -> None:
     gpu = device("h100-80", places=((19, 0), (19, 4)))
     first, second = gpu.partitions
     gpu = replace(gpu, partitions=(replace(first, uuid="", compute_instance_id=None, compute_instances=0), second))
@@ -213,7 +213,7 @@ def test_an_empty_instance_is_sacrificed_before_a_live_one() -> None:
         ((True, True), Rule(Match(), "dynamic"), []),
     ],
 )
-def test_modes_where_a_reset_is_needed(state: tuple[bool, bool], rule: Rule, kinds: list[type]) -> None:
+def test_plan_layout_mode_change_with_reset(state: tuple[bool, bool], rule: Rule, kinds: list[type]) -> None:
     gpu = device("a100-40", enabled=state[0], pending=state[1])
     plan = plan_layout(gpu, rule)
     assert [type(step) for step in plan.steps] == kinds
@@ -222,13 +222,13 @@ def test_modes_where_a_reset_is_needed(state: tuple[bool, bool], rule: Rule, kin
     assert plan_layout(backend.present, rule).steps == ()
 
 
-def test_dynamic_leaves_the_mode_where_no_reset_is_needed() -> None:
+def test_plan_layout_dynamic_without_reset_keeps_mode() -> None:
     for gpu in (device("h100-80"), device("h100-80", enabled=False, pending=False), device("l4")):
         assert plan_layout(gpu, Rule(Match(), "dynamic")).steps == ()
 
 
 @pytest.mark.parametrize("board", ["h100-80", "a100-40"])
-def test_dynamic_keeps_what_came_with_claims_and_nothing_else(board: str) -> None:
+def test_plan_layout_dynamic_keeps_only_partitions_of_claims(board: str) -> None:
     gpu = device(board, places=((9, 0), (19, 4), (19, 5)))
     claimed = gpu.partitions[1]
     held = PreparedPartition("team/train", gpu.uuid, claimed.uuid, 19, claimed.placement, created=True)
@@ -240,20 +240,20 @@ def test_dynamic_keeps_what_came_with_claims_and_nothing_else(board: str) -> Non
     assert plan_layout(backend.present, Rule(Match(), "dynamic"), prepared=[held]).steps == ()
 
 
-def test_dynamic_does_not_take_a_static_partition_from_a_claim() -> None:
+def test_plan_layout_dynamic_claim_on_static_partition_is_rejected() -> None:
     gpu = device("h100-80", places=((9, 0),))
     held = PreparedPartition("team/train", gpu.uuid, gpu.partitions[0].uuid, 9, gpu.partitions[0].placement)
     with pytest.raises(InUse, match="team/train"):
         plan_layout(gpu, Rule(Match(), "dynamic"), prepared=[held])
 
 
-def test_whole_takes_every_partition_away() -> None:
+def test_plan_layout_whole_deletes_all_partitions() -> None:
     gpu = device("h100-80", places=((9, 0), (9, 4)))
     plan = plan_layout(gpu, Rule(Match(), "whole"))
     assert [type(step) for step in plan.steps] == [DestroyPartition, DestroyPartition, SetPartitioning]
 
 
-def test_a_device_that_cannot_be_partitioned() -> None:
+def test_plan_layout_unsupported_device_is_rejected() -> None:
     assert plan_layout(device("l4"), Rule(Match(), "whole")).steps == ()
     with pytest.raises(Unsupported, match="NVIDIA L4"):
         plan_layout(device("l4"), static(**{"1g.10gb": 1}))
@@ -271,19 +271,19 @@ def test_a_device_that_cannot_be_partitioned() -> None:
         (static(**{"4g.40gb": 1, "2g.20gb": 2}), DoesNotFit, "one less of"),
     ],
 )
-def test_what_does_not_fit_is_explained(rule: Rule, error: type[AcceleratorError], text: str) -> None:
+def test_plan_layout_that_does_not_fit_is_explained(rule: Rule, error: type[AcceleratorError], text: str) -> None:
     with pytest.raises(error, match=text) as refused:
         plan_layout(device("h100-80"), rule)
     if isinstance(refused.value, DoesNotFit):
         assert refused.value.blockers
 
 
-def test_engines_that_are_gone_are_named() -> None:
+def test_plan_layout_missing_engines_are_named() -> None:
     with pytest.raises(DoesNotFit, match="2 jpegEngines of 1, 2 ofaEngines of 1"):
         plan_layout(device("a30"), static(**{"1g.6gb+me": 1, "2g.12gb+me": 1}))
 
 
-def test_other_spellings_of_a_profile_are_the_profile() -> None:
+def test_plan_layout_profile_spellings_are_equal() -> None:
     gpu = device("a100-40", places=((19, 6),))
     for spelling in ("1g.5gb", "1c.1g.5gb", "MIG 1g.5gb"):
         assert plan_layout(gpu, static(**{spelling: 1})).steps == ()
@@ -291,7 +291,7 @@ def test_other_spellings_of_a_profile_are_the_profile() -> None:
 
 @pytest.mark.parametrize("name", MIG_BOARDS)
 @given(data=st.data())
-def test_a_failure_at_any_call_leads_back_to_the_former_layout(name: str, data: st.DataObject) -> None:
+def test_execute_failure_at_any_call_rolls_back(name: str, data: st.DataObject) -> None:
     present = data.draw(st.sampled_from(all_states(name)))
     on = bool(present) or data.draw(st.booleans())
     gpu = device(name, enabled=on, places=present)
@@ -314,7 +314,7 @@ def test_a_failure_at_any_call_leads_back_to_the_former_layout(name: str, data: 
 
 
 @pytest.mark.parametrize("error", [DoesNotFit("still taken"), OSError("still taken")])
-def test_what_could_not_be_undone_is_said(error: Exception) -> None:
+def test_execute_failed_rollback_is_reported(error: Exception) -> None:
     gpu = device("h100-80", places=((9, 4),))
     plan = plan_layout(gpu, static(**{"4g.40gb": 1, "2g.20gb": 1}))
     backend = MemoryBackend("h100-80", gpu, fail_at=2)
@@ -331,7 +331,7 @@ def test_what_could_not_be_undone_is_said(error: Exception) -> None:
     assert len(failed.value.not_undone) == 1 and failed.value.undone
 
 
-def test_a_mode_that_did_not_change_is_a_failure() -> None:
+def test_execute_unchanged_mode_fails() -> None:
     gpu = device("h100-80")
     plan = plan_layout(gpu, static(**{"1g.10gb": 1}))
     backend = MemoryBackend("h100-80", gpu)
@@ -346,7 +346,7 @@ def linked(board: str, links: dict[int, tuple[int, ...]], **changes: Any) -> lis
     return [replace(gpu, linked=tuple(gpus[other].pci_address for other in links.get(gpu.index, ()))) for gpu in gpus]
 
 
-def test_a_reset_is_planned_for_all_that_are_linked_over_others() -> None:
+def test_plan_layouts_reset_includes_linked_devices() -> None:
     gpus = linked("a30", {0: (1,), 1: (0, 2), 2: (1,)})
     rule = static(**{"1g.6gb": 1})
     first, *others = plan_layouts([(gpus[0], None), (gpus[1], rule), (gpus[2], None), (gpus[3], rule)])
@@ -360,20 +360,20 @@ def test_a_reset_is_planned_for_all_that_are_linked_over_others() -> None:
     assert ResetDevice((gpus[3].uuid,)) in alone.steps
 
 
-def test_linked_devices_that_are_reset_alone_are_planned_apart() -> None:
+def test_plan_layouts_devices_that_reset_alone_are_independent() -> None:
     gpus = linked("a30", {0: (1,), 1: (0,)}, resets_alone=True)
     plans = plan_layouts([(gpu, static(**{"1g.6gb": 1}) if gpu.index == 1 else None) for gpu in gpus])
     assert [isinstance(plan, LayoutPlan) and bool(plan.steps) for plan in plans] == [False, True, False, False]
     assert isinstance(plans[1], LayoutPlan) and ResetDevice((gpus[1].uuid,)) in plans[1].steps
 
 
-def test_devices_that_switches_connect_are_reset_together() -> None:
+def test_plan_layouts_switched_devices_are_reset_together() -> None:
     gpus = linked("a30", {}, switched=True)
     assert reset_groups([*gpus[:3], replace(gpus[3], switched=False)]) == ((0, 1, 2), (3,))
     assert reset_groups([replace(gpu, resets_alone=True) for gpu in gpus]) == ((0,), (1,), (2,), (3,))
 
 
-def test_without_a_reset_linked_devices_are_planned_apart() -> None:
+def test_plan_layouts_linked_without_reset_are_independent() -> None:
     gpus = linked("a30", {0: (1,), 1: (0,)}, enabled=True)
     rule = static(**{"1g.6gb": 1})
     plans = plan_layouts([(gpu, rule) for gpu in gpus])
@@ -382,7 +382,7 @@ def test_without_a_reset_linked_devices_are_planned_apart() -> None:
     ] * 4
 
 
-def test_an_error_on_one_device_is_its_outcome_alone() -> None:
+def test_plan_layouts_error_affects_only_its_device() -> None:
     gpus = linked("a30", {0: (1,), 1: (0,)})
     bad, good = static(**{"9g.9gb": 1}), static(**{"1g.6gb": 1})
     outcomes = plan_layouts([(gpus[0], bad), (gpus[1], good), (gpus[2], bad), (gpus[3], None)])
@@ -392,7 +392,7 @@ def test_an_error_on_one_device_is_its_outcome_alone() -> None:
     assert not any(isinstance(step, SetPartitioning) and step.device_uuid == gpus[0].uuid for step in outcomes[1].steps)
 
 
-def test_what_a_reset_would_take_from_a_linked_device_blocks_it() -> None:
+def test_plan_layouts_claim_on_linked_device_blocks_reset() -> None:
     gpus = linked("a30", {0: (1,), 1: (0,)})
     gpus[0] = replace(device("a30", 0, places=((5, 0),)), linked=gpus[0].linked)
     held = PreparedPartition("team/train", gpus[0].uuid, gpus[0].partitions[0].uuid)
@@ -411,7 +411,7 @@ def test_what_a_reset_would_take_from_a_linked_device_blocks_it() -> None:
     ]
 
 
-def test_plans_are_data() -> None:
+def test_plan_to_dict_has_steps() -> None:
     gpu = device("a100-40", enabled=False, places=())
     plan = plan_layout(gpu, static(**{"1g.5gb": 1})).to_dict()
     assert [step["step"] for step in plan["steps"]] == ["set_partitioning", "reset_device", "create_partition"]

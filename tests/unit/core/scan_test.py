@@ -33,7 +33,7 @@ def scan(*reads: Callable[[], Device]) -> DeviceScan:
         lanes.close()
 
 
-def found(looked: DeviceScan, known: tuple[Device, ...] = (), missing: object = None) -> tuple[Finding, ...]:
+def found(scanned: DeviceScan, known: tuple[Device, ...] = (), missing: object = None) -> tuple[Finding, ...]:
     """Return the findings of a scan. ``missing`` is raised for a missing known device. None means a removed one."""
 
     def why_missing(_device: Device) -> None:
@@ -41,7 +41,7 @@ def found(looked: DeviceScan, known: tuple[Device, ...] = (), missing: object = 
             raise missing
 
     return findings(
-        looked,
+        scanned,
         known,
         why_missing=why_missing,
         sign=faults.sign,
@@ -62,7 +62,7 @@ def test_gather_unexpected_exception_is_the_devices_fault(error: Exception) -> N
     assert (well.device, well.fault) == (FIRST, None)
     assert ill.uuid == SECOND.uuid and ill.fault is not None and ill.fault.cause == "unknown-error"
     assert f"Looking at GPU 1 failed with an unexpected {type(error).__name__}" in ill.fault.message
-    assert "looking_test.py:" in ill.fault.message and "dra-driver collect" in ill.fault.message
+    assert "scan_test.py:" in ill.fault.message and "dra-driver collect" in ill.fault.message
 
 
 def test_gather_unexpected_exceptions_of_all_devices_leave_the_library_available() -> None:
@@ -78,8 +78,8 @@ def test_completed_unexpected_exception_is_the_devices_fault() -> None:
             raise ZeroDivisionError
         return device
 
-    looked = scan(lambda: FIRST, lambda: SECOND).completed(complete, faults.faulty)
-    assert list(looked.found) == [FIRST.uuid] and list(looked.silent) == [1]
+    scanned = scan(lambda: FIRST, lambda: SECOND).completed(complete, faults.faulty)
+    assert list(scanned.found) == [FIRST.uuid] and list(scanned.silent) == [1]
 
 
 def test_findings_unexpected_exception_about_a_missing_device_keeps_it_with_a_fault() -> None:
@@ -89,7 +89,7 @@ def test_findings_unexpected_exception_about_a_missing_device_keeps_it_with_a_fa
     assert found(scan(lambda: FIRST), (FIRST, SECOND)) == (well,)
 
 
-def test_read_driver_unreadable_version_costs_one_attribute(caplog: pytest.LogCaptureFixture) -> None:
+def test_read_driver_unreadable_version_loses_one_attribute(caplog: pytest.LogCaptureFixture) -> None:
     class Library:
         def call(self, function: str, doing: str) -> object:
             return {"nvmlSystemGetDriverVersion": "r580-internal", "nvmlSystemGetCudaDriverVersion_v2": 13000}[function]

@@ -23,11 +23,11 @@ BOARD = "h100-80"
 GPU = device(BOARD, enabled=True, places=((19, 0), (9, 4)))
 PENDING = Sign("repair-pending", Severity.DEGRADED, "A repair is pending.", "Reset it.")
 BROKEN = Sign("broken", Severity.FAILED, "It is broken.", "Replace it.")
-ERROR = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9", is_mended_by_reset=True)
-CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at it.", Ends.PROCESSES, "5")
-STOP = Sign("error", Severity.FAILED, "It told of error 7.", "Restart.", Ends.RESTART, "7")
-WORN = Sign("error", Severity.FAILED, "It told of error 3.", "Replace it.", Ends.REPLACEMENT, "3")
-ASKED = Sign("error", Severity.DEGRADED, "It told of error 4.", "Look at it.", Ends.RECOVERY, "4")
+ERROR = Sign("error", Severity.FAILED, "It reported error 9.", "Reset it.", Ends.RESET, "9", is_mended_by_reset=True)
+CRASH = Sign("error", Severity.INFORMATIVE, "It reported error 5.", "Look at it.", Ends.PROCESSES, "5")
+STOP = Sign("error", Severity.FAILED, "It reported error 7.", "Restart.", Ends.RESTART, "7")
+WORN = Sign("error", Severity.FAILED, "It reported error 3.", "Replace it.", Ends.REPLACEMENT, "3")
+ASKED = Sign("error", Severity.DEGRADED, "It reported error 4.", "Look at it.", Ends.RECOVERY, "4")
 SIGNS = (PENDING, BROKEN, ERROR, CRASH, STOP, ASKED, replace(CRASH, instance=1), replace(ERROR, instance=2))
 
 
@@ -36,9 +36,9 @@ def at(now: float, boot: str = "boot", wall: float = 0.0) -> Moment:
     return Moment(now + wall, boot, now)
 
 
-def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), **told: Any) -> Finding:
+def found(*signs: Sign, fault: Fault | None = None, pids: tuple[int, ...] = (), **readings: Any) -> Finding:
     """Return the finding of a scan of the GPU."""
-    gpu = replace(GPU, health=Health(signs, **told), processes=tuple(Process(pid) for pid in pids))
+    gpu = replace(GPU, health=Health(signs, **readings), processes=tuple(Process(pid) for pid in pids))
     return Finding(0, "GPU 0", GPU.uuid, gpu, fault)
 
 
@@ -51,7 +51,7 @@ def names(ailments: Ailments) -> set[str]:
     return {f"{each.sign.cause} {each.sign.value}".strip() for each in ailments}
 
 
-def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> None:
+def test_tracker_evicts_only_after_second_scan() -> None:
     first = health_tracker.looked((), found(BROKEN), at(10))
     assert [each.effect() for each in first] == ["NoSchedule"] and unfinished(first)
     at_once = health_tracker.looked(first, found(BROKEN), at(10.5))
@@ -62,7 +62,7 @@ def test_a_state_costs_nobody_its_place_before_a_second_look_has_found_it() -> N
 
 
 @pytest.mark.parametrize("wall", [-7200.0, 7200.0, 1e9])
-def test_clock_step_changes_no_duration(wall: float) -> None:
+def test_tracker_clock_step_changes_no_duration(wall: float) -> None:
     first = health_tracker.looked((), found(BROKEN), at(10))
     soon = health_tracker.looked(first, found(BROKEN), at(10.5, wall=wall))
     assert unfinished(soon), "confirmed although only 0.5 s have passed"
@@ -74,7 +74,7 @@ def test_clock_step_changes_no_duration(wall: float) -> None:
 
 
 @pytest.mark.parametrize("wall", [-1e9, 1e9])
-def test_clock_step_forgets_no_removed_device(wall: float) -> None:
+def test_tracker_clock_step_keeps_removed_device(wall: float) -> None:
     ill = health_tracker.told((), STOP, (), at(10))
     assert not health_tracker.is_forgotten(ill, at(20, wall=wall))
     assert health_tracker.is_forgotten(ill, at(20 + health_tracker.FORGET_SECONDS, wall=wall))
@@ -83,7 +83,7 @@ def test_clock_step_forgets_no_removed_device(wall: float) -> None:
     assert health_tracker.is_forgotten(earlier, at(5, "next", wall=health_tracker.FORGET_SECONDS + 10))
 
 
-def test_fault_from_an_earlier_process_is_confirmed_by_the_monotonic_clock_of_this_one() -> None:
+def test_tracker_fault_of_earlier_process_is_confirmed_by_monotonic_clock() -> None:
     before = health_tracker.from_data(health_tracker.to_data({"u": health_tracker.looked((), found(BROKEN), at(1e6))}))[
         "u"
     ]
@@ -92,17 +92,17 @@ def test_fault_from_an_earlier_process_is_confirmed_by_the_monotonic_clock_of_th
     assert not unfinished(health_tracker.looked(again, found(BROKEN), at(5 + health_tracker.VERIFY_SECONDS, "next")))
 
 
-def test_an_end_is_verified() -> None:
+def test_tracker_fault_end_is_verified() -> None:
     ill = health_tracker.looked((), found(PENDING), at(10))
     missed = health_tracker.looked(ill, found(), at(20))
     assert names(missed) == {"repair-pending"} and unfinished(missed)
     assert health_tracker.looked(missed, found(), at(20 + health_tracker.VERIFY_SECONDS - 0.1)) != ()
     again = health_tracker.looked(missed, found(PENDING), at(21))
-    assert names(health_tracker.looked(again, found(), at(30))) == {"repair-pending"}, "it begins anew"
+    assert names(health_tracker.looked(again, found(), at(30))) == {"repair-pending"}, "the confirmation starts again"
     assert health_tracker.looked(missed, found(), at(20 + health_tracker.VERIFY_SECONDS)) == ()
 
 
-def test_verify_at_severe_faults_are_verified_at_once_and_informative_ones_when_reports_have_ceased() -> None:
+def test_verify_at_severe_faults_at_once_informative_after_quiet() -> None:
     crashed = health_tracker.looked(health_tracker.told((), CRASH, (), at(10)), found(), at(10.5))
     assert health_tracker.verify_at(crashed, 10.5) == 10 + health_tracker.QUIET_SECONDS
     again = health_tracker.looked(health_tracker.told(crashed, CRASH, (), at(12)), found(), at(12.5))
@@ -119,7 +119,7 @@ def test_verify_at_severe_faults_are_verified_at_once_and_informative_ones_when_
     assert health_tracker.verify_at(faulty, 20) is None, "scans do not find it while the device has another fault"
 
 
-def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> None:
+def test_tracker_failed_scan_keeps_unread_faults() -> None:
     lost = found(BROKEN, fault=Fault("broken", "It does not answer"))
     ill = health_tracker.looked((), found(PENDING), at(10))
     both = health_tracker.looked(health_tracker.looked(ill, lost, at(20)), lost, at(30))
@@ -132,7 +132,7 @@ def test_a_look_that_meets_a_fault_or_cannot_ask_says_nothing_of_the_rest() -> N
     assert health_tracker.looked(ill, awaited, at(20)) == ill
 
 
-def test_what_was_told_ends_by_what_ends_it() -> None:
+def test_tracker_reported_fault_ends_only_by_its_end_event() -> None:
     before: Ailments = ()
     for sign in (ERROR, CRASH, STOP, WORN):
         before = health_tracker.told(before, sign, (41, 42), at(10))
@@ -160,7 +160,7 @@ def test_what_was_told_ends_by_what_ends_it() -> None:
     assert health_tracker.was_repaired(before) == ()
 
 
-def test_what_is_told_again_is_one_thing() -> None:
+def test_tracker_repeated_report_is_one_fault() -> None:
     before = health_tracker.told((), CRASH, (1,), at(10))
     for second in range(1000):
         before = health_tracker.told(before, CRASH, (2 + second, 5000), at(11 + second))
@@ -178,7 +178,7 @@ def test_what_is_told_again_is_one_thing() -> None:
     assert len(many) == health_tracker.MOST_AILMENTS and STOP in {each.sign for each in many}
 
 
-def test_taints_are_the_gravest_and_as_many_as_every_server_takes() -> None:
+def test_taints_most_severe_first_within_limit() -> None:
     ailments: Ailments = ()
     for number in range(9):
         ailments = health_tracker.told(ailments, replace(PENDING, cause=f"cause-{number}"), (), at(number))
@@ -186,7 +186,7 @@ def test_taints_are_the_gravest_and_as_many_as_every_server_takes() -> None:
     ailments = health_tracker.told(ailments, ERROR, (), at(21))
     ailments = health_tracker.told(ailments, CRASH, (), at(22))
     published = health_tracker.taints("gpu.example.com", ailments)
-    assert published[0] == Taint("gpu.example.com/error", "NoExecute", "7"), "the one that was told first"
+    assert published[0] == Taint("gpu.example.com/error", "NoExecute", "7"), "the first reported fault"
     assert len(published) == 4 and {each.effect for each in published[1:]} == {"NoSchedule"}
     lenient = {**health_tracker.DEFAULT_EFFECTS, Severity.FAILED: "NoSchedule", Severity.INFORMATIVE: "None"}
     assert "NoExecute" not in {each.effect for each in health_tracker.taints("gpu.example.com", ailments, lenient)}
@@ -194,7 +194,7 @@ def test_taints_are_the_gravest_and_as_many_as_every_server_takes() -> None:
     assert crash == Taint("d/error", "None", "5")
 
 
-def test_an_error_of_a_partition_is_the_partitions_unless_the_device_has_to_be_reset() -> None:
+def test_tainted_partition_error_affects_only_partition_unless_reset() -> None:
     one, other = GPU.partitions
     offered = offers.offers(GPU, dynamic=False)
     devices = {GPU.uuid: GPU}
@@ -209,7 +209,7 @@ def test_an_error_of_a_partition_is_the_partitions_unless_the_device_has_to_be_r
     assert concerned(replace(ERROR, instance=one.instance_id)) == {one.uuid, other.uuid}
 
 
-def test_an_offer_of_a_device_that_is_well_is_as_it_was() -> None:
+def test_tainted_healthy_device_is_unchanged() -> None:
     offered = offers.offers(GPU, dynamic=True)
     assert health_tracker.tainted("d", offered, {GPU.uuid: GPU}, {GPU.uuid: ()}) == offered
     assert (
@@ -250,7 +250,7 @@ def walk(steps: Any) -> tuple[Ailments, float]:
 
 
 @given(STEPS)
-def test_whatever_happened_a_machine_that_starts_anew_and_is_well_ends_well(steps: Any) -> None:
+def test_tracker_healthy_machine_after_reboot_has_no_faults(steps: Any) -> None:
     ailments, now = walk(steps)
     for _look in range(2):
         now += health_tracker.VERIFY_SECONDS + 0.1
@@ -259,7 +259,7 @@ def test_whatever_happened_a_machine_that_starts_anew_and_is_well_ends_well(step
 
 
 @given(STEPS)
-def test_a_history_outlives_its_file_and_no_sign_stands_twice(steps: Any) -> None:
+def test_history_round_trips_without_duplicate_signs(steps: Any) -> None:
     ailments, now = walk(steps)
     again = health_tracker.from_data(json.loads(json.dumps(health_tracker.to_data({"u": ailments})))).get("u", ())
     assert [replace(each, well_since=None, found_at=None, seen_at=None) for each in ailments] == list(again)
@@ -269,19 +269,19 @@ def test_a_history_outlives_its_file_and_no_sign_stands_twice(steps: Any) -> Non
 
 
 @given(STEPS, st.sampled_from([sign for sign in SIGNS if sign.ends is not Ends.LOOK]))
-def test_nothing_but_what_ends_an_error_ends_it(steps: Any, sign: Sign) -> None:
+def test_tracker_only_end_event_ends_an_error(steps: Any, sign: Sign) -> None:
     quiet = [(kind, signs, seconds, "boot", True) for kind, signs, seconds, _boot, _needs in steps if kind != "reset"]
     ailments, now = walk([("told", [sign], 1.0, "boot", None), *quiet])
     assert sign.key in {each.sign.key for each in ailments}, now
 
 
 @pytest.mark.parametrize("text", ["[]", '{"u": [{}]}', '{"u": 3}', '{"u": [{"cause": "x"}]}', "null"])
-def test_data_of_another_form_is_refused(text: str) -> None:
+def test_from_data_unknown_format_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="no ailments"):
         health_tracker.from_data(json.loads(text))
 
 
-def test_what_fields_and_the_fabric_say() -> None:
+def test_signs_of_fields_and_fabric() -> None:
     assert list(_of_fields({230: 0, 144: 0, 145: 0})) == []
     (reset,) = _of_fields({230: 1})
     assert (reset.value, reset.severity, reset.is_mended_by_reset) == ("reset", Severity.FAILED, True)
@@ -297,7 +297,7 @@ def test_what_fields_and_the_fabric_say() -> None:
     assert (degraded.value, degraded.severity) == ("bandwidth", Severity.INFORMATIVE)
 
 
-def test_who_looks_once_sees_states() -> None:
+def test_at_first_sight_returns_states() -> None:
     gpu: Device = replace(GPU, health=Health((BROKEN,)))
     once = health_tracker.at_first_sight(
         [Finding(0, "GPU 0", GPU.uuid, gpu), Finding(1, "GPU 1", "", None, Fault("x", "x"))]

@@ -44,7 +44,7 @@ def device_class(*expressions: str, name: str = "ours", version: str = "v1") -> 
         ([GPU, "true"], DEVICE),
     ],
 )
-def test_what_is_certain_is_read(expressions: list[str], kind: str) -> None:
+def test_kind_of_class_certain_expressions_are_read(expressions: list[str], kind: str) -> None:
     assert kind_of_class(device_class(*expressions), TYPES) == kind
 
 
@@ -70,12 +70,12 @@ def test_what_is_certain_is_read(expressions: list[str], kind: str) -> None:
         [GPU, MIG],
     ],
 )
-def test_what_is_not_certain_says_nothing(expressions: list[str]) -> None:
+def test_kind_of_class_uncertain_expressions_are_ignored(expressions: list[str]) -> None:
     assert kind_of_class(device_class(*expressions), TYPES) is None
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
-def test_classes_are_found_among_manifests_and_in_lists(version: str) -> None:
+def test_kinds_of_classes_reads_manifests_and_lists(version: str) -> None:
     one, other = device_class(GPU, version=version), device_class(MIG, name="b", version=version)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
     documents = [pod, one, None, {"kind": "List", "items": [other, device_class("true", name="c")]}]
@@ -90,12 +90,12 @@ JSON = st.recursive(
 
 
 @given(spec=JSON, selectors=JSON, metadata=JSON)
-def test_whatever_a_class_holds_ends_nothing(spec: Any, selectors: Any, metadata: Any) -> None:
+def test_kinds_of_classes_any_class_raises_nothing(spec: Any, selectors: Any, metadata: Any) -> None:
     document = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": metadata}
     for each in (spec, {"selectors": selectors}):
         kinds_of_classes([{**document, "spec": each}], TYPES)
 
 
 @given(st.text(alphabet="ab'\"&|?()[]! =", max_size=20), st.sampled_from(["||", "?"]))
-def test_alternative_in_an_expression_is_never_ignored(other: str, operator: str) -> None:
+def test_kind_of_class_alternative_is_never_ignored(other: str, operator: str) -> None:
     assert kind_of_class(device_class(f"{GPU} {operator} {other}"), TYPES) is None

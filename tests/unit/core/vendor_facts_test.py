@@ -24,7 +24,7 @@ LABEL_NAME = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9
 
 
 @pytest.mark.parametrize("vendor", BACKENDS)
-def test_what_a_vendor_is_called(vendor: str) -> None:
+def test_vendor_facts_are_complete(vendor: str) -> None:
     backend = create(vendor)
     facts = backend.facts
     assert (facts.word, facts.driver_name, facts.cdi_kind) == (vendor, backend.driver_name, backend.cdi_kind)
@@ -33,20 +33,20 @@ def test_what_a_vendor_is_called(vendor: str) -> None:
     assert all(LABEL_NAME.fullmatch(name) for name in facts.labels)
     assert all(path.startswith("/dev/") for path in (*facts.control_nodes, *facts.device_nodes))
     assert facts.layout_unit.startswith("dra-accelerators-layout") and facts.layout_unit.endswith(".service")
-    said = json.loads(json.dumps(facts.document()))
-    assert said["driver_name"] == facts.driver_name and said["exporter"]["port"] == facts.exporter.port
-    assert said["extended_resources"] == dict(facts.extended_resources) and said["labels"] == list(facts.labels)
+    document = json.loads(json.dumps(facts.document()))
+    assert document["driver_name"] == facts.driver_name and document["exporter"]["port"] == facts.exporter.port
+    assert document["extended_resources"] == dict(facts.extended_resources) and document["labels"] == list(facts.labels)
     assert dict(backend.labels([])) == {}
 
 
-def test_no_two_vendors_share_what_tells_them_apart() -> None:
+def test_vendor_facts_are_unique() -> None:
     facts = [create(vendor).facts for vendor in BACKENDS]
     for name in ("driver_name", "cdi_kind", "domain", "layout_unit", "kernel_module", "title"):
         assert len({getattr(each, name) for each in facts}) == len(facts), name
     assert len({each.exporter.port for each in facts}) == len(facts)
 
 
-def test_labels_of_gpus() -> None:
+def test_labels_of_gpus_have_expected_values() -> None:
     """The most important labels. docs/labels.md has all of them, and node_labels_test.py compares them."""
     first = board_model.device("h100-80")
     found = create("nvidia").labels([first, first])
@@ -60,7 +60,7 @@ def npu(kind: str, **attributes: Any) -> Device:
     return replace(found, attributes={**found.attributes, **attributes})
 
 
-def test_labels_of_npus() -> None:
+def test_labels_of_npus_have_expected_values() -> None:
     labels = create("ascend").labels
     pod: Mapping[str, Any] = {"model": "Ascend910", "superPodID": 7, "serverID": 0, "sdid": 11}
     here = [npu("A3", **pod), npu("A3", **pod, rackID=3)]
@@ -81,15 +81,15 @@ def test_labels_of_npus() -> None:
 
 
 @given(st.text(max_size=90))
-def test_any_text_becomes_a_value(text: str) -> None:
+def test_value_of_any_text_is_a_label_value(text: str) -> None:
     value = value_of(text)
     assert LABEL_VALUE.fullmatch(value) and len(value) <= LONGEST_VALUE
 
 
 @given(st.lists(st.none() | st.sampled_from(["a", "b", ""]) | st.integers(0, 1), max_size=4))
-def test_a_label_is_what_all_agree_on(values: list[object]) -> None:
-    said = agreed(values)
-    assert said == (
+def test_agreed_returns_common_value_only(values: list[object]) -> None:
+    document = agreed(values)
+    assert document == (
         str(values[0]) if values and values[0] is not None and len({str(each) for each in values}) == 1 else ""
     )
-    assert written({"x": said}) == ({"x": said} if said else {})
+    assert written({"x": document}) == ({"x": document} if document else {})

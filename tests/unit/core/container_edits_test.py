@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from node_model import Node
 
 
-def test_a_whole_gpu_has_its_node_and_its_render_node(tmp_path: Path) -> None:
+def test_device_edits_whole_gpu_has_node_and_render_node(tmp_path: Path) -> None:
     gpu = device("h100-80", 1)
     system = Node(tmp_path, {"/dev/nvidia1": (195, 1), "/dev/dri/renderD129": (226, 129)})
     for name in ("card1", "renderD129", "version"):
@@ -40,7 +40,7 @@ def test_a_whole_gpu_has_its_node_and_its_render_node(tmp_path: Path) -> None:
     ]
 
 
-def test_a_node_that_is_not_there_has_its_numbers_nevertheless(tmp_path: Path) -> None:
+def test_device_edits_missing_node_uses_proc_numbers(tmp_path: Path) -> None:
     (node,) = device_edits(Node(tmp_path), device("h100-80", 3), None).device_nodes
     assert (node.path, node.type, node.major, node.minor) == ("/dev/nvidia3", "c", 195, 3)
     (tmp_path / "proc/devices").write_text("Character devices:\n  1 mem\n")
@@ -48,7 +48,7 @@ def test_a_node_that_is_not_there_has_its_numbers_nevertheless(tmp_path: Path) -
         device_edits(System(str(tmp_path)), device("h100-80", 3), None)
 
 
-def test_a_partition_has_capability_nodes_by_proc_or_by_rule(tmp_path: Path) -> None:
+def test_device_edits_partition_capability_nodes_from_proc_or_rule(tmp_path: Path) -> None:
     gpu = device("h100-80", 2, places=((9, 4),))
     (partition,) = gpu.partitions
     system = Node(tmp_path, {"/dev/nvidia2": (195, 2)})
@@ -66,7 +66,7 @@ def test_a_partition_has_capability_nodes_by_proc_or_by_rule(tmp_path: Path) -> 
     assert [node.minor for node in device_edits(system, gpu, partition).device_nodes] == [2, 77, 78]
 
 
-def test_the_numbers_of_capabilities_are_read_once_by_who_keeps_them(tmp_path: Path) -> None:
+def test_capabilities_numbers_are_read_once(tmp_path: Path) -> None:
     gpu = device("h100-80", 2, places=((9, 4),))
     (partition,) = gpu.partitions
     system = Node(tmp_path, {"/dev/nvidia2": (195, 2)})
@@ -76,17 +76,17 @@ def test_the_numbers_of_capabilities_are_read_once_by_who_keeps_them(tmp_path: P
     folder = f"/proc/driver/nvidia/capabilities/gpu2/mig/gi{partition.instance_id}"
     for file, number in ((f"{folder}/access", 77), (f"{folder}/ci0/access", 78)):
         system.file(file, f"DeviceFileMinor: {number}\n")
-    told = device_edits(system, gpu, partition, capabilities=numbers)
-    assert rule != [2, 77, 78] == [node.minor for node in told.device_nodes]
+    from_proc = device_edits(system, gpu, partition, capabilities=numbers)
+    assert rule != [2, 77, 78] == [node.minor for node in from_proc.device_nodes]
     for path in ("proc/devices", f"{folder[1:]}/access", f"{folder[1:]}/ci0/access"):
         (tmp_path / path).unlink()
-    assert device_edits(system, gpu, partition, capabilities=numbers) == told
+    assert device_edits(system, gpu, partition, capabilities=numbers) == from_proc
     with pytest.raises(NotFound, match="nvidia-caps"):
         device_edits(system, gpu, partition)
 
 
 @pytest.mark.parametrize("how", ["begin", "end", "let_go"])
-def test_the_numbers_of_capabilities_are_kept_for_as_long_as_the_library_is_open(tmp_path: Path, how: str) -> None:
+def test_capabilities_numbers_are_kept_while_library_is_open(tmp_path: Path, how: str) -> None:
     system, nvml = Node(tmp_path), Nvml()
     boards = Boards(nvml, system, Watch(nvml, Lanes("test")))
     boards.begin(DriverFacts("580.95.05", "13.0"))
@@ -101,7 +101,7 @@ def test_the_numbers_of_capabilities_are_kept_for_as_long_as_the_library_is_open
     assert (boards.capabilities.major(), former.major()) == (235, 234)
 
 
-def test_a_monitor_has_the_node_that_lets_it_list_partitions(tmp_path: Path) -> None:
+def test_device_edits_monitoring_has_partition_list_node(tmp_path: Path) -> None:
     system = Node(tmp_path, {"/dev/nvidia0": (195, 0)})
     for places in ((), ((9, 4),)):
         gpu = device("h100-80", places=places)
@@ -116,7 +116,7 @@ def test_a_monitor_has_the_node_that_lets_it_list_partitions(tmp_path: Path) -> 
     assert device_edits(system, gpu, gpu.partitions[0], monitoring=True).device_nodes[-1].minor == 9
 
 
-def test_a_partition_without_compute_instance_or_driver_has_no_edits(tmp_path: Path) -> None:
+def test_device_edits_partition_without_compute_instance_is_rejected(tmp_path: Path) -> None:
     gpu = device("h100-80", places=((9, 4),))
     system = Node(tmp_path, {"/dev/nvidia0": (195, 0)})
     unusable = replace(gpu.partitions[0], compute_instance_id=None)
@@ -127,7 +127,7 @@ def test_a_partition_without_compute_instance_or_driver_has_no_edits(tmp_path: P
         device_edits(system, gpu, gpu.partitions[0])
 
 
-def test_only_graphics_partitions_have_render_nodes(tmp_path: Path) -> None:
+def test_device_edits_only_graphics_partitions_have_render_nodes(tmp_path: Path) -> None:
     system = Node(tmp_path, {"/dev/nvidia0": (195, 0), "/dev/dri/renderD128": (226, 128)})
     for profile_id, rendered in ((14, 0), (47, 1)):
         gpu = device("rtx-pro-6000", places=((profile_id, 0),))
@@ -139,14 +139,14 @@ def test_only_graphics_partitions_have_render_nodes(tmp_path: Path) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 31), st.integers(0, 14), st.integers(0, 7)), min_size=2, max_size=40, unique=True)
 )
-def test_capability_minors_are_apart_and_within_the_driver_s_range(places: list[tuple[int, int, int]]) -> None:
+def test_capability_minors_are_unique_and_in_range(places: list[tuple[int, int, int]]) -> None:
     instances = {(gpu, instance): capability_minors(gpu, instance, compute)[0] for gpu, instance, compute in places}
     computes = [capability_minors(*place)[1] for place in places]
     every = [*instances.values(), *computes]
     assert len(set(every)) == len(every) and min(every) >= 3 and max(every) <= 4322
 
 
-def test_majors_are_those_of_character_devices(tmp_path: Path) -> None:
+def test_majors_are_of_character_devices(tmp_path: Path) -> None:
     system = Node(tmp_path)
     assert character_major(system, "nvidia-frontend", "nvidia") == 195
     assert character_major(system, "not-this-one") is None

@@ -110,7 +110,7 @@ CONTENTS = st.builds(
 
 
 @given(st.lists(st.lists(CONTENTS, min_size=1, max_size=4), min_size=1, max_size=5))
-def test_a_pool_follows_what_is_wanted_and_then_rests(history: list[list[SliceContent]]) -> None:
+def test_plan_pool_any_history_converges(history: list[list[SliceContent]]) -> None:
     server = ApiServer()
     generation = 0
     for contents in history:
@@ -139,7 +139,7 @@ def test_a_pool_follows_what_is_wanted_and_then_rests(history: list[list[SliceCo
         max_size=6,
     ),
 )
-def test_whatever_lies_around_is_put_in_order(contents: list[SliceContent], litter: list[tuple[str, int, int]]) -> None:
+def test_plan_pool_removes_orphaned_slices(contents: list[SliceContent], litter: list[tuple[str, int, int]]) -> None:
     server = ApiServer()
     for number, (prefix, generation, count) in enumerate(litter):
         server.objects[f"{prefix}{number}"] = {
@@ -159,7 +159,7 @@ def test_whatever_lies_around_is_put_in_order(contents: list[SliceContent], litt
     settled(server, desired)
 
 
-def test_one_changed_slice_is_one_write_in_the_same_generation() -> None:
+def test_plan_pool_one_changed_slice_keeps_generation() -> None:
     server = ApiServer()
     server.apply(plan_pool(pool(content("gpu-0"), content("gpu-1")), [], owner=OWNER))
     tainted = pool(content("gpu-0"), content("gpu-1", tainted=True))
@@ -169,7 +169,7 @@ def test_one_changed_slice_is_one_write_in_the_same_generation() -> None:
     settled(server, tainted)
 
 
-def test_a_taint_that_stays_keeps_its_time() -> None:
+def test_plan_pool_unchanged_taint_keeps_its_time() -> None:
     server = ApiServer()
     server.apply(plan_pool(pool(content("gpu-0", tainted=True)), [], owner=OWNER))
     plan = plan_pool(pool(content("gpu-0", memory="2Gi", tainted=True)), server.items(), owner=OWNER)
@@ -178,7 +178,7 @@ def test_a_taint_that_stays_keeps_its_time() -> None:
     assert write.body["spec"]["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
 
 
-def test_two_changed_slices_raise_the_generation_of_all() -> None:
+def test_plan_pool_two_changed_slices_raise_generation() -> None:
     server = ApiServer()
     server.apply(plan_pool(pool(content("a"), content("b"), content("c")), [], owner=OWNER))
     changed = pool(content("a", memory="2Gi"), content("b", memory="2Gi"), content("c"))
@@ -186,7 +186,7 @@ def test_two_changed_slices_raise_the_generation_of_all() -> None:
     assert [write.verb for write in plan.writes] == ["update"] * 3 and plan.generation == 2
 
 
-def test_slices_that_were_wiped_are_created_again() -> None:
+def test_plan_pool_deleted_slices_are_created_again() -> None:
     server = ApiServer()
     desired = pool(content("a"), content("b"))
     server.apply(plan_pool(desired, [], owner=OWNER))
@@ -197,7 +197,7 @@ def test_slices_that_were_wiped_are_created_again() -> None:
     settled(server, desired)
 
 
-def test_a_missing_owner_is_put_right() -> None:
+def test_plan_pool_missing_owner_is_restored() -> None:
     server = ApiServer()
     desired = pool(content("a"))
     server.apply(plan_pool(desired, []))
@@ -208,7 +208,7 @@ def test_a_missing_owner_is_put_right() -> None:
     settled(server, desired)
 
 
-def test_other_drivers_nodes_and_pools_are_not_touched() -> None:
+def test_plan_pool_other_drivers_nodes_and_pools_are_unchanged() -> None:
     server = ApiServer()
     for change in ({"driver": "npu.huawei.com"}, {"nodeName": "node-2"}, {"pool": {"name": "else", "generation": 9}}):
         spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "pool": {"name": "node-1", "generation": 7}, **change}
@@ -218,7 +218,7 @@ def test_other_drivers_nodes_and_pools_are_not_touched() -> None:
     assert [write.verb for write in plan.writes] == ["create"] and plan.generation == 1
 
 
-def test_removal_deletes_the_pool_and_nothing_else() -> None:
+def test_plan_pool_removal_deletes_only_the_pool() -> None:
     server = ApiServer()
     server.apply(plan_pool(pool(content("a"), content("b")), [], owner=OWNER))
     server.apply(plan_pool(pool(content("c"), name="node-1/extra"), [], owner=OWNER))
@@ -241,23 +241,23 @@ def h100_pool(count: int, layout: str = "separate") -> PoolSpec:
     )
 
 
-def test_counters_have_slices_of_their_own() -> None:
+def test_build_pool_counters_have_separate_slices() -> None:
     spec = h100_pool(16)
     assert [len(each.shared_counters) for each in spec.slices] == [8, 8] + [0] * 8
     assert [len(each.devices) for each in spec.slices] == [0, 0] + [52] * 8
     assert all(not (each.devices and each.shared_counters) for each in spec.slices)
 
 
-def test_the_same_inventory_is_the_same_pool() -> None:
+def test_build_pool_same_inventory_is_the_same_pool() -> None:
     assert h100_pool(8) == h100_pool(8)
 
 
-def test_a_node_without_devices_has_one_empty_slice() -> None:
+def test_build_pool_without_devices_is_one_empty_slice() -> None:
     spec = build_pool(driver="gpu.nvidia.com", pool="n", node_name="n", offers=())
     assert [each.to_dict() for each in spec.slices] == [{}]
 
 
-def test_a_device_as_it_is_published() -> None:
+def test_build_pool_device_has_expected_content() -> None:
     offer = Offer(
         name="gpu-0",
         kind="device",
@@ -336,7 +336,7 @@ def offer(name: str = "gpu-0", **changes: Any) -> Offer:
         ([offer(counter_set="set", consumes={"y": 1})], "consumes y, which set lacks"),
     ],
 )
-def test_what_the_server_would_refuse_is_refused_with_its_name(published: list[Offer], text: str) -> None:
+def test_build_pool_invalid_device_is_rejected_with_its_name(published: list[Offer], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         build_pool(
             driver="gpu.nvidia.com",
@@ -360,7 +360,7 @@ def test_what_the_server_would_refuse_is_refused_with_its_name(published: list[O
         ({"counter_sets": [CounterSet("set", {"x": 1}), CounterSet("set", {"x": 1})]}, "set is in the pool twice"),
     ],
 )
-def test_a_pool_that_the_server_would_refuse_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_build_pool_invalid_pool_is_rejected(changes: dict[str, Any], text: str) -> None:
     given_values: dict[str, Any] = {
         "driver": "gpu.nvidia.com",
         "pool": "n",
@@ -373,7 +373,7 @@ def test_a_pool_that_the_server_would_refuse_is_refused(changes: dict[str, Any],
         build_pool(**given_values)
 
 
-def test_many_devices_are_spread_over_slices() -> None:
+def test_build_pool_many_devices_use_several_slices() -> None:
     plain = [offer(f"gpu-{number}") for number in range(300)]
     spec = build_pool(driver="d", pool="n", node_name="n", offers=plain)
     assert [len(each.devices) for each in spec.slices] == [128, 128, 44]
@@ -384,7 +384,7 @@ def test_many_devices_are_spread_over_slices() -> None:
     ]
 
 
-def test_what_the_server_left_out_is_named_with_its_gate() -> None:
+def test_dropped_fields_names_feature_gate() -> None:
     sent = {"spec": {"devices": [{"taints": [1], "consumesCounters": [1]}, {"taints": [1]}], "sharedCounters": [1]}}
     assert dropped_fields(sent, sent) == ()
     returned = {"spec": {"devices": [{}, {"taints": [1]}]}}
@@ -395,7 +395,7 @@ def test_what_the_server_left_out_is_named_with_its_gate() -> None:
     )
 
 
-def test_request_policies_are_compared_by_value() -> None:
+def test_plan_pool_request_policies_are_compared_by_value() -> None:
     def with_policy(value: str, step: str) -> SliceContent:
         policy = {"default": "1Gi", "validRange": {"min": "1Gi", "step": step}}
         return SliceContent(({"name": "a", "capacity": {"memory": {"value": value, "requestPolicy": policy}}},))
@@ -404,7 +404,7 @@ def test_request_policies_are_compared_by_value() -> None:
     assert not same_content(with_policy("2Gi", "1Mi"), with_policy("2Gi", "2Mi").to_dict())
 
 
-def test_attribute_types() -> None:
+def test_build_pool_attribute_types() -> None:
     assert [attribute_json(each) for each in (True, 1, "x", Version("1.0.0"))] == [
         {"bool": True},
         {"int": 1},
@@ -416,7 +416,7 @@ def test_attribute_types() -> None:
 NOTE = "dra.accelerators/note"
 
 
-def test_a_note_is_one_write_of_the_first_slice_and_no_new_generation() -> None:
+def test_plan_pool_note_is_one_write_in_the_same_generation() -> None:
     server = ApiServer()
     plain = pool(content("gpu-0"), content("gpu-1"))
     server.apply(plan_pool(plain, [], owner=OWNER))
@@ -437,7 +437,7 @@ def test_a_note_is_one_write_of_the_first_slice_and_no_new_generation() -> None:
     settled(server, replace(plain, notes={NOTE: ""}))
 
 
-def test_a_pool_that_is_made_anew_bears_its_note_from_the_beginning() -> None:
+def test_plan_pool_new_pool_has_note_from_the_start() -> None:
     server = ApiServer()
     noted = replace(pool(content("gpu-0"), content("gpu-1")), notes={NOTE: "one", "example.com/none": ""})
     assert server.apply(plan_pool(noted, [], owner=OWNER)) == ["create", "create"]

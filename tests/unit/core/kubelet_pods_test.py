@@ -35,13 +35,13 @@ def put(root: Path, path: str, text: str) -> None:
         ("", ""),
     ],
 )
-def test_the_pod_of_a_process(tmp_path: Path, cgroup: str, uid: str) -> None:
+def test_pod_of_process_from_cgroup(tmp_path: Path, cgroup: str, uid: str) -> None:
     put(tmp_path, "proc/4711/cgroup", cgroup)
     assert kubelet_pods.pod_of_process(System(str(tmp_path)), 4711) == uid
     assert kubelet_pods.pod_of_process(System(str(tmp_path)), 1) == "", "it has gone"
 
 
-def test_the_pods_that_run(tmp_path: Path) -> None:
+def test_running_pods_are_listed(tmp_path: Path) -> None:
     other = UID.replace("0a7f", "1a7f")
     assert kubelet_pods.running_pods(System(str(tmp_path))) == ()
     for pid, uid in ((1, ""), (20, UID), (21, UID), (30, other)):
@@ -52,7 +52,7 @@ def test_the_pods_that_run(tmp_path: Path) -> None:
     assert kubelet_pods.running_pods(System(str(tmp_path))) == (other, "team-a/training-0")
 
 
-def test_the_names_of_pods(tmp_path: Path) -> None:
+def test_pod_names_from_log_directories(tmp_path: Path) -> None:
     for name in (f"team-a_training-0_{UID}", "kube-system_kube-proxy-x_uid-2", "stray"):
         (tmp_path / "var/log/pods" / name).mkdir(parents=True)
     assert kubelet_pods.pod_names(System(str(tmp_path))) == {
@@ -62,7 +62,7 @@ def test_the_names_of_pods(tmp_path: Path) -> None:
     assert kubelet_pods.pod_names(System(str(tmp_path / "none"))) == {}
 
 
-def test_the_pods_of_claims(tmp_path: Path) -> None:
+def test_pods_of_claims_from_kubelet_checkpoint(tmp_path: Path) -> None:
     state = {"ClaimUID": "claim-1", "ClaimName": "c", "Namespace": "team-a", "PodUIDs": {UID: {}}, "DriverState": {}}
     data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [state, {**state, "ClaimUID": "claim-2", "PodUIDs": None}]}
     put(tmp_path, "kubelet/dra_manager_state", json.dumps({"Data": json.dumps(data), "Checksum": 1}))

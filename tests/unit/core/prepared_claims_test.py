@@ -53,7 +53,7 @@ def fill(connection: sqlite3.Connection) -> None:
     connection.commit()
 
 
-def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_missing_store_has_no_claims(tmp_path: Path) -> None:
     assert prepared_claims(str(tmp_path / "state.db")) == ()
     assert list(tmp_path.iterdir()) == []
 
@@ -61,7 +61,7 @@ def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["state.db.new", "state.db-wal", "state.db.damaged-20260101T000000", "state.db.form-1-1"]
 )
-def test_missing_store_with_leftovers_is_refused(tmp_path: Path, name: str) -> None:
+def test_missing_store_with_leftovers_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     for read in (
         prepared_claims,
@@ -74,7 +74,7 @@ def test_missing_store_with_leftovers_is_refused(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(("driver", "kind"), [("gpu.nvidia.com", ""), ("my-gpus", "k8s.gpu.nvidia.com/claim")])
-def test_missing_store_with_cdi_files_of_claims_is_refused(tmp_path: Path, driver: str, kind: str) -> None:
+def test_missing_store_with_cdi_files_of_claims_is_rejected(tmp_path: Path, driver: str, kind: str) -> None:
     folder, path = tmp_path / "cdi", tmp_path / driver / "state.db"
     for directory in (folder, path.parent):
         directory.mkdir()
@@ -113,7 +113,7 @@ def test_read_error_is_not_a_missing_store(tmp_path: Path, monkeypatch: pytest.M
     assert caught.value.code == "store-unreadable"
 
 
-def test_missing_store_with_cdi_files_in_the_configured_directory_is_refused(
+def test_missing_store_with_cdi_files_in_configured_directory_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules read the driver's directories from a file of systemd-tmpfiles that the role writes: a missing store with CDI files is refused."""
@@ -132,7 +132,7 @@ def test_missing_store_with_cdi_files_in_the_configured_directory_is_refused(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EUCLEAN])
 @pytest.mark.parametrize("unread", ["gpu.nvidia.com", "cdi"])
-def test_missing_store_with_a_directory_that_cannot_be_read_is_refused(
+def test_missing_store_with_unreadable_directory_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str, number: int
 ) -> None:
     """A store that is missing during a rebuild must not count as one that has never existed: an unreadable directory is refused."""
@@ -150,7 +150,7 @@ def test_missing_store_with_a_directory_that_cannot_be_read_is_refused(
     assert caught.value.code == "store-unreadable"
 
 
-def test_role_lists_the_directory_of_cdi_files_where_modules_read_it() -> None:
+def test_role_writes_cdi_directory_where_modules_read_it() -> None:
     role = Path(__file__).resolve().parents[3] / "roles/dra_driver"
     assert (
         f"- path: {store_prepared_claims.DIRECTORIES_FILE}\n    content: \"{{{{ lookup('ansible.builtin.template', 'tmpfiles.conf.j2')"
@@ -159,7 +159,7 @@ def test_role_lists_the_directory_of_cdi_files_where_modules_read_it() -> None:
     assert "\nd {{ dra_driver_cdi_folder | " in (role / "templates/tmpfiles.conf.j2").read_text("utf-8")
 
 
-def test_claims_and_their_devices_are_read_while_the_driver_writes(tmp_path: Path) -> None:
+def test_claims_and_devices_are_read_during_writes(tmp_path: Path) -> None:
     path = tmp_path / "state with space?.db"
     connection = store(path)
     fill(connection)
@@ -177,7 +177,7 @@ def test_claims_and_their_devices_are_read_while_the_driver_writes(tmp_path: Pat
     )
 
 
-def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None:
+def test_observe_claims_changed_during_scan_are_returned(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     connection = store(path)
     fill(connection)
@@ -193,7 +193,7 @@ def test_claims_that_come_and_go_during_a_look_are_known(tmp_path: Path) -> None
     assert {claim.uid: len(claim.devices) for claim in claims} == {"uid-1": 2, "uid-2": 0, "uid-3": 0}
 
 
-def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:
+def test_columns_match_the_schema(tmp_path: Path) -> None:
     connection = store(tmp_path / "state.db")
     for table, columns in (
         (store_prepared_claims.META_TABLE, store_prepared_claims.META_COLUMNS),
@@ -203,7 +203,7 @@ def test_columns_are_those_of_the_schema(tmp_path: Path) -> None:
         assert tuple(row[1] for row in connection.execute(f"PRAGMA table_info({table})")) == columns
 
 
-def test_a_claim_s_devices_go_with_it(tmp_path: Path) -> None:
+def test_deleted_claim_deletes_its_devices(tmp_path: Path) -> None:
     connection = store(tmp_path / "state.db")
     connection.execute("PRAGMA foreign_keys = ON")
     fill(connection)
@@ -212,7 +212,7 @@ def test_a_claim_s_devices_go_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at" * 50])
-def test_a_damaged_store_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
+def test_damaged_store_raises_store_unreadable(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(content)
     with pytest.raises(AcceleratorError, match=r"state\.db cannot be read") as error:
@@ -221,7 +221,7 @@ def test_a_damaged_store_is_said_to_be_one(tmp_path: Path, content: bytes) -> No
     assert path.read_bytes() == content
 
 
-def test_a_newer_store_is_not_guessed_at(tmp_path: Path) -> None:
+def test_newer_store_schema_is_rejected(tmp_path: Path) -> None:
     store(tmp_path / "state.db", version=2)
     with pytest.raises(AcceleratorError, match="schema version 2, this program knows 1"):
         prepared_claims(str(tmp_path / "state.db"))

@@ -52,7 +52,7 @@ def ends(name: str) -> None:
             assert not thread.is_alive()
 
 
-def test_parts_of_a_call_run_within_it(lanes: Lanes) -> None:
+def test_run_nested_part_runs_within_the_call(lanes: Lanes) -> None:
     ran: list[str] = []
 
     def fail() -> None:
@@ -71,7 +71,7 @@ def test_parts_of_a_call_run_within_it(lanes: Lanes) -> None:
     assert ran == ["test-a", "test-a", "told"]
 
 
-def test_who_runs_on_a_lane_knows_it(lanes: Lanes) -> None:
+def test_is_mine_inside_call_is_true(lanes: Lanes) -> None:
     found: list[bool] = []
 
     def call() -> None:
@@ -85,7 +85,7 @@ def test_who_runs_on_a_lane_knows_it(lanes: Lanes) -> None:
     assert not lanes.is_mine("a") and not lanes.is_mine("never met")
 
 
-def test_what_is_left_of_a_call_goes_on_off_the_lane(lanes: Lanes) -> None:
+def test_leave_rest_of_call_runs_off_the_lane(lanes: Lanes) -> None:
     gate, names = Gate(), []
 
     def whole() -> str:
@@ -106,7 +106,7 @@ def test_what_is_left_of_a_call_goes_on_off_the_lane(lanes: Lanes) -> None:
         time.sleep(0)  # one of the two threads continues to serve
 
 
-def test_whose_call_has_left_is_not_refused_for_one_that_hangs_after_it(lanes: Lanes) -> None:
+def test_leave_call_is_not_refused_for_later_hang(lanes: Lanes) -> None:
     here, there = Gate(), Gate()
 
     def whole() -> str:
@@ -128,7 +128,7 @@ def test_whose_call_has_left_is_not_refused_for_one_that_hangs_after_it(lanes: L
             there.open.set()
 
 
-def test_a_call_that_leaves_and_ends_keeps_its_thread(lanes: Lanes) -> None:
+def test_leave_ended_call_keeps_its_thread(lanes: Lanes) -> None:
     def whole() -> int:
         lanes.leave("a")
         return threading.get_ident()
@@ -137,7 +137,7 @@ def test_a_call_that_leaves_and_ends_keeps_its_thread(lanes: Lanes) -> None:
     assert threads("test-a") == 1
 
 
-def test_what_nobody_waits_for_does_not_leave(lanes: Lanes) -> None:
+def test_leave_abandoned_call_raises(lanes: Lanes) -> None:
     gate, done = Gate(), []
 
     def whole() -> None:
@@ -154,14 +154,14 @@ def test_what_nobody_waits_for_does_not_leave(lanes: Lanes) -> None:
     assert done == []
 
 
-def test_a_part_that_is_late_ends_the_whole_at_its_own_deadline(lanes: Lanes) -> None:
+def test_run_late_part_ends_call_at_its_deadline(lanes: Lanes) -> None:
     gate, done, taken_back = Gate(), [], threading.Event()
 
     def whole() -> None:
         try:
             lanes.run("a", lambda: done.append("before"), 2 * LONG)
             lanes.run("a", gate, SHORT, doing="the part", late=lambda _answer: taken_back.set())
-        except Exception:  # noqa: BLE001  what it does about errors is not done by one that nobody waits for
+        except Exception:  # noqa: BLE001  an abandoned call does not handle errors
             done.append("handled")
         finally:
             with contextlib.suppress(Exception):
@@ -179,7 +179,7 @@ def test_a_part_that_is_late_ends_the_whole_at_its_own_deadline(lanes: Lanes) ->
     assert done == ["before"]
 
 
-def test_a_call_that_begins_after_others_wait_behind_it_is_missed_at_its_own_deadline(lanes: Lanes) -> None:
+def test_submit_call_after_waiters_has_its_own_deadline(lanes: Lanes) -> None:
     gate = Gate()
     with ThreadPoolExecutor(max_workers=1) as pool:
         with lanes.alone("other", LONG):
@@ -193,24 +193,24 @@ def test_a_call_that_begins_after_others_wait_behind_it_is_missed_at_its_own_dea
             gate.open.set()
 
 
-def test_who_does_not_wait_is_told_once(lanes: Lanes) -> None:
-    gate, told = Gate(), threading.Semaphore(0)
+def test_when_back_is_called_once(lanes: Lanes) -> None:
+    gate, returned = Gate(), threading.Semaphore(0)
     call = lanes.submit("a", gate, LONG)
-    call.when_back(told.release)
-    assert gate.entered.wait(LONG) and not told.acquire(blocking=False)
+    call.when_back(returned.release)
+    assert gate.entered.wait(LONG) and not returned.acquire(blocking=False)
     gate.open.set()
-    assert told.acquire(timeout=LONG)
+    assert returned.acquire(timeout=LONG)
     assert call.result() == "late"
-    call.when_back(told.release)  # the call has already returned
-    assert told.acquire(blocking=False) and not told.acquire(blocking=False)
+    call.when_back(returned.release)  # the call has already returned
+    assert returned.acquire(blocking=False) and not returned.acquire(blocking=False)
     failing = lanes.submit("a", lambda: 1 // 0, LONG)
-    failing.when_back(told.release)
-    assert told.acquire(timeout=LONG)
+    failing.when_back(returned.release)
+    assert returned.acquire(timeout=LONG)
     with pytest.raises(ZeroDivisionError):
         failing.result()
 
 
-def test_who_is_told_and_fails_is_no_harm_to_the_lane(lanes: Lanes) -> None:
+def test_when_back_error_does_not_affect_lane(lanes: Lanes) -> None:
     gate = Gate()
     call = lanes.submit("a", gate, LONG)
     call.when_back(lambda: 1 // 0)
@@ -219,14 +219,14 @@ def test_who_is_told_and_fails_is_no_harm_to_the_lane(lanes: Lanes) -> None:
     assert lanes.run("a", lambda: 5, LONG) == 5
 
 
-def test_answers_and_errors_come_back(lanes: Lanes) -> None:
+def test_run_returns_results_and_raises_errors(lanes: Lanes) -> None:
     assert lanes.run("a", lambda: 5, LONG) == 5
     with pytest.raises(ZeroDivisionError):
         lanes.run("a", lambda: 1 // 0, LONG)
     assert lanes.run("a", threading.get_ident, LONG) != threading.get_ident()
 
 
-def test_calls_of_one_lane_go_one_after_the_other(lanes: Lanes) -> None:
+def test_run_calls_of_one_lane_are_sequential(lanes: Lanes) -> None:
     inside: list[int] = []
     most: list[int] = []
 
@@ -243,7 +243,7 @@ def test_calls_of_one_lane_go_one_after_the_other(lanes: Lanes) -> None:
     assert threads("test-a") == 1
 
 
-def test_a_call_that_hangs_refuses_the_next_at_once_and_no_other_lane(lanes: Lanes) -> None:
+def test_run_hung_call_rejects_next_on_its_lane_only(lanes: Lanes) -> None:
     gate = Gate()
     with pytest.raises(DeviceFaulty) as refused:
         lanes.run("a", gate, SHORT, doing="Asking a")
@@ -261,7 +261,7 @@ def test_a_call_that_hangs_refuses_the_next_at_once_and_no_other_lane(lanes: Lan
     assert threads("test-a") == 1
 
 
-def test_who_waits_behind_a_call_that_hangs_is_refused_with_it(lanes: Lanes) -> None:
+def test_run_waiter_behind_hung_call_is_rejected(lanes: Lanes) -> None:
     gate = Gate()
     first = lanes.submit("a", gate, 0.3)
     assert gate.entered.wait(LONG)
@@ -278,7 +278,7 @@ def test_who_waits_behind_a_call_that_hangs_is_refused_with_it(lanes: Lanes) -> 
     assert ran == []
 
 
-def test_a_device_that_works_is_busy_and_not_ill(lanes: Lanes) -> None:
+def test_result_working_device_is_busy_not_faulty(lanes: Lanes) -> None:
     gate = Gate()
     first = lanes.submit("a", gate, LONG, doing="Making a partition")
     assert gate.entered.wait(LONG)
@@ -289,14 +289,14 @@ def test_a_device_that_works_is_busy_and_not_ill(lanes: Lanes) -> None:
     assert lanes.run("a", lambda: 1, LONG) == 1
 
 
-def test_what_comes_too_late_is_taken_back(lanes: Lanes) -> None:
+def test_run_late_result_is_undone(lanes: Lanes) -> None:
     gate, back = Gate(), threading.Event()
     taken: list[str] = []
 
     def take_back(answer: str) -> None:
         taken.append(answer)
         back.set()
-        raise RuntimeError("nobody hears this")
+        raise RuntimeError("no caller receives this")
 
     with pytest.raises(DeviceFaulty):
         lanes.run("a", gate, SHORT, late=take_back)
@@ -308,7 +308,7 @@ def test_what_comes_too_late_is_taken_back(lanes: Lanes) -> None:
     assert taken == ["late"]
 
 
-def test_closing_ends_the_threads_and_the_lanes_serve_again(lanes: Lanes) -> None:
+def test_close_ends_threads_and_lanes_work_again(lanes: Lanes) -> None:
     gate = Gate()
     lanes.run("b", lambda: 1, LONG)
     with pytest.raises(DeviceFaulty):
@@ -400,7 +400,7 @@ LaneMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25
 TestLaneMachine = LaneMachine.TestCase
 
 
-def test_alone_nothing_runs_on_other_lanes_and_what_is_asked_for_waits() -> None:
+def test_alone_blocks_other_lanes_and_queues_calls() -> None:
     lanes, order = Lanes("test"), []
     lanes.run("b", lambda: None, 5)
 
@@ -416,7 +416,7 @@ def test_alone_nothing_runs_on_other_lanes_and_what_is_asked_for_waits() -> None
     assert order[0] == "a" and sorted(order) == ["a", "b", "c"]
 
 
-def test_alone_is_refused_while_a_call_does_not_come_back() -> None:
+def test_alone_during_hung_call_is_rejected() -> None:
     lanes, never = Lanes("test"), threading.Event()
     hanging = lanes.submit("b", lambda: never.wait(30), 60, doing="Asking b")
     while hanging.started == 0:

@@ -25,7 +25,7 @@ def layouts(board: str) -> st.SearchStrategy[list[tuple[Place, ...] | None]]:
 @given(
     st.sampled_from([(BOARD, False), (SMALL, False), (SMALL, True)]), st.sampled_from(["pods", "partitions"]), st.data()
 )
-def test_never_more_is_disturbed(kind: tuple[str, bool], prefer: str, data: st.DataObject) -> None:
+def test_plan_disturbs_no_more_than_mig_parted(kind: tuple[str, bool], prefer: str, data: st.DataObject) -> None:
     board, pairs = kind
     now, then = data.draw(layouts(board)), data.draw(layouts(board))
     names = {each.profile_id: each.name for each in profiles(board)}
@@ -46,11 +46,11 @@ def test_never_more_is_disturbed(kind: tuple[str, bool], prefer: str, data: st.D
         ([OF_MIXED, OF_MIXED], Outcome()),
     ],
 )
-def test_the_steps_of_nvidia_mig_parted(wanted: list[dict[str, int] | None], found: Outcome) -> None:
+def test_steps_of_nvidia_mig_parted(wanted: list[dict[str, int] | None], found: Outcome) -> None:
     assert parted(node(BOARD, [MIXED, MIXED]), wanted) == found
 
 
-def test_the_table_is_what_comes_out() -> None:
+def test_repartition_page_has_computed_table() -> None:
     page = (ROOT / "docs/repartition.md").read_text(encoding="utf-8")
     for name, mine, theirs in scenes():
         cells = zip((mine.destroyed, mine.touched, mine.pods), (theirs.destroyed, theirs.touched, theirs.pods))

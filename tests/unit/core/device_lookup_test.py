@@ -26,7 +26,7 @@ DRIVER = "gpu.nvidia.com"
         ({}, "uuid", None),
     ],
 )
-def test_an_attribute_is_found_by_either_of_its_names(values: dict[str, Any], name: str, found: Any) -> None:
+def test_attribute_of_qualified_or_short_name(values: dict[str, Any], name: str, found: Any) -> None:
     assert attribute_of(values, DRIVER, name) is found
 
 
@@ -44,5 +44,5 @@ def test_an_attribute_is_found_by_either_of_its_names(values: dict[str, Any], na
         ({"deviceSelector": {"device": ""}}, False),
     ],
 )
-def test_a_rule_without_a_selector_is_about_every_device(spec: dict[str, Any], about: bool) -> None:
+def test_selects_without_selector_selects_every_device(spec: dict[str, Any], about: bool) -> None:
     assert selects({"spec": spec}, driver=DRIVER, pool="node-1", device="gpu-0") is about

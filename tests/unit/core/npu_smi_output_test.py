@@ -72,11 +72,11 @@ def slice_box(rows: Sequence[Sequence[object]], *, units: bool = False, helpers:
 @pytest.mark.parametrize("kind", sorted(chip_model.CHIPS))
 @pytest.mark.parametrize("rule", ["|", "+"])
 @pytest.mark.parametrize("extra", [False, True])
-def test_templates_are_read_from_two_lines_each(kind: str, rule: str, extra: bool) -> None:
+def test_templates_are_read_from_two_lines(kind: str, rule: str, extra: bool) -> None:
     assert npu_smi_output.templates(template_box(kind, rule, extra)) == chip_model.told(kind)[0]
 
 
-def test_parts_of_one_are_read_exactly_and_what_is_not_told_is_not_there() -> None:
+def test_templates_fractions_are_exact_and_missing_values_absent() -> None:
     lines = [
         spread(("Name", "AICORE", "Memory", "AICPU", "VPC", "VENC", "JPEGD"), WIDTHS),
         spread(("", "", "GB", "", "PNGD", "VDEC", "JPEGE"), WIDTHS),
@@ -91,7 +91,7 @@ def test_parts_of_one_are_read_exactly_and_what_is_not_told_is_not_there() -> No
 
 @pytest.mark.parametrize("units", [False, True])
 @pytest.mark.parametrize("bars", [False, True])
-def test_slices_and_what_is_left(units: bool, bars: bool) -> None:
+def test_slices_and_free_amounts_are_read(units: bool, bars: bool) -> None:
     rows = [
         (100, 0, "00ab12cd34ef", 1, "vir02_1c"),
         (101, 1, "000000000000", 0, "vir01"),
@@ -116,7 +116,7 @@ def test_slices_and_what_is_left(units: bool, bars: bool) -> None:
     assert found.free["aiCores"] == 4 and found.free["memory"] == 10
 
 
-def test_no_slices_are_a_table_with_its_header_alone_or_none() -> None:
+def test_slices_empty_table_or_no_table() -> None:
     found = npu_smi_output.slices(slice_box([], helpers="NA/NA"))
     assert found.slices == () and "aiCPU" not in found.totals
     assert npu_smi_output.slices(slice_box([]).partition(" Slices")[0]).slices == ()
@@ -146,11 +146,11 @@ def mapped(names: Sequence[str], *rows: Sequence[object]) -> str:
         ),
     ],
 )
-def test_which_chips_there_are(names: Sequence[str], rows: list[Sequence[object]], expected: list[object]) -> None:
+def test_chips_are_listed_by_number(names: Sequence[str], rows: list[Sequence[object]], expected: list[object]) -> None:
     assert list(npu_smi_output.chips(mapped(names, *rows))) == expected
 
 
-def test_numbers_of_one_chip() -> None:
+def test_board_numbers_of_one_chip() -> None:
     old = "\tChip Physical ID:4\n\tChip Logic ID:3\n\tNPU ID:2\n\tChip ID:1\n"
     assert npu_smi_output.identity(old) == {"physical": 4, "logic": 3, "card": 2, "chip": 1}
     assert npu_smi_output.identity("\tPhy-ID:4\n\tNPU ID:2\n\tSlot ID:9\n\tChip ID:0\n") == {
@@ -161,7 +161,7 @@ def test_numbers_of_one_chip() -> None:
 
 
 @pytest.mark.parametrize("key", ["Health", "Health Status"])
-def test_health(key: str) -> None:
+def test_health_is_read(key: str) -> None:
     found = npu_smi_output.health(
         keyed(
             ("NPU ID", 0), (key, "Alarm"), ("Error Code", "0x80E01801, 80CB8009"), ("Error Information", "two: of them")
@@ -173,7 +173,7 @@ def test_health(key: str) -> None:
 
 @pytest.mark.parametrize("label", ["NPU", "Phy-ID"])
 @pytest.mark.parametrize("affinity", [True, False])
-def test_links(label: str, affinity: bool) -> None:
+def test_links_are_read(label: str, affinity: bool) -> None:
     tail = "CPU Affinity" if affinity else ""
     text = (
         f"\t       {label}0       {label}1       NIC0       {tail}\n"
@@ -186,7 +186,7 @@ def test_links(label: str, affinity: bool) -> None:
     assert dict(found.processors) == ({0: "0-23,48-71", 1: "24-47"} if affinity else {})
 
 
-def test_modes() -> None:
+def test_modes_are_read() -> None:
     assert [npu_smi_output.is_each_die_alone(keyed(("Multi Die Policy", each))) for each in "01"] == [False, True]
     assert npu_smi_output.is_docker_mode(keyed(("vnpu-mode", "docker"))) and not npu_smi_output.is_docker_mode(
         keyed(("vnpu-mode", "VM"))
@@ -213,14 +213,14 @@ def test_modes() -> None:
         npu_smi_output.is_shared,
     ],
 )
-def test_other_output_is_told_as_such(read: Callable[[str], object]) -> None:
+def test_readers_other_output_raises_unread_output(read: Callable[[str], object]) -> None:
     for text in ("", "This device does not support it.\n", keyed(("Status", "Fail"))):
         with pytest.raises(npu_smi_output.UnreadOutput, match="npu-smi"):
             read(text)
 
 
 @given(st.text("|+-=:/ \n\tANPU ID0123456789", max_size=200))
-def test_no_text_breaks_a_reader(text: str) -> None:
+def test_readers_any_text_raises_only_unread_output(text: str) -> None:
     for read in (
         npu_smi_output.identity,
         npu_smi_output.chips,
@@ -236,7 +236,7 @@ def test_no_text_breaks_a_reader(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b 1", "c(d)", "12", "x/y"]), min_size=1, max_size=6), st.booleans())
-def test_a_value_is_under_the_name_that_it_begins_with(names: list[str], bars: bool) -> None:
+def test_row_value_belongs_to_column_at_its_start(names: list[str], bars: bool) -> None:
     names = [f"{name}{at}" for at, name in enumerate(names)]
     between = " | " if bars else "   "
     line = "|" + between.join(f"{name:<9}" for name in names) + "|"
@@ -244,7 +244,7 @@ def test_a_value_is_under_the_name_that_it_begins_with(names: list[str], bars: b
     assert npu_smi_tables.row(npu_smi_tables.header(line), values) == {name: [str(at)] for at, name in enumerate(names)}
 
 
-def test_success_is_said_and_not_only_exited_with() -> None:
+def test_refuse_failure_requires_success_in_output() -> None:
     good = keyed(("Status", "OK"), ("Message", "it was made"))
     npu_smi_output.refuse_failure(0, good, "Making a slice")
     with pytest.raises(AcceleratorError, match="the mode is wrong") as refused:

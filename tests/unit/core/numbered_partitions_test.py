@@ -41,7 +41,7 @@ def slots_of(draw: st.DataObject, counts: Mapping[str, int]) -> list[model.Slot]
 
 
 @given(PLACEMENTS, PLACEMENTS)
-def test_a_number_is_no_place(one: Placement, other: Placement) -> None:
+def test_placement_numbers_clash_only_if_equal(one: Placement, other: Placement) -> None:
     assert one.overlaps(other) == bool(set(one.slices) & set(other.slices))
     numbers = one.is_number and other.is_number
     assert one.clashes(other) == (one.start == other.start if numbers else one.overlaps(other))
@@ -49,7 +49,7 @@ def test_a_number_is_no_place(one: Placement, other: Placement) -> None:
     assert partitioning_capacity.mask(one) == sum(1 << number for number in one.slices)
 
 
-def test_numbers_are_all_free_at_once_and_no_profile_is_counted_that_its_counters_limit() -> None:
+def test_counted_profiles_excludes_profiles_limited_by_counters() -> None:
     device = model.device()
     assert partitioning_capacity.disjoint(device.profiles[0].placements) == model.NUMBERS
     assert partitioning_capacity.counted_profiles(device) == ()
@@ -57,7 +57,7 @@ def test_numbers_are_all_free_at_once_and_no_profile_is_counted_that_its_counter
     assert partitioning_capacity.counted_profiles(replace(device, profiles=scarce)) == scarce
 
 
-def test_what_a_device_says_that_it_has_counts_as_well() -> None:
+def test_totals_use_totals_of_the_device() -> None:
     """No single profile consumes all helpers, so the device's own totals are used."""
     device = model.device()
     assert max(each.capacities["helpers"] * each.maximum for each in device.profiles) < model.TOTALS["helpers"]
@@ -65,7 +65,7 @@ def test_what_a_device_says_that_it_has_counts_as_well() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(model.TAKES)), st.integers(1, 5)), st.data())
-def test_what_fits_is_counted(counts: Mapping[str, int], data: st.DataObject) -> None:
+def test_fits_agrees_with_counted_amounts(counts: Mapping[str, int], data: st.DataObject) -> None:
     device = model.device()
     places = [(model.profile(name), Placement(number, 0)) for name, number in slots_of(data, counts)]
     assert partitioning_capacity.fits(device, places) == model.can_exist(counts)
@@ -75,7 +75,7 @@ def test_what_fits_is_counted(counts: Mapping[str, int], data: st.DataObject) ->
 
 
 @given(MULTISETS, MULTISETS, st.data())
-def test_a_layout_keeps_what_it_can_and_takes_the_lowest_numbers(
+def test_plan_layout_keeps_partitions_and_uses_lowest_numbers(
     present: Mapping[str, int], target: Mapping[str, int], data: st.DataObject
 ) -> None:
     slots = slots_of(data, present)
@@ -100,7 +100,9 @@ def test_a_layout_keeps_what_it_can_and_takes_the_lowest_numbers(
 
 
 @given(MULTISETS, MULTISETS, st.data())
-def test_what_is_held_is_kept_first(present: Mapping[str, int], target: Mapping[str, int], data: st.DataObject) -> None:
+def test_plan_layout_keeps_held_partitions_first(
+    present: Mapping[str, int], target: Mapping[str, int], data: st.DataObject
+) -> None:
     slots = slots_of(data, present)
     held = set(data.draw(st.lists(st.sampled_from(slots), unique=True))) if slots else set()
     device = model.device(slots)
@@ -124,7 +126,7 @@ def test_what_is_held_is_kept_first(present: Mapping[str, int], target: Mapping[
 
 
 @given(st.dictionaries(st.sampled_from(sorted(model.TAKES)), st.integers(1, 6), min_size=1))
-def test_what_does_not_fit_is_refused_with_what_is_lacking(counts: Mapping[str, int]) -> None:
+def test_arrange_that_does_not_fit_names_missing_amounts(counts: Mapping[str, int]) -> None:
     if model.can_exist(counts):
         assert len(partitioning_placement.arrange(model.device(), wanted(counts))) == sum(counts.values())
         return
@@ -133,7 +135,7 @@ def test_what_does_not_fit_is_refused_with_what_is_lacking(counts: Mapping[str, 
     assert "memory slices" not in str(refused.value) and refused.value.blockers
 
 
-def test_a_number_that_is_given_is_taken_from_who_else_has_it() -> None:
+def test_plan_layout_requested_number_replaces_other_partition() -> None:
     """A given number is taken from another partition, as for partitions that claims hold after a reboot."""
     device = model.device([("quarter", 3), ("half", 5)])
     given_ = (WantedPartition("half", 1, 3), WantedPartition("quarter", 2))
@@ -145,20 +147,20 @@ def test_a_number_that_is_given_is_taken_from_who_else_has_it() -> None:
         partitioning_placement.arrange(device, (WantedPartition("half", 1, 3), WantedPartition("quarter", 1, 3)))
 
 
-def test_one_without_a_handle_is_replaced() -> None:
+def test_plan_layout_partition_without_handle_is_replaced() -> None:
     device = model.device()
     device = replace(device, partitions=(model.partition("half", 0, uuid="", compute_instances=0),))
     steps = plan_layout(device, rule({"half": 1})).steps
     assert [type(step) for step in steps] == [DestroyPartition, CreatePartition]
 
 
-def test_numbers_can_run_out() -> None:
+def test_arrange_exhausted_numbers_are_rejected() -> None:
     few = tuple(replace(each, placements=each.placements[:3]) for each in model.device().profiles)
     with pytest.raises(DoesNotFit, match="3 numbers"):
         partitioning_placement.arrange(model.device(profiles=few), (WantedPartition("quarter", 4),))
 
 
-def test_many_numbers_are_no_long_search() -> None:
+def test_arrange_many_numbers_is_fast() -> None:
     tiny = replace(model.profile("quarter"), capacities={"cores": 1, "helpers": 0, "memory": 1}, maximum=16)
     many = tuple(replace(tiny, name=f"tiny{number}", profile_id=number) for number in range(4))
     device = model.device(profiles=many)
@@ -167,7 +169,7 @@ def test_many_numbers_are_no_long_search() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_device_without_a_mode_is_cut_and_made_whole_without_a_switch() -> None:
+def test_plan_layout_device_without_mode_has_no_mode_step() -> None:
     whole = Rule(Match(), "whole")
     assert plan_layout(model.device(), whole).steps == ()
     assert [type(step) for step in plan_layout(model.device([("half", 0)]), whole).steps] == [DestroyPartition]
@@ -178,13 +180,13 @@ def test_a_device_without_a_mode_is_cut_and_made_whole_without_a_switch() -> Non
     )
 
 
-def test_what_is_stored_of_a_device_with_a_mode_can_be_read_by_former_releases() -> None:
+def test_document_of_device_with_mode_is_readable_by_previous_releases() -> None:
     device = model.device(partitioning=Partitioning(True, True, True))
     assert set(document_of(device)["partitioning"]) == {"supported", "enabled", "pending", "needs_reset"}
     assert device_of(document_of(device)).partitioning == device.partitioning
 
 
-def test_a_claims_partition_is_known_by_its_number() -> None:
+def test_plan_layout_partition_of_claim_is_found_by_number() -> None:
     device: Device = model.device([("half", 4), ("half", 9)])
     held = PreparedPartition("team/train", device.uuid, None, model.IDS["half"], Placement(9, 0))
     plan = plan_layout(device, rule({"half": 1}), prepared=(held,))

@@ -90,7 +90,7 @@ def names_of(found: Sequence[Offer]) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_groups_are_listed_from_the_end_small_ones_first(machine: str, expected: list[str], dynamic: bool) -> None:
+def test_groups_are_listed_from_the_end_smallest_first(machine: str, expected: list[str], dynamic: bool) -> None:
     found = composed(chips(machine), dynamic)
     assert names_of(found.offers) == expected and found.left_out == {}
     single = [offer for offer in found.offers if offer.kind != GROUP]
@@ -100,7 +100,7 @@ def test_groups_are_listed_from_the_end_small_ones_first(machine: str, expected:
     ]
 
 
-def test_what_is_published_of_a_group() -> None:
+def test_group_offer_has_expected_attributes() -> None:
     by_name = {offer.name: offer for offer in composed(chips("4x300I-Duo")).offers}
     pair, node = by_name["npu-card-2"], by_name["npu-node"]
     assert dict(pair.attributes) == {
@@ -120,7 +120,7 @@ def test_what_is_published_of_a_group() -> None:
 
 
 @given(st.sampled_from(sorted(MACHINES)), st.data())
-def test_a_group_that_lacks_a_member_is_withdrawn(machine: str, data: st.DataObject) -> None:
+def test_group_with_missing_member_is_withdrawn(machine: str, data: st.DataObject) -> None:
     count = MACHINES[machine][1]
     gone = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=2))
     whole, left = composed(chips(machine)).offers, composed(chips(machine, sorted(gone))).offers
@@ -132,7 +132,7 @@ def test_a_group_that_lacks_a_member_is_withdrawn(machine: str, data: st.DataObj
     assert names_of(left) == expected
 
 
-def test_a_member_that_is_not_to_be_had_whole_leaves_its_groups_out() -> None:
+def test_group_with_member_not_offered_whole_is_left_out() -> None:
     devices = chips("4x300I-Duo")
     sliced = chip_model.partition("310P", "vir04", chip_model.profiles("310P")[-1].placements[0], 3)
     found = composed([*devices[:3], replace(devices[3], partitions=(sliced,)), *devices[4:]])
@@ -143,14 +143,14 @@ def test_a_member_that_is_not_to_be_had_whole_leaves_its_groups_out() -> None:
     assert found.left_out["npu-node"] == "the layout does not want it"
 
 
-def test_a_device_that_several_claims_have_at_a_time_is_no_member() -> None:
+def test_shared_device_is_no_group_member() -> None:
     devices = chips("4x300I-Duo")
     found = [offer for device in devices for offer in offers(device, False)]
     found[1] = replace(found[1], policies={"memory": RequestPolicy(1, 1, 1)})
     assert names_of(compose(found, (), groups.groups(devices)).offers) == ["npu-card-6", "npu-card-4", "npu-card-2"]
 
 
-def test_without_groups_nothing_changes() -> None:
+def test_compose_without_groups_changes_nothing() -> None:
     devices = chips("8x910A")
     plain = [offer for device in devices for offer in offers(device, True)]
     sets = [counter_set(device) for device in devices]
@@ -175,7 +175,7 @@ def overlap(one: Offer, other: Offer) -> bool:
 @pytest.mark.parametrize("dynamic", [True, False])
 @given(data=st.data())
 @settings(max_examples=25)
-def test_counters_keep_apart_what_overlaps_and_nothing_else(machine: str, dynamic: bool, data: st.DataObject) -> None:
+def test_counters_exclude_exactly_overlapping_offers(machine: str, dynamic: bool, data: st.DataObject) -> None:
     """After any allocations and releases, the counters leave the same offers free as a brute-force check."""
     devices = chips(machine)
     found = composed(devices, dynamic)
@@ -211,7 +211,7 @@ def test_counters_keep_apart_what_overlaps_and_nothing_else(machine: str, dynami
 
 
 @pytest.mark.parametrize("machine", sorted(MACHINES))
-def test_all_parts_of_a_device_together_take_no_more_than_there_is(machine: str) -> None:
+def test_counters_all_partitions_of_a_device_fit(machine: str) -> None:
     """All partitions of a device fit its shared counter together, so this counter never excludes partitions from each other."""
     found = composed(chips(machine))
     totals = {name: total for each in found.counter_sets for name, total in each.counters.items()}
@@ -225,7 +225,7 @@ def test_all_parts_of_a_device_together_take_no_more_than_there_is(machine: str)
 @pytest.mark.parametrize("machine", sorted(MACHINES))
 @given(data=st.data())
 @settings(max_examples=15)
-def test_first_fit_keeps_cards_and_rings_whole(machine: str, data: st.DataObject) -> None:
+def test_first_fit_keeps_cards_and_rings_complete(machine: str, data: st.DataObject) -> None:
     """Single devices and groups of one size start at opposite ends: a group is refused only if no free group is left."""
     found = composed(chips(machine), dynamic=False)
     counters = Counters(found)
@@ -264,7 +264,7 @@ def pool(found: Composition | Survey, layout: str = "separate") -> PoolSpec:
 
 @pytest.mark.parametrize("machine", sorted(MACHINES))
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_every_machine_keeps_the_limits_of_the_api(machine: str, dynamic: bool) -> None:
+def test_pool_of_every_machine_is_within_api_limits(machine: str, dynamic: bool) -> None:
     found = composed(chips(machine), dynamic)
     spec = pool(found)
     groups_of_devices = names_of(found.offers)
@@ -273,7 +273,7 @@ def test_every_machine_keeps_the_limits_of_the_api(machine: str, dynamic: bool) 
     assert all(len(device.get("consumesCounters", ())) <= 2 for each in spec.slices for device in each.devices)
 
 
-def test_more_devices_than_a_counter_set_takes_share_two() -> None:
+def test_compose_large_group_uses_two_counter_sets() -> None:
     """A group with the maximum number of devices is published. A larger group is left out, and smaller groups stay."""
     one = [chip_model.device("910B3", physical=0, uuid=f"u{n}", minor=n) for n in range(65)]
     plain = [offer for device in one for offer in offers(device, False)]
@@ -292,7 +292,7 @@ def test_more_devices_than_a_counter_set_takes_share_two() -> None:
     pool(wide)
 
 
-def test_a_device_that_takes_of_three_sets_is_refused_before_the_server_does() -> None:
+def test_build_pool_device_with_three_counter_sets_is_rejected() -> None:
     found = composed(chips("8x910A"))
     greedy = replace(found.offers[-1], jointly={f"npu-{n}-counter-set": {"aicore": 1} for n in range(3)})
     with pytest.raises(ValueError, match="consumes of 3 counter sets, 2 is the most"):
@@ -312,11 +312,11 @@ RULES: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 
 def surveyed(vendor: str, devices: Sequence[Device], rules: Sequence[Mapping[str, Any]]) -> Survey:
-    looked = [Finding(each.index, each.describe(), each.uuid, each) for each in devices]
-    return survey(create(vendor), looked, parse_rules([dict(rule) for rule in rules]), {})
+    scanned = [Finding(each.index, each.describe(), each.uuid, each) for each in devices]
+    return survey(create(vendor), scanned, parse_rules([dict(rule) for rule in rules]), {})
 
 
-def test_a_rule_leaves_devices_out_of_groups() -> None:
+def test_rule_composed_false_removes_devices_from_groups() -> None:
     devices = chips("4x300I-Duo")
     plain = surveyed("ascend", devices, ())
     assert len(names_of(plain.offers)) == 5, "without any rule there are groups"
@@ -348,12 +348,12 @@ PUBLISHED_BEFORE_GROUPS = {
 }
 
 
-def test_every_board_has_its_digest() -> None:
+def test_digests_cover_every_board() -> None:
     assert set(PUBLISHED_BEFORE_GROUPS) == {*board_model.board_names(), *board_model.board_names(mig=False)}
 
 
 @pytest.mark.parametrize("board", PUBLISHED_BEFORE_GROUPS)
-def test_what_is_published_of_a_vendor_without_groups_is_as_before(board: str) -> None:
+def test_published_devices_without_groups_are_unchanged(board: str) -> None:
     """The devices and counter sets of the board are the same as before, byte for byte and in the same order."""
     found = hashlib.sha256()
     devices = [

@@ -62,7 +62,7 @@ def cut(index: int = 0) -> Device:
     return board_model.device("h100-80", index, places=((9, 4), (19, 0), (19, 1)))
 
 
-def test_whole_gpus_and_partitions_that_exist_are_what_the_vendors_plugin_calls_them() -> None:
+def test_offered_gpus_and_partitions_have_vendor_resource_names() -> None:
     whole, in_parts = board_model.device("h100-80", 0), cut(1)
     found = by_resource(offered(whole, in_parts))
     assert {name: len(each) for name, each in found.items()} == {
@@ -76,7 +76,7 @@ def test_whole_gpus_and_partitions_that_exist_are_what_the_vendors_plugin_calls_
     assert second.id == second.partition_uuid and second.device_uuid == in_parts.uuid
 
 
-def test_a_gpu_that_is_to_be_cut_and_has_no_partition_offers_nothing() -> None:
+def test_offered_empty_static_gpu_offers_nothing() -> None:
     assert offered(board_model.device("h100-80", enabled=True)) == ()
 
 
@@ -91,7 +91,7 @@ def test_reasons_not_offered_name_each_device_without_an_offer() -> None:
 
 
 @pytest.mark.parametrize("board", board_model.board_names(mig=True))
-def test_every_profile_has_a_resource_that_a_kubelet_takes(board: str) -> None:
+def test_resource_of_each_profile_is_valid_for_kubelet(board: str) -> None:
     device = board_model.device(board)
     names = [create("nvidia").resource_name(device, each.name) for each in device.profiles]
     assert all(EXTENDED.fullmatch(each) for each in names) and len(set(names)) == len(names)
@@ -112,15 +112,13 @@ def test_every_profile_has_a_resource_that_a_kubelet_takes(board: str) -> None:
         ("910B", "special_one", "huawei.com/Ascend910-special-one"),
     ],
 )
-def test_npus_and_their_slices_are_what_huaweis_plugin_calls_them(
-    kind: str, template: str | None, resource: str
-) -> None:
+def test_offered_npus_and_slices_have_vendor_resource_names(kind: str, template: str | None, resource: str) -> None:
     chip = next(name for name, each in chip_model.CHIPS.items() if each.family.word == kind)
     assert create("ascend").resource_name(chip_model.device(chip), template) == resource
     assert EXTENDED.fullmatch(resource)
 
 
-def test_slices_that_exist_are_offered_by_their_uuids() -> None:
+def test_offered_slices_are_identified_by_uuid() -> None:
     chip = next(name for name, each in chip_model.CHIPS.items() if each.family.word == "310P")
     made = chip_model.partition(chip, "vir01", Placement(0, 1))
     found = plugin_devices(create("ascend"), "npu.huawei.com", by_uuid(chip_model.device(chip, [made])), {})
@@ -128,29 +126,29 @@ def test_slices_that_exist_are_offered_by_their_uuids() -> None:
     assert len(found[0].id) <= LONGEST_ID
 
 
-def test_what_keeps_pods_away_makes_a_device_unhealthy_and_nothing_else_does() -> None:
+def test_offered_only_evicting_faults_make_device_unhealthy() -> None:
     device = board_model.device("h100-80")
     for severity, healthy in ((Severity.INFORMATIVE, True), (Severity.DEGRADED, False), (Severity.FAILED, False)):
         (found,) = offered(device, ailments={device.uuid: (ill(severity),)})
         assert found.is_healthy is healthy
         assert found.barred == ("" if healthy else "xid")
     (found,) = offered(device, ailments={device.uuid: (ill(Severity.FAILED),)}, effects=dict.fromkeys(Severity, "None"))
-    assert found.is_healthy, "who has pods told alone has no pod kept away"
+    assert found.is_healthy, "an effect of None keeps no pod away"
 
 
-def test_a_fault_of_one_partition_is_no_other_ones() -> None:
+def test_offered_partition_fault_affects_only_it() -> None:
     device = cut()
     sick = device.partitions[0]
     found = offered(device, ailments={device.uuid: (ill(Severity.DEGRADED, sick.instance_id),)})
     assert {each.id for each in found if not each.is_healthy} == {sick.uuid}
 
 
-def test_nothing_of_a_device_that_claims_have_is_offered() -> None:
+def test_offered_devices_of_claims_are_excluded() -> None:
     one, other = cut(0), cut(1)
     assert {each.device_uuid for each in offered(one, other, held={one.uuid})} == {other.uuid}
 
 
-def test_partitions_on_demand_groups_and_machines_are_for_claims() -> None:
+def test_offered_excludes_dynamic_groups_and_passthrough() -> None:
     class Everything:
         def offers(
             self, device: Device, dynamic: bool, owned: Any = (), passthrough: bool = False
@@ -166,7 +164,7 @@ def test_partitions_on_demand_groups_and_machines_are_for_claims() -> None:
     assert plugin_devices(Everything(), DRIVER, by_uuid(board_model.device("h100-80")), {}) == ()
 
 
-def test_fresh_facts_say_whether_it_is_still_there() -> None:
+def test_partition_of_missing_partition_is_rejected() -> None:
     device = cut()
     some = offered(device)[0]
     found = partition_of(some, device)
@@ -179,25 +177,25 @@ def test_fresh_facts_say_whether_it_is_still_there() -> None:
         partition_of(whole, cut())
 
 
-def test_the_cdi_file_and_what_containers_are_told_go_together() -> None:
+def test_specification_matches_devices_of_container() -> None:
     edits = {name: ContainerEdits(device_nodes=(DeviceNode(f"/dev/{name}"),)) for name in ("GPU-2", "GPU-1")}
     common = ContainerEdits(env=("A=b",))
     file = specification(cdi_kind("k8s.gpu.nvidia.com/claim"), edits, common)
     assert file is not None and file["kind"] == KIND
     names = {f"{file['kind']}={each['name']}" for each in file["devices"]}
-    told = given(KIND, ["GPU-1"], edits, common)
-    assert set(told.cdi_devices) == {f"{KIND}=GPU-1"} < names and told.variables is None
-    assert specification(KIND, {}, common) is None, "a file without devices is none"
+    response = given(KIND, ["GPU-1"], edits, common)
+    assert set(response.cdi_devices) == {f"{KIND}=GPU-1"} < names and response.variables is None
+    assert specification(KIND, {}, common) is None, "without devices there is no file"
     with pytest.raises(NotAllocatable, match="GPU-3"):
         given(KIND, ["GPU-1", "GPU-3"], edits, common)
 
 
-def test_variables_name_all_devices_of_a_container() -> None:
+def test_variables_list_all_devices_of_a_container() -> None:
     common = ContainerEdits(lists=(("VISIBLE", ()),))
     edits = {name: ContainerEdits(env=("OPTIONS=x=y",), lists=(("VISIBLE", (name,)),)) for name in ("0", "1", "2")}
     assert specification(KIND, edits, common) is None
-    told = given(KIND, ["0", "2"], edits, common)
-    assert told.cdi_devices == () and told.variables == {"OPTIONS": "x=y", "VISIBLE": "0,2"}
+    response = given(KIND, ["0", "2"], edits, common)
+    assert response.cdi_devices == () and response.variables == {"OPTIONS": "x=y", "VISIBLE": "0,2"}
 
 
 # ------------------------------------------------------------------ topology
@@ -224,7 +222,7 @@ def eight() -> dict[str, Device]:
     )
 
 
-def test_levels_go_from_the_device_itself_to_the_numa_node() -> None:
+def test_levels_are_ordered_from_device_to_numa_node() -> None:
     devices = eight()
     sizes = [max(list(level.values()).count(place) for place in level.values()) for level in levels(devices, None)]
     assert sizes == [1, 2, 4]
@@ -247,21 +245,21 @@ def test_levels_go_from_the_device_itself_to_the_numa_node() -> None:
         ({0, 1, 2, 4, 5, 6}, 5, {0, 1, 2, 4, 5}),
     ],
 )
-def test_devices_that_lie_together_are_taken_together(free: set[int], size: int, expected: set[int]) -> None:
+def test_nearest_adjacent_devices_are_chosen_together(free: set[int], size: int, expected: set[int]) -> None:
     devices = eight()
     names = {each.index: uuid for uuid, each in devices.items()}
     found = nearest([names[index] for index in sorted(free)], (), size, levels(devices, None))
     assert {devices[uuid].index for uuid in found} == expected
 
 
-def test_in_a_place_that_has_more_whole_places_are_taken_first() -> None:
+def test_nearest_complete_groups_are_chosen_first() -> None:
     devices = {uuid: replace(each, numa_node=0) for uuid, each in eight().items()}
     names = {each.index: uuid for uuid, each in devices.items()}
     found = nearest([names[index] for index in (0, 2, 4, 5, 6, 7)], (), 4, levels(devices, None))
     assert {devices[uuid].index for uuid in found} == {4, 5, 6, 7}
 
 
-def test_partitions_are_taken_from_as_few_devices_as_possible_and_from_those_with_the_least_left() -> None:
+def test_nearest_partitions_use_fewest_and_fullest_devices() -> None:
     devices = by_uuid(cut(0), cut(1), replace(board_model.device("h100-80", 2, places=((19, 0),))))
     found = [each for each in offered(*devices.values()) if each.resource == "nvidia.com/mig-1g.10gb"]
     near = levels(devices, None)
@@ -302,7 +300,7 @@ def nearest_level(things: Sequence[str], must: Collection[str], size: int, near:
 
 
 @for_all(scenes())
-def test_as_many_as_are_wanted_with_those_that_must_be_and_as_near_as_can_be(
+def test_nearest_has_required_devices_and_size_at_nearest_level(
     scene: tuple[list[str], frozenset[str], int, tuple[Level, ...]],
 ) -> None:
     things, must, size, near = scene
@@ -318,7 +316,7 @@ def test_as_many_as_are_wanted_with_those_that_must_be_and_as_near_as_can_be(
         ]
         fitting = [each for each in places if len(each) >= size and must <= set(each)]
         here = [each for each in things if near[best][each] == near[best][found[0]]]
-        assert len(here) == min(len(each) for each in fitting), "what is larger stays whole"
+        assert len(here) == min(len(each) for each in fitting), "a larger group stays complete"
     if size and best != 0 and not must:
         # Within that place, or within all, use as few places of the next nearer level as possible.
         inner = near[-1 if best is None else best - 1]
@@ -328,7 +326,7 @@ def test_as_many_as_are_wanted_with_those_that_must_be_and_as_near_as_can_be(
 
 
 @for_all(st.integers(-1, 4), st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd")))
-def test_what_cannot_be_is_refused(size: int, pool: set[str], must: set[str]) -> None:
+def test_nearest_impossible_request_is_rejected(size: int, pool: set[str], must: set[str]) -> None:
     if must <= pool and len(must) <= size <= len(pool):
         assert set(nearest(sorted(pool), must, size, ())) >= must
     else:
