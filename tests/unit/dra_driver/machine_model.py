@@ -23,6 +23,7 @@ from dra_driver.claims.claim_settings import void_settings
 from dra_driver.claims.container_files import ContainerFiles
 from dra_driver.claims.device_guard import DeviceGuard
 from dra_driver.claims.hardware_executor import HardwareExecutor
+from dra_driver.claims.operations import ClaimContext
 from dra_driver.claims.ownership import Ownership
 from dra_driver.claims.pending_cleanups import void_fabric_debts
 from dra_driver.claims.plan import Inventory
@@ -144,7 +145,7 @@ class Node:
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         folder_of_files = device_metadata.folder("/var/run/cdi", self.backend.cdi_kind)
         files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, former="/var/lib/metadata")
-        self.service = ClaimService(
+        context = ClaimContext(
             driver=DRIVER,
             hardware=HardwareExecutor(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
             store=self.store,
@@ -156,6 +157,9 @@ class Node:
             inventory=lambda: self.inventory,
             ownership=self.ownership,
             devices=DeviceGuard(DeviceLocks(str(folder / "state"), "the driver")),
+        )
+        self.service = ClaimService(
+            context,
             refresh=self.look,
             look_soon=self.look_soon,
             refusals=self.refusals,

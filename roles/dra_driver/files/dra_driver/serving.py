@@ -18,6 +18,7 @@ from .claims.companion_services import ServiceManager
 from .claims.container_files import ContainerFiles
 from .claims.device_guard import DeviceGuard
 from .claims.hardware_executor import HardwareExecutor
+from .claims.operations import READY_SECONDS, ClaimContext
 from .claims.ownership import Ownership
 from .claims.refusals import Refusals
 from .claims.service import ClaimService
@@ -236,7 +237,7 @@ class Serving:
             store=store.identity,
             missing=lambda: self.pictures.value.missing,
         )
-        service = ClaimService(
+        context = ClaimContext(
             driver=self._driver,
             hardware=HardwareExecutor(
                 self._backend,
@@ -264,12 +265,11 @@ class Serving:
             inventory=lambda: self._snapshots.value.inventory,
             ownership=ownership,
             devices=guard,
-            refresh=watch.look,
-            look_soon=self._soon.set,
-            ready_seconds=TAKEN_OVER_SECONDS if taken_over else None,
+            ready_seconds=TAKEN_OVER_SECONDS if taken_over else READY_SECONDS,
             prepared=statuses.note,
-            refusals=refusals,
-            repartition=repartition,
+        )
+        service = ClaimService(
+            context, refresh=watch.look, look_soon=self._soon.set, refusals=refusals, repartition=repartition
         )
         self.service = service
         store.observer = self._metrics.commit

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Protocol, TypeVar
 
 from ..core.errors import AcceleratorError, BackendUnavailable
@@ -52,43 +52,49 @@ class ClaimSource(Protocol):
         """Return one ResourceClaim."""
 
 
+@dataclass(frozen=True)
+class ClaimContext:
+    """The parts of a driver that work on claims needs.
+
+    ``inventory`` returns the published devices. ``prepared`` is called with the UID of each claim that was prepared or
+    restored. A call waits up to ``ready_seconds`` until claims can be served.
+    """
+
+    driver: str
+    hardware: HardwareExecutor
+    store: Store
+    source: ClaimSource
+    reporter: Reporter
+    metrics: Metrics
+    executor: ThreadPoolExecutor
+    boot_id: str
+    inventory: Callable[[], Inventory]
+    ownership: Ownership
+    devices: DeviceGuard
+    ready_seconds: float = READY_SECONDS
+    prepared: Callable[[str], None] = lambda _uid: None
+
+
 class ClaimOperations:
     """Work on one driver's claims on this node. Except for ``restore``, the caller holds the locks of a claim's devices.
 
-    ``inventory`` returns the published devices. ``prepared`` is called with the UID of each claim that was prepared or
-    restored. set_ready() sets whether claims can be served. A call waits up to ``ready_seconds`` for it.
+    set_ready() sets whether claims can be served.
     """
 
-    def __init__(
-        self,
-        *,
-        driver: str,
-        hardware: HardwareExecutor,
-        store: Store,
-        source: ClaimSource,
-        reporter: Reporter,
-        metrics: Metrics,
-        executor: ThreadPoolExecutor,
-        boot_id: str,
-        inventory: Callable[[], Inventory],
-        ownership: Ownership,
-        devices: DeviceGuard,
-        ready_seconds: float | None,
-        prepared: Callable[[str], None],
-    ) -> None:
-        self.driver = driver
-        self.hardware = hardware
-        self.store = store
-        self.source = source
-        self.reporter = reporter
-        self.metrics = metrics
-        self.ownership = ownership
-        self._executor = executor
-        self._boot_id = boot_id
-        self._inventory = inventory
-        self._devices = devices
-        self._prepared = prepared
-        self._ready_seconds = READY_SECONDS if ready_seconds is None else ready_seconds
+    def __init__(self, context: ClaimContext) -> None:
+        self.driver = context.driver
+        self.hardware = hardware = context.hardware
+        self.store = store = context.store
+        self.source = context.source
+        self.reporter = context.reporter
+        self.metrics = context.metrics
+        self.ownership = ownership = context.ownership
+        self._executor = context.executor
+        self._boot_id = boot_id = context.boot_id
+        self._inventory = context.inventory
+        self._devices = context.devices
+        self._prepared = context.prepared
+        self._ready_seconds = context.ready_seconds
         self._ready = asyncio.Event()
         self._reason = "the driver is starting"
         self._claims = NamedLocks()

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, TypeVar
 
 from ..api.throttling import is_of_network, retry
@@ -22,21 +21,17 @@ from ..core.errors import AcceleratorError, BackendUnavailable
 from ..core.repartition.record import Watch
 from ..deadlines import within
 from ..logs import fields
-from ..metrics import Metrics, Stopwatch
+from ..metrics import Stopwatch
 from .allocation import Allocation, decode_allocation
 from .allocation_match import reallocated, refuse_in_use
-from .call_results import Answers, Outcome, Reporter
+from .call_results import Answers, Outcome
 from .claim_fabric import to_activate
-from .device_guard import DeviceGuard
 from .fair_queue import FairQueue
-from .hardware_executor import HardwareExecutor
 from .housekeeping import Housekeeping
 from .lost_claim_recovery import LostClaimRecovery
-from .operations import ClaimOperations, ClaimSource
-from .ownership import Ownership
+from .operations import ClaimContext, ClaimOperations
 from .placement_retry import PlacementRetry
 from .plan import (
-    Inventory,
     offers_of,
     refuse_faulty,
 )
@@ -44,7 +39,6 @@ from .prepare_calls import PrepareCall, PrepareCalls
 from .records import ClaimRecord, ClaimReference
 from .refusals import Refusals
 from .single_device_prepare import SingleDevicePrepare
-from .store import Store
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,54 +52,27 @@ RETRY_SECONDS = 30.0
 class ClaimService(ClaimOperations):
     """Prepare and unprepare one driver's claims on this node.
 
-    ``inventory`` returns the published devices. ``refresh`` scans the hardware at once. ``look_soon`` requests a scan,
-    after a lost claim was found and its partitions have an owner again. ``prepared`` is called with the UID of each
-    claim that was prepared or restored. ``repartition`` has the devices that a repartitioning reserves: they get no new
-    claims. set_ready() sets whether claims can be served. A call waits up to ``ready_seconds`` for it.
+    ``refresh`` scans the hardware at once. ``look_soon`` requests a scan, after a lost claim was found and its partitions
+    have an owner again. ``repartition`` has the devices that a repartitioning reserves: they get no new claims.
     """
 
     def __init__(
         self,
+        context: ClaimContext,
         *,
-        driver: str,
-        hardware: HardwareExecutor,
-        store: Store,
-        source: ClaimSource,
-        reporter: Reporter,
-        metrics: Metrics,
-        executor: ThreadPoolExecutor,
-        boot_id: str,
-        inventory: Callable[[], Inventory],
-        ownership: Ownership,
-        devices: DeviceGuard,
         refresh: Callable[[], Awaitable[None]],
         look_soon: Callable[[], None] = lambda: None,
-        ready_seconds: float | None = None,
-        prepared: Callable[[str], None] = lambda _uid: None,
         refusals: Refusals | None = None,
         repartition: Watch | None = None,
     ) -> None:
-        super().__init__(
-            driver=driver,
-            hardware=hardware,
-            store=store,
-            source=source,
-            reporter=reporter,
-            metrics=metrics,
-            executor=executor,
-            boot_id=boot_id,
-            inventory=inventory,
-            ownership=ownership,
-            devices=devices,
-            ready_seconds=ready_seconds,
-            prepared=prepared,
-        )
+        super().__init__(context)
+        inventory, boot_id = context.inventory, context.boot_id
         self._repartition = repartition
         self._refresh = refresh
         self._look_soon = look_soon
         self._calls = PrepareCalls()
         self._turns = FairQueue()
-        self._answers = Answers(reporter, metrics)
+        self._answers = Answers(context.reporter, context.metrics)
         self._lost_claims = LostClaimRecovery(self, inventory, boot_id)
         self._placements = PlacementRetry(self, refusals or Refusals(), inventory)
         self.housekeeping = Housekeeping(self, self._claims, self._lost_claims, inventory, boot_id)
