@@ -69,7 +69,7 @@ BREAKS = (
         f"{DRIVER}/claims/plan.py",
         "    if set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
         "    if not set(one.device_uuids).isdisjoint(other.device_uuids):\n        return False\n",
-        ("tests/unit/dra_driver/service_test.py::test_overlap_is_refused_naming_the_other_claim",),
+        ("tests/unit/dra_driver/service_test.py::test_prepare_overlap_is_rejected_with_the_other_claim",),
     ),
     Break(
         "both-ways",
@@ -77,7 +77,7 @@ BREAKS = (
         f"{DRIVER}/supervisors/interface_change.py",
         '                await self._api.delete_slice(item["metadata"]["name"])\n',
         "                pass\n",
-        (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
+        (f"{PLUGIN_TEST}::test_device_plugin_deletes_slices_before_it_offers_devices",),
     ),
     Break(
         "plugin-forgets-claims",
@@ -85,7 +85,7 @@ BREAKS = (
         f"{CORE}/dra/device_plugin_model.py",
         "        if device.uuid in held:\n            continue\n",
         "",
-        (f"{PLUGIN_TEST}::test_what_is_published_for_claims_goes_before_the_first_device_is_offered",),
+        (f"{PLUGIN_TEST}::test_device_plugin_deletes_slices_before_it_offers_devices",),
     ),
     Break(
         "claims-forget-plugin",
@@ -93,7 +93,7 @@ BREAKS = (
         f"{DRIVER}/supervisors/interface_change.py",
         "        if held:\n            who",
         "        if not held:\n            who",
-        (f"{PLUGIN_TEST}::test_nothing_is_published_while_a_container_has_a_device_from_the_plugin",),
+        (f"{PLUGIN_TEST}::test_device_plugin_device_in_use_blocks_publication",),
     ),
     Break(
         "half-prepared",
@@ -101,7 +101,7 @@ BREAKS = (
         f"{DRIVER}/claims/startup_recovery.py",
         "        if not record.prepared:\n            undo.append(record.uid)\n",
         "        if not record.prepared:\n            continue\n",
-        ("tests/unit/dra_driver/recovery_test.py::test_killed_at_each_stage_of_prepare",),
+        ("tests/unit/dra_driver/recovery_test.py::test_recovery_killed_at_each_stage_of_prepare",),
     ),
     Break(
         "restart-forgets",
@@ -110,8 +110,8 @@ BREAKS = (
         "    if record.boot_id != boot_id or (record.devices and record.uid not in cdi_uids):\n        return True\n",
         "    if record.devices and record.uid not in cdi_uids:\n        return False\n",
         (
-            "tests/unit/dra_driver/recovery_test.py::test_killed_at_each_stage_of_prepare",
-            "tests/unit/dra_driver/recovery_test.py::test_static_partition_comes_back_with_the_layout",
+            "tests/unit/dra_driver/recovery_test.py::test_recovery_killed_at_each_stage_of_prepare",
+            "tests/unit/dra_driver/recovery_test.py::test_recovery_static_partition_is_restored_with_the_layout",
         ),
     ),
     Break(
@@ -120,7 +120,7 @@ BREAKS = (
         f"{DRIVER}/claims/store_tables.py",
         "    for record in content.claims.values():\n        write(connection, Change(put=record), {})\n",
         "",
-        ("tests/unit/dra_driver/store_rebuild_test.py::test_store_made_anew_on_a_failing_disk_is_whole_or_not_there",),
+        ("tests/unit/dra_driver/store_rebuild_test.py::test_rebuild_on_a_failing_disk_is_complete_or_absent",),
     ),
     Break(
         "store-hangs",
@@ -128,7 +128,7 @@ BREAKS = (
         f"{DRIVER}/claims/store.py",
         '                self._answer(group, StoreError(f"The store {self.path} could not write a change: {error!r}"))\n',
         "",
-        ("tests/unit/dra_driver/store_writing_test.py::test_a_change_that_cannot_be_written_down_fails_alone",),
+        ("tests/unit/dra_driver/store_writing_test.py::test_unserializable_change_fails_alone",),
     ),
     Break(
         "store-disk",
@@ -137,7 +137,7 @@ BREAKS = (
         "        late = [] if in_time else [pending for pending in group if pending.change.durable]\n",
         "        late: list[Pending] = []\n",
         (
-            "tests/unit/dra_driver/store_begin_test.py::test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk",
+            "tests/unit/dra_driver/store_begin_test.py::test_begin_change_is_visible_at_once_and_done_when_on_disk",
             "tests/unit/dra_driver/service_test.py::test_one_prepare_costs_one_read_and_one_commit_for_each_transition",
         ),
     ),
@@ -147,9 +147,7 @@ BREAKS = (
         f"{DRIVER}/claims/store_tables.py",
         "former is not None and _places(record) == _places(former)",
         "former is not None",
-        (
-            "tests/unit/dra_driver/store_begin_test.py::test_whatever_follows_whatever_the_tables_hold_what_is_in_memory",
-        ),
+        ("tests/unit/dra_driver/store_begin_test.py::test_tables_equal_memory_after_any_changes",),
     ),
     Break(
         "turned-bit",
@@ -157,7 +155,7 @@ BREAKS = (
         f"{DRIVER}/claims/store_schema.py",
         '        if not fits(row["checksum"], row["key"], row["value"]):\n',
         '        if not row["checksum"]:\n',
-        (f"{FORMS_TEST}::test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound",),
+        (f"{FORMS_TEST}::test_open_changed_row_is_damage_and_other_rows_are_sound",),
     ),
     Break(
         "no-way-back",
@@ -165,7 +163,7 @@ BREAKS = (
         f"{CORE}/store/prepared_claims.py",
         "found in (NO_CHECKSUM, checksum(*texts))",
         "found == checksum(*texts)",
-        (f"{FORMS_TEST}::test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on",),
+        (f"{FORMS_TEST}::test_downgrade_and_upgrade_keep_the_store_usable",),
     ),
     Break(
         "foreign-socket",
@@ -174,7 +172,7 @@ BREAKS = (
         "    if server is not None:\n        raise SocketError(",
         "    if server == path:\n        raise SocketError(",
         (
-            "tests/unit/dra_driver/kubelet_server_test.py::test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said",
+            "tests/unit/dra_driver/kubelet_server_test.py::test_start_with_a_served_socket_keeps_it_and_names_the_process",
         ),
     ),
     Break(
@@ -183,7 +181,7 @@ BREAKS = (
         f"{DRIVER}/vendor.py",
         "held, asks = await turn.begin(), not turn.was_handed_over\n",
         "held, asks = await turn.begin(), True\n",
-        ("tests/unit/dra_driver/overlap_test.py::test_one_that_stands_by_takes_up_again_and_does_not_ask",),
+        ("tests/unit/dra_driver/overlap_test.py::test_standby_instance_serves_again_without_a_request",),
     ),
     Break(
         "takes-over-blindly",
@@ -191,9 +189,7 @@ BREAKS = (
         f"{DRIVER}/vendor.py",
         "                await self._serving.rehearse()\n                break\n",
         "                break\n",
-        (
-            "tests/unit/dra_driver/overlap_test.py::test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to",
-        ),
+        ("tests/unit/dra_driver/overlap_test.py::test_failed_instance_requests_no_handover_and_serves_when_needed",),
     ),
     Break(
         "write-storm",
@@ -201,7 +197,7 @@ BREAKS = (
         f"{DRIVER}/publish/publish_plan.py",
         "    return replace(found, told=now + retry_after) if retry_after is not None else found\n",
         "    return found\n",
-        ("tests/unit/dra_driver/reducer_test.py::test_the_server_is_left_alone_as_long_as_it_asks",),
+        ("tests/unit/dra_driver/reducer_test.py::test_throttled_server_gets_no_requests_until_its_retry_after",),
     ),
     Break(
         "generation",
@@ -236,7 +232,7 @@ BREAKS = (
         f"{DRIVER}/monitoring/view.py",
         '            return self.device.partition_uuid or ""\n',
         "            return self.device.device_uuid\n",
-        ("tests/unit/dra_driver/monitoring_test.py::test_a_claim_is_attributed_as_long_as_it_is_prepared",),
+        ("tests/unit/dra_driver/monitoring_test.py::test_claim_is_attributed_while_it_is_prepared",),
     ),
     Break(
         "secret-in-bundle",
@@ -244,7 +240,7 @@ BREAKS = (
         f"{DRIVER}/commands/collect.py",
         "                data = redact(text, secrets).encode(",
         "                data = text.encode(",
-        ("tests/unit/dra_driver/outside_commands_test.py::test_the_bundle_has_everything_and_no_secret",),
+        ("tests/unit/dra_driver/outside_commands_test.py::test_collect_archive_has_all_files_and_no_secret",),
     ),
     Break(
         "ends-unseen",
@@ -276,7 +272,7 @@ BREAKS = (
         f"{DRIVER}/controller/drift.py",
         "        result[finding.key] = Drift(finding, since, now - since >= lasting)\n",
         "        result[finding.key] = Drift(finding, since, True)\n",
-        ("tests/unit/dra_driver/controller_drift_test.py::test_only_what_has_been_so_all_the_time_lasts",),
+        ("tests/unit/dra_driver/controller_drift_test.py::test_follow_only_uninterrupted_findings_last",),
     ),
     Break(
         "placements-overlap",

@@ -73,7 +73,7 @@ def told(scene: Scene, name: str, condition: str) -> bool:
     return conditions(scene, name).get(condition) == "True"
 
 
-def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
+def test_pre_binding_allocated_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await begin(scene)
         await scene.until(scene.devices)
@@ -101,7 +101,7 @@ def test_a_claim_is_prepared_before_its_pod_is_bound(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
+def test_pre_binding_deallocated_claim_is_unprepared(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await begin(scene)
         await scene.until(scene.devices)
@@ -122,7 +122,7 @@ def test_a_claim_that_the_scheduler_gives_up_is_taken_back(short: Path) -> None:
     run(short, scenario)
 
 
-def test_what_cannot_be_prepared_sends_the_pod_elsewhere(short: Path) -> None:
+def test_pre_binding_invalid_config_sets_the_failed_condition(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await begin(scene)
         await scene.until(scene.devices)
@@ -160,7 +160,7 @@ def requested(scene: Scene, method: str, part: str) -> int:
     return sum(one == method and part in path for one, path in scene.api.log)
 
 
-def test_claims_of_other_nodes_cost_a_node_nothing(short: Path) -> None:
+def test_pre_binding_claims_of_other_nodes_cause_no_requests(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await begin(scene)
         await scene.until(lambda: binds(scene))
@@ -183,7 +183,7 @@ def test_claims_of_other_nodes_cost_a_node_nothing(short: Path) -> None:
     run(short, scenario)
 
 
-def test_without_a_controller_pods_are_bound_first(short: Path) -> None:
+def test_pre_binding_without_a_controller_pods_are_bound_first(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await begin(scene, controller=False)
         await scene.until(lambda: binds(scene) is False)
@@ -352,7 +352,7 @@ def test_conditions_list_cannot_be_watched_pods_are_bound_first(short: Path, mon
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "1", "2", "failed"]), st.floats(0.0, 100.0)), max_size=30))
-def test_sign_counts_only_time_in_which_it_could_be_read(reads: list[tuple[str, float]]) -> None:
+def test_sign_counts_only_time_with_successful_reads(reads: list[tuple[str, float]]) -> None:
     now, sign = 0.0, ControllerSign(0.0)
     last, since, absences = "", 0.0, 0
     for found, seconds in reads:
@@ -373,7 +373,7 @@ def test_sign_counts_only_time_in_which_it_could_be_read(reads: list[tuple[str, 
             assert sign.acting == (bool(found) and now - since < ABSENT_SECONDS)
 
 
-def test_a_server_that_knows_no_binding_conditions_binds_at_once(short: Path) -> None:
+def test_pre_binding_server_without_binding_conditions_binds_at_once(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.api.drop_fields = ("bindingConditions", "bindingFailureConditions")
         await begin(scene)
@@ -384,7 +384,7 @@ def test_a_server_that_knows_no_binding_conditions_binds_at_once(short: Path) ->
     run(short, scenario)
 
 
-def test_the_status_outlives_what_goes_wrong_while_it_is_written(short: Path) -> None:
+def test_status_failed_writes_are_retried(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -406,7 +406,7 @@ def test_the_status_outlives_what_goes_wrong_while_it_is_written(short: Path) ->
     run(short, scenario)
 
 
-def test_a_claim_that_was_given_back_and_prepared_again_is_told_of_when_it_has_stayed(
+def test_status_claim_prepared_again_is_written_after_the_settle_time(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the four calls, even on a slow machine.
@@ -436,7 +436,7 @@ def test_a_claim_that_was_given_back_and_prepared_again_is_told_of_when_it_has_s
         ({"mode": "dynamic", "prepared_before_binding": 1}, "true or false"),
     ],
 )
-def test_rules_that_cannot_be_meant(rule: dict[str, Any], words: str) -> None:
+def test_parse_contradictory_rules_are_rejected(rule: dict[str, Any], words: str) -> None:
     with pytest.raises(Exception, match=words):
         parse_rules([{"match": {}, **rule}])
 
@@ -450,7 +450,7 @@ places = st.builds(Place, st.just(POOL), st.sampled_from(["gpu-0", "gpu-1", SMAL
     done=st.sets(st.integers(0, 5)),
     failed=st.booleans(),
 )
-def test_who_is_told_is_waited_for_no_longer(
+def test_waiting_claim_with_a_condition_is_not_waiting(
     allocated: list[Place], waited: set[int], done: set[int], failed: bool
 ) -> None:
     results = [
@@ -480,7 +480,7 @@ def test_who_is_told_is_waited_for_no_longer(
     assert waiting(claim, DRIVER, "another") is None and waiting(claim, "dra.net", POOL) is None
 
 
-def test_without_an_offer_the_record_alone_is_told() -> None:
+def test_status_without_an_offer_has_the_values_of_the_record() -> None:
     device = DeviceRecord(request="r", pool=POOL, name="gpu-0", device_uuid="GPU-0", kind="device")
     record = ClaimRecord("u", "n", "c", "prepared", "boot-1", 0.0, (device,))
     (entry,) = prepared_entries(DRIVER, record, {}, "store-1")

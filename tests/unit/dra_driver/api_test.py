@@ -156,7 +156,7 @@ def test_requests_under_way_survive_new_credentials(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_refused_token_makes_the_client_read_it_anew(tmp_path: Path) -> None:
+def test_client_rejected_token_is_read_again(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         await client.get("/version")
         (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(api.url, token="renewed")))
@@ -169,7 +169,7 @@ def test_refused_token_makes_the_client_read_it_anew(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_server_that_is_not_there(tmp_path: Path) -> None:
+def test_client_without_a_server_raises_api_unreachable(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         await api.stop()
         with pytest.raises(ApiUnreachable, match="did not answer"):
@@ -225,7 +225,7 @@ def test_requests_reach_a_server_of_another_release(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_forms_of_the_versions_are_the_same_thing() -> None:
+def test_slices_converted_between_versions_are_equal() -> None:
     body = {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": [1], "capacity": {}}]}}
     beta = slice_to_version(body, "v1beta1")
     assert beta["spec"]["devices"] == [{"name": "a", "basic": {"taints": [1], "capacity": {}}}]
@@ -234,7 +234,7 @@ def test_forms_of_the_versions_are_the_same_thing() -> None:
     assert slice_to_version({"spec": {"sharedCounters": []}}, "v1beta1")["spec"] == {"sharedCounters": []}
 
 
-def test_an_event_with_a_name_is_written_unless_there_is_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_event_with_a_name_is_written_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         recorder = EventRecorder(client, component="driver", node_name="node-1")
         node = Subject("Node", "v1", "node-1", "node-1")
@@ -340,7 +340,7 @@ def write(tmp_path: Path, document: Any) -> str:
     return str(file)
 
 
-def test_what_turns_is_told_each_time(tmp_path: Path) -> None:
+def test_event_alternating_condition_updates_its_event_each_time(tmp_path: Path) -> None:
     """Each change of a condition updates its Event. Otherwise the last Event of a device with repeated faults could be outdated."""
 
     async def scenario(api: ApiModel, client: ApiClient) -> None:
@@ -403,7 +403,7 @@ def test_kubeconfig_with_relative_file_paths(tmp_path: Path) -> None:
         (lambda document: document["users"][0]["user"].update({"client-key": "gone.pem"}), "gone.pem"),
     ],
 )
-def test_kubeconfigs_that_cannot_be_used(tmp_path: Path, change: Any, message: str) -> None:
+def test_kubeconfig_unusable_content_is_rejected(tmp_path: Path, change: Any, message: str) -> None:
     document = kubeconfig("https://api:6443")
     change(document)
     with pytest.raises(InvalidKubeconfig, match=message):
@@ -430,7 +430,7 @@ def test_kubeconfig_insecure_connection_needs_the_option(tmp_path: Path, cluster
     assert load_access(write(tmp_path, document)).server == cluster["server"]
 
 
-def test_kubeconfigs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubeconfig_malformed_or_missing_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for text in ("a: [", "text"):
         with pytest.raises(InvalidKubeconfig):

@@ -151,7 +151,7 @@ class Scene:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=25)
-def test_claims_and_manual_slices_do_not_interfere(kind: str, data: st.DataObject) -> None:
+def test_claims_and_manual_vnpus_do_not_interfere(kind: str, data: st.DataObject) -> None:
     scene = Scene(kind)
     templates = sorted(CHIPS[kind].rows)
     for step in range(data.draw(st.integers(1, 14))):
@@ -180,7 +180,7 @@ def test_claims_and_manual_slices_do_not_interfere(kind: str, data: st.DataObjec
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_a_310p_is_filled_with_any_set_in_any_order(data: st.DataObject) -> None:
+def test_chip_310p_is_filled_with_any_set_in_any_order(data: st.DataObject) -> None:
     counts = dict(data.draw(st.sampled_from(model.multisets("310P"))))
     scene = Scene("310P")
     for number, template in enumerate(data.draw(st.permutations([*Counter(counts).elements()]))):
@@ -205,7 +205,7 @@ def destroyed(scene: Scene, record: ClaimRecord) -> list[int]:
     return [each.instance_id for each in plan_undo(record, {device.uuid: device}, {}).destructions]
 
 
-def test_a_slice_that_somebody_cuts_after_a_death_is_told_from_the_claims_own() -> None:
+def test_undo_keeps_a_vnpu_created_after_the_driver_died() -> None:
     """The driver dies before it creates the vNPU, and another tool creates the same template in the same vGroup: it is kept."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
@@ -224,7 +224,7 @@ def test_a_slice_that_somebody_cuts_after_a_death_is_told_from_the_claims_own() 
     assert destroyed(scene, before) == [102]
 
 
-def test_a_slice_that_was_made_anew_by_hand_is_not_the_claims() -> None:
+def test_undo_keeps_a_vnpu_recreated_by_an_administrator() -> None:
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2))
     del scene.silicon.slices[102]
@@ -235,7 +235,7 @@ def test_a_slice_that_was_made_anew_by_hand_is_not_the_claims() -> None:
         plan_restore(record, {device.uuid: device}, {device.uuid}, slices.choose_id)
 
 
-def test_a_slice_that_cannot_have_its_own_id_again_has_another_one_that_is_written_before() -> None:
+def test_restore_with_an_id_in_use_records_a_different_id_first() -> None:
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2))
     del scene.silicon.slices[102]
@@ -251,7 +251,7 @@ def test_a_slice_that_cannot_have_its_own_id_again_has_another_one_that_is_writt
     assert destroyed(scene, record) == []
 
 
-def test_two_slices_of_one_claim_have_two_ids_although_neither_can_have_its_own() -> None:
+def test_choose_id_two_vnpus_with_ids_in_use_get_distinct_ids() -> None:
     scene = Scene("310P")
     device = scene.device
     places = [place for place in profile_of(device, "vir01").placements if place.start in (2, 3)]
@@ -269,7 +269,7 @@ def profile_of(device: Device, template: str) -> Profile:
     return found
 
 
-def test_what_is_owed_is_told_from_what_others_make_meanwhile() -> None:
+def test_pending_cleanup_keeps_a_vnpu_created_by_another_tool() -> None:
     """A chip does not answer while its claim ends, and another tool replaces the vNPU: pending cleanup keeps the new one."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2))
@@ -286,7 +286,7 @@ def test_what_is_owed_is_told_from_what_others_make_meanwhile() -> None:
     assert [each.instance_id for each in plan_payment(scene.device, former, {}).destructions] == [100]
 
 
-def test_an_id_before_its_slice_is_read_by_the_release_before() -> None:
+def test_record_with_an_id_before_its_vnpu_is_read_by_the_previous_release() -> None:
     """The previous release reads a record with an id, because version and fields are the same."""
     scene = Scene("310P")
     scene.prepare("c", offer_at(scene, "vir02", 2), dies=True)
@@ -295,7 +295,7 @@ def test_an_id_before_its_slice_is_read_by_the_release_before() -> None:
     assert record_of_document(scene.records["c"].to_document()) == scene.records["c"]
 
 
-def test_a_configuration_names_the_template_and_another_one_is_refused() -> None:
+def test_config_with_a_different_template_is_rejected() -> None:
     def asks_for(template: str) -> tuple[OpaqueConfig, ...]:
         return (OpaqueConfig("FromClaim", (), {"apiVersion": VERSION, "kind": "VnpuConfig", "template": template}),)
 

@@ -59,7 +59,7 @@ def acting(client: ApiClient, **options: Any) -> Any:
     return going(keeper(client, Measurements(), driver_namespace="drivers", **options).run())
 
 
-def test_each_node_has_a_list_of_its_waiting_claims(tmp_path: Path) -> None:
+def test_list_of_a_node_has_its_waiting_claims(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         node(server, "a")
         node(server, "b")
@@ -317,16 +317,16 @@ NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 
 
 @given(st.lists(st.builds(ListedClaim, NAMES, NAMES, NAMES, st.from_regex(r"[0-9a-f]{8}", fullmatch=True))))
-def test_list_is_read_as_it_was_written(claims: list[ListedClaim]) -> None:
+def test_read_list_returns_the_written_list(claims: list[ListedClaim]) -> None:
     assert read_list({"data": {"claims": write_list(claims)}}) == tuple(claims)
 
 
 @given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_read_list_any_text_raises_no_error(text: str) -> None:
     assert all("/" not in each.namespace + each.name for each in read_list({"data": {"claims": text}}))
 
 
-def test_lines_that_lead_elsewhere_are_left_out() -> None:
+def test_read_list_skips_lines_with_invalid_names() -> None:
     lines = (
         "team/../../nodes u 00000000\nteam/c?x=1 u 00000000\nteam/c u 00000000\nteam/c u 00000000 more\n/c u 00000000"
     )

@@ -78,7 +78,7 @@ def apply(backend: ModelBackend, rules: Sequence[Any], claims: Sequence[Prepared
     return arrange(backend, well(backend.discover()), parse_rules(list(rules)), claims, "boot-1", locked=EVERY)
 
 
-def test_layout_is_made_once(backend: ModelBackend) -> None:
+def test_layout_applied_twice_is_created_once(backend: ModelBackend) -> None:
     (result,) = arrange(backend, well(backend.discover()), parse_rules(STATIC), (), "boot-1", locked=None)
     assert not result.done
     assert len(result.steps) == 4
@@ -90,7 +90,7 @@ def test_layout_is_made_once(backend: ModelBackend) -> None:
     assert result.steps == []
 
 
-def test_claim_of_this_boot_is_not_disturbed(backend: ModelBackend) -> None:
+def test_layout_keeps_partitions_of_claims_of_this_boot(backend: ModelBackend) -> None:
     apply(backend, STATIC)
     before = places(backend)
     held = claim(backend, 9, next(start for profile, start in before if profile == 9), "boot-1")
@@ -99,7 +99,7 @@ def test_claim_of_this_boot_is_not_disturbed(backend: ModelBackend) -> None:
     assert places(backend) == before
 
 
-def test_claim_of_a_former_boot_gets_its_place_back(backend: ModelBackend) -> None:
+def test_layout_claim_of_the_previous_boot_keeps_its_placement(backend: ModelBackend) -> None:
     # Without the claim the planner would place the large partition elsewhere.
     held = [claim(backend, 9, 0, "boot-0"), claim(backend, 19, 6, "boot-0")]
     (result,) = apply(backend, STATIC, held)
@@ -108,7 +108,7 @@ def test_claim_of_a_former_boot_gets_its_place_back(backend: ModelBackend) -> No
     assert len(places(backend)) == 3
 
 
-def test_former_place_that_no_longer_fits_is_given_up(backend: ModelBackend) -> None:
+def test_layout_previous_placement_without_room_is_dropped(backend: ModelBackend) -> None:
     held = [claim(backend, 9, 0, "boot-0")]
     rules = [
         {"match": {"index": 0}, "mode": "static", "partitions": [{"profile": "4g.40gb", "placement": 0}, "3g.40gb"]}
@@ -119,7 +119,7 @@ def test_former_place_that_no_longer_fits_is_given_up(backend: ModelBackend) -> 
     assert places(backend) == [(5, 0), (9, 4)]
 
 
-def test_one_device_that_fails_stops_no_other(backend: ModelBackend) -> None:
+def test_layout_failing_device_does_not_stop_the_others(backend: ModelBackend) -> None:
     rules = [
         {"match": {"index": 0}, "mode": "static", "partitions": {"7g.80gb": 2}},
         {"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}},
@@ -130,7 +130,7 @@ def test_one_device_that_fails_stops_no_other(backend: ModelBackend) -> None:
     assert places(backend) == [(0, 0)]
 
 
-def test_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layout_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.CaptureFixture[str]) -> None:
     backend.present = False
     now = [0.0]
 
@@ -146,7 +146,7 @@ def test_waits_for_the_gpu_driver(backend: ModelBackend, capsys: pytest.CaptureF
         open_when_there(backend, 1, sleep=sleep, clock=lambda: now[0])
 
 
-def test_running_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wake_driver_running_driver_gets_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
     assert not wake_driver(str(tmp_path))
@@ -280,7 +280,7 @@ def test_settings_command_at_boot(
     assert cli.main(["settings", "plan", *options]) == 1
 
 
-def test_a_store_with_a_row_that_is_not_as_it_was_written_is_told_of_and_its_other_rows_are_read(
+def test_layout_store_with_a_damaged_row_is_reported_and_other_rows_are_read(
     tmp_path: Path,
 ) -> None:
     from dra_driver.claims.store import Store
@@ -374,7 +374,7 @@ def test_layout_waits_for_a_claim_on_the_device_and_names_the_driver(backend: Mo
     assert (result.done, result.steps) == (True, [])
 
 
-def test_layout_sees_what_was_claimed_before_it_got_the_lock(
+def test_layout_claim_prepared_before_the_lock_keeps_its_partition(
     backend: ModelBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim was prepared on an obsolete partition between the plan and the lock: the partition stays."""
@@ -397,7 +397,7 @@ def test_layout_sees_what_was_claimed_before_it_got_the_lock(
     assert len(places(backend)) == 2
 
 
-def test_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_invalid_arguments_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert cli.main(["node", "--config", str(tmp_path / "missing.yaml")]) == 2
     assert "no configuration file" in capsys.readouterr().err

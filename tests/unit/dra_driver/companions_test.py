@@ -45,7 +45,7 @@ def of(node: Node, uid: str) -> list[dict[str, Any]]:
     return [edits["containerEdits"] for edits in node.cdi(uid)["devices"]]
 
 
-def test_a_gpu_is_its_daemons_alone_and_containers_reach_it(tmp_path: Path) -> None:
+def test_mps_daemon_has_its_gpu_exclusively_and_serves_containers(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps(defaultActiveThreadPercentage=50)])
         assert await prepare(node, claim) == ""
@@ -63,7 +63,7 @@ def test_a_gpu_is_its_daemons_alone_and_containers_reach_it(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
-def test_a_partition_goes_although_its_daemon_used_it(tmp_path: Path) -> None:
+def test_unprepare_deletes_a_partition_that_its_daemon_used(tmp_path: Path) -> None:
     """The MPS daemon is a process on the partition: unprepare stops the daemon and then deletes the partition."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -78,7 +78,7 @@ def test_a_partition_goes_although_its_daemon_used_it(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_daemon_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
+def test_prepare_daemon_fails_to_start_rolls_back(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.keeper.failures.append(AcceleratorError("it does not want to"))
         partition = claims.allocate("a", PARTITION, config=[mps("MigDeviceConfig")])
@@ -89,7 +89,7 @@ def test_a_daemon_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_prepare_impossible_sharing_is_rejected_before_any_write(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         other = mps(defaultPerDevicePinnedMemoryLimit={"1": "1Gi"})
         admin = {"device": "gpu-1", "adminAccess": True}
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
-def test_an_older_release_refuses_a_record_with_sharing_and_reads_all_others(tmp_path: Path) -> None:
+def test_older_release_rejects_a_record_with_sharing_and_reads_all_others(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0", config=[mps()])) == ""
         assert await prepare(node, claims.allocate("b", "gpu-1")) == ""
@@ -119,7 +119,7 @@ def test_an_older_release_refuses_a_record_with_sharing_and_reads_all_others(tmp
     run(tmp_path, scenario)
 
 
-def test_a_restarted_driver_leaves_a_daemon_alone_and_starts_what_is_missing(tmp_path: Path) -> None:
+def test_restart_keeps_running_daemons_and_starts_missing_ones(tmp_path: Path) -> None:
     claims = Claims()
 
     async def life(first: bool) -> None:
@@ -143,7 +143,7 @@ def test_a_restarted_driver_leaves_a_daemon_alone_and_starts_what_is_missing(tmp
     asyncio.run(life(first=False))
 
 
-def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_path: Path) -> None:
+def test_housekeeping_stops_daemons_without_a_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps()])
         assert await prepare(node, claim) == ""
@@ -160,7 +160,7 @@ def test_a_daemon_of_no_claim_ends_when_the_driver_starts_and_when_it_looks(tmp_
     run(tmp_path, scenario)
 
 
-def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> None:
+def test_housekeeping_restarts_a_stopped_daemon(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[mps()])
         assert await prepare(node, claim) == ""
@@ -178,7 +178,7 @@ def test_a_daemon_that_somebody_has_ended_is_started_again(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
-def test_a_daemon_is_no_user_of_what_it_serves(tmp_path: Path) -> None:
+def test_daemon_does_not_count_as_a_user_of_its_device(tmp_path: Path) -> None:
     """A changed allocation is undone although the daemon uses the GPU. Processes of containers block it."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -211,7 +211,7 @@ def share(number: int, memory: str, multiprocessors: int = 33) -> dict[str, Any]
     return {"device": "gpu-0", "shareID": f"{number}1111111-1111-1111-1111-111111111111", "consumedCapacity": consumed}
 
 
-def test_claims_with_a_shared_daemon_have_one_with_limits_of_their_own(tmp_path: Path) -> None:
+def test_shared_daemon_serves_claims_with_separate_limits(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         config = [mps(sharedDaemon=True)]
         one = claims.allocate("one", share(1, "10Gi"), config=config)
@@ -292,7 +292,7 @@ def test_shared_daemon_without_claims_is_ended(tmp_path: Path) -> None:
     run(tmp_path, scenario, rules=[{"match": {}, "mode": "whole", "shares": 4}])
 
 
-def test_claims_that_share_a_gpu_have_a_daemon_each_within_what_they_consume(tmp_path: Path) -> None:
+def test_claims_that_share_a_gpu_have_one_daemon_each_with_their_consumed_capacity(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         one = claims.allocate("one", share(1, "10Gi"), config=[mps()])
         two = claims.allocate("two", share(2, "20Gi"), share(3, "5Gi"), config=[mps(defaultActiveThreadPercentage=10)])
@@ -364,7 +364,7 @@ FOLDER = "run/dra-accelerators/companions"
 DEAD = Completed(3, "", "")
 
 
-def test_a_service_is_told_what_it_has_to_know_before_it_starts(tmp_path: Path) -> None:
+def test_service_files_are_written_before_the_service_starts(tmp_path: Path) -> None:
     system = Systemd(tmp_path, is_active=DEAD)
     ServiceManager(system).start(COMPANION)
     assert [words[1:] for words in system.told] == [
@@ -394,7 +394,7 @@ def test_check_reloads_the_unit_and_runs_no_tool_of_the_vendor(tmp_path: Path) -
     assert {words[0] for words in system.told} == {"systemctl", "journalctl"}
 
 
-def test_nodes_that_are_not_there_are_made_and_go_with_the_companion(tmp_path: Path) -> None:
+def test_service_missing_device_nodes_are_created_and_removed_with_it(tmp_path: Path) -> None:
     made: list[tuple[Any, ...]] = []
 
     class Nodes(Systemd):
@@ -421,7 +421,7 @@ def test_nodes_that_are_not_there_are_made_and_go_with_the_companion(tmp_path: P
     assert list((tmp_path / FOLDER).iterdir()) == []
 
 
-def test_a_service_that_runs_is_not_told_anything_else(tmp_path: Path) -> None:
+def test_service_already_running_gets_no_new_files(tmp_path: Path) -> None:
     system = Systemd(tmp_path)
     ServiceManager(system).start(COMPANION)
     assert (len(system.told), (tmp_path / FOLDER).exists()) == (1, False)
@@ -440,7 +440,7 @@ def test_service_of_a_device_with_other_settings_is_refused(tmp_path: Path) -> N
     ServiceManager(Systemd(tmp_path, is_active=DEAD)).start(other)
 
 
-def test_a_service_that_does_not_start_says_its_last_words(tmp_path: Path) -> None:
+def test_service_fails_to_start_reports_its_last_log_lines(tmp_path: Path) -> None:
     system = Systemd(tmp_path, is_active=DEAD, start=Completed(1, "", "Job failed."))
     system.answers["__output=cat"] = Completed(0, "no GPU\nto be seen\n", "")
     with pytest.raises(
@@ -460,7 +460,7 @@ class ReadOnly(Systemd):
 
 
 @pytest.mark.parametrize("nodes", [(), (DeviceNode("/dev/nvidia-caps/nvidia-cap12", type="c", major=236, minor=12),)])
-def test_what_a_service_is_told_cannot_be_written(tmp_path: Path, nodes: tuple[DeviceNode, ...]) -> None:
+def test_service_files_unwritable_raises_error(tmp_path: Path, nodes: tuple[DeviceNode, ...]) -> None:
     system = ReadOnly(tmp_path, is_active=DEAD)
     told = r"/run/dra-accelerators/companions/0uid-a\.0\.\w+, which mps needs for 0uid-a.0, cannot be written: Read-only file system"
     with pytest.raises(AcceleratorError, match=told) as refused:
@@ -469,7 +469,7 @@ def test_what_a_service_is_told_cannot_be_written(tmp_path: Path, nodes: tuple[D
     assert [words[1] for words in system.told] == ["is-active"]
 
 
-def test_what_a_service_was_told_cannot_be_removed(tmp_path: Path) -> None:
+def test_service_files_undeletable_raises_error(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
     (folder / "0uid-a.0.commands").touch()
@@ -479,7 +479,7 @@ def test_what_a_service_was_told_cannot_be_removed(tmp_path: Path) -> None:
     assert refused.value.code == "files-unwritable"
 
 
-def test_nothing_is_left_of_a_claims_services(tmp_path: Path) -> None:
+def test_service_stop_removes_all_files_of_the_claim(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
     for name in ("0uid-a.0.environment", "0uid-a.1.commands", "0uid-ab.0.environment", "other"):
@@ -494,7 +494,7 @@ def test_nothing_is_left_of_a_claims_services(tmp_path: Path) -> None:
     assert (folder / "0uid-ab.0.environment").exists()
 
 
-def test_claims_with_companions_are_told_by_files_and_by_services(tmp_path: Path) -> None:
+def test_claims_with_companions_are_found_in_files_and_services(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(parents=True)
     (folder / "0uid-a.0.environment").touch()
@@ -509,7 +509,7 @@ def test_claims_with_companions_are_told_by_files_and_by_services(tmp_path: Path
         ServiceManager(system).claims()
 
 
-def test_a_pod_that_does_not_see_the_nodes_processes_says_what_it_needs(tmp_path: Path) -> None:
+def test_service_in_a_pod_without_host_pid_reports_the_requirement(tmp_path: Path) -> None:
     """Systemd answers only callers whose process it sees: the claim is refused with this reason, and no companion counts as stopped."""
     system = Systemd(tmp_path, is_active=DEAD)
     status = tmp_path / "proc/self/status"
@@ -530,7 +530,7 @@ def test_a_pod_that_does_not_see_the_nodes_processes_says_what_it_needs(tmp_path
 
 
 @pytest.mark.parametrize("root", ["sys/fs/cgroup", "sys/fs/cgroup/systemd"])
-def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root: str) -> None:
+def test_service_processes_are_those_of_its_cgroup(tmp_path: Path, root: str) -> None:
     group = tmp_path / root / "system.slice/mps"
     group.mkdir(parents=True)
     (group / "cgroup.procs").write_text("12\n34\n")
@@ -538,7 +538,7 @@ def test_the_processes_of_a_service_are_those_of_its_cgroup(tmp_path: Path, root
     assert ServiceManager(system).pids("0uid-a") == {12, 34}
 
 
-def test_a_service_tells_the_claim_that_it_was_started_for(tmp_path: Path) -> None:
+def test_service_names_the_claim_that_it_was_started_for(tmp_path: Path) -> None:
     """The running service names its claim, even when all other records of the claim are lost."""
     keeper = ServiceManager(Systemd(tmp_path, is_active=DEAD))
     assert keeper.claim_named("0uid-a") is None
@@ -552,7 +552,7 @@ def test_a_service_tells_the_claim_that_it_was_started_for(tmp_path: Path) -> No
         assert keeper.claim_named("0uid") is None
 
 
-def test_an_index_counts_the_gpus_of_the_configuration_as_nvidias_driver_does(tmp_path: Path) -> None:
+def test_mps_index_counts_the_gpus_as_nvidias_driver_does(tmp_path: Path) -> None:
     """Indexes follow the order of the GPU UUIDs, independent of daemons. Consumed capacity distinguishes two shares."""
     one, other = ("11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222")
     limits = mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi", "1": "2Gi"})

@@ -72,7 +72,7 @@ def nodes_in(node: Node, uid: str) -> list[set[str]]:
     ]
 
 
-def test_a_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
+def test_composite_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         assert await prepare(node, claim) == ""
@@ -92,7 +92,7 @@ def test_a_claim_has_all_members_in_one_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_no_member_is_given_twice(tmp_path: Path, dynamic: bool) -> None:
+def test_composite_member_is_allocated_once(tmp_path: Path, dynamic: bool) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         pair = claims.allocate("pair", PAIR)
         taken = [claims.allocate(f"t{n}", name) for n, name in enumerate(("gpu-1", *([SMALL] if dynamic else [])))]
@@ -111,7 +111,7 @@ def test_no_member_is_given_twice(tmp_path: Path, dynamic: bool) -> None:
     run(tmp_path, scenario, count=4, **({} if dynamic else {"rules": ()}))
 
 
-def test_a_claim_with_a_group_and_its_member_is_refused(tmp_path: Path) -> None:
+def test_composite_claim_with_a_group_and_its_member_is_rejected(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         error = await prepare(node, claims.allocate("both", PAIR, "gpu-1"))
         assert "holds gpu-1 and pair-0, which overlap" in error and node.store.claims == {}
@@ -121,7 +121,7 @@ def test_a_claim_with_a_group_and_its_member_is_refused(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_no_member_may_have_partitions(tmp_path: Path) -> None:
+def test_composite_member_with_partitions_is_rejected(tmp_path: Path) -> None:
     """A partition was created after the scheduler's decision: it stays, and the claim is refused by name."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -138,7 +138,7 @@ def test_no_member_may_have_partitions(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_partitioning_goes_off_on_every_member(tmp_path: Path) -> None:
+def test_composite_prepare_disables_partitioning_on_every_member(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         for uuid in (A, B):
             node.backend.set_partitioning(uuid, True)
@@ -148,7 +148,7 @@ def test_partitioning_goes_off_on_every_member(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_settings_hold_for_every_member_and_end_with_the_claim(tmp_path: Path) -> None:
+def test_composite_settings_apply_to_every_member_until_the_claim_ends(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR, config=[settings(powerLimit=300, graphicsClocks={"maximum": 900})])
         assert await prepare(node, claim) == ""
@@ -167,7 +167,7 @@ def test_settings_hold_for_every_member_and_end_with_the_claim(tmp_path: Path) -
     run(tmp_path, scenario, count=4)
 
 
-def test_a_driver_that_comes_back_knows_its_groups(tmp_path: Path) -> None:
+def test_composite_restarted_driver_restores_its_groups(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         assert await prepare(node, claim) == ""
@@ -187,7 +187,7 @@ def test_a_driver_that_comes_back_knows_its_groups(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_what_stops_half_way_is_undone(tmp_path: Path) -> None:
+def test_composite_prepare_interrupted_is_undone(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
@@ -211,7 +211,7 @@ def test_what_stops_half_way_is_undone(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_member_that_was_taken_away(tmp_path: Path) -> None:
+def test_composite_removed_member_fails_the_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         assert await prepare(node, claim) == ""
@@ -228,7 +228,7 @@ def test_a_member_that_was_taken_away(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_a_member_with_a_fault_taints_the_group_and_keeps_it_from_claims(tmp_path: Path) -> None:
+def test_composite_faulty_member_taints_the_group(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("no-answer", "It does not answer.")
         await node.look()
@@ -256,7 +256,7 @@ def test_a_member_with_a_fault_taints_the_group_and_keeps_it_from_claims(tmp_pat
     run(tmp_path, scenario, count=4)
 
 
-def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
+def test_composite_monitoring_names_every_member(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         assert await prepare(node, claim) == ""
@@ -284,7 +284,7 @@ def test_who_watches_is_told_of_every_member(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4)
 
 
-def test_the_store_says_that_an_older_release_cannot_read_it(tmp_path: Path) -> None:
+def test_composite_record_is_rejected_by_an_older_release(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", PAIR)
         plain = claims.allocate("b", "gpu-2")
@@ -316,7 +316,7 @@ def content(node: Node) -> Content:
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_servers_that_cannot_hold_groups_apart_get_none(tmp_path: Path, dynamic: bool) -> None:
+def test_composite_server_without_shared_counters_gets_no_groups(tmp_path: Path, dynamic: bool) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         whole = content(node)
         assert {PAIR, OTHER} < {offer.name for offer in whole.offers} and fit(whole, ()) == (whole, ())
@@ -334,7 +334,7 @@ def test_servers_that_cannot_hold_groups_apart_get_none(tmp_path: Path, dynamic:
     run(tmp_path, scenario, count=4, **({} if dynamic else {"rules": ()}))
 
 
-def test_the_probe_asks_for_counters_and_no_group(tmp_path: Path) -> None:
+def test_composite_probe_has_counters_and_no_group(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         for layout, counted in (("separate", True), (COMBINED, False)):
             body = probe(Identity(DRIVER, POOL, POOL), content(node), layout, {"uid": "u"})
@@ -344,7 +344,7 @@ def test_the_probe_asks_for_counters_and_no_group(tmp_path: Path) -> None:
     run(tmp_path, scenario, count=4, rules=())
 
 
-def test_a_tainted_group_is_withheld_with_its_member_where_taints_are_dropped(tmp_path: Path) -> None:
+def test_composite_tainted_group_is_withheld_if_the_server_drops_taints(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("no-answer", "It does not answer.")
         await node.look()
@@ -358,7 +358,7 @@ def test_a_tainted_group_is_withheld_with_its_member_where_taints_are_dropped(tm
     run(tmp_path, scenario, count=4, rules=())
 
 
-def test_groups_of_nothing(tmp_path: Path) -> None:
+def test_composite_groups_without_offers_are_left_out(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert node.survey is not None
         lone = compose((), (), Pairs().groups(node.gpus.devices()))

@@ -25,7 +25,7 @@ def missing() -> BackendUnavailable:
     return BackendUnavailable("/dev/nvidia-uvm is no device node of this machine", hint="Load nvidia-uvm.")
 
 
-def test_a_claim_that_no_container_could_use_changes_no_hardware(tmp_path: Path) -> None:
+def test_prepare_missing_container_files_changes_no_hardware(tmp_path: Path) -> None:
     async def main() -> None:
         claims = Claims()
         node = Node(tmp_path, claims)
@@ -45,7 +45,7 @@ def test_a_claim_that_no_container_could_use_changes_no_hardware(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_each_look_says_what_is_missing_once_and_when_it_is_there(
+def test_scan_missing_files_are_reported_once_and_when_they_exist(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

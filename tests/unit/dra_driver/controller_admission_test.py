@@ -69,7 +69,7 @@ def said(document: Any, operation: str = "CREATE") -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
-def test_a_refusal_names_field_value_and_range(kind: str, version: str) -> None:
+def test_webhook_rejection_names_field_value_and_range(kind: str, version: str) -> None:
     response = said(manifest(kind, version, config(WRONG)))
     path = {CLAIM: "spec.devices", TEMPLATE: "spec.spec.devices", CLASS: "spec"}[kind]
     field = f"{path}.config[0].opaque.parameters.sharing.mpsConfig.defaultActiveThreadPercentage"
@@ -84,7 +84,7 @@ def test_a_refusal_names_field_value_and_range(kind: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [CLAIM, TEMPLATE, CLASS])
-def test_what_is_stored_can_be_let_go_of_whatever_it_holds(kind: str) -> None:
+def test_webhook_stored_invalid_claim_can_lose_its_finalizer(kind: str) -> None:
     """A stored invalid claim can lose its finalizer if its configuration does not change. Otherwise it would stay forever."""
     old = manifest(kind, "v1", config(WRONG))
     for changed, allowed in ((copy.deepcopy(old), True), (manifest(kind, "v1", config({**WRONG, "more": 1})), False)):
@@ -95,7 +95,7 @@ def test_what_is_stored_can_be_let_go_of_whatever_it_holds(kind: str) -> None:
     assert said(old, "UPDATE")["allowed"] is False, "what was before is not known"
 
 
-def test_the_class_decides_which_kinds_fit() -> None:
+def test_webhook_class_decides_which_kinds_fit() -> None:
     refused = said(manifest(CLAIM, "v1", config(RIGHT), device_class="our-partitions"))
     assert "GpuConfig is for a device, and the class our-partitions has partitions" in refused["status"]["message"]
     assert said(manifest(CLAIM, "v1", config(RIGHT, kind="MigDeviceConfig"), device_class="our-partitions"))["allowed"]
@@ -110,7 +110,7 @@ def of_type(name: str, value: str, *configs: Any) -> dict[str, Any]:
     return document
 
 
-def test_the_clusters_classes_say_themselves_what_their_devices_are() -> None:
+def test_webhook_reads_device_kinds_from_the_classes_of_the_cluster() -> None:
     claim = review(manifest(CLAIM, "v1", config(RIGHT), device_class="theirs"))
     assert answer(claim, RULES)["response"]["allowed"] is True
     refused = answer(claim, RULES, {"theirs": "partition"})["response"]
@@ -124,7 +124,7 @@ def test_the_clusters_classes_say_themselves_what_their_devices_are() -> None:
     assert "the class theirs has partitions" in refused["status"]["message"]
 
 
-def test_the_webhook_follows_the_clusters_classes(tmp_path: Path) -> None:
+def test_webhook_follows_changed_classes_of_the_cluster(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         server.put(f"{CLASSES}/small", of_type("small", "mig"))
         server.put(f"{CLASSES}/any", manifest(CLASS, "v1", device_class="any"))
@@ -139,7 +139,7 @@ def test_the_webhook_follows_the_clusters_classes(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_class_of_the_site_may_pass_devices_through() -> None:
+def test_webhook_class_of_the_user_can_select_passthrough_devices() -> None:
     passed = config({"iommu": {"backendPolicy": "PreferIommuFD"}}, kind="VfioDeviceConfig")
     for device_class in ("our-passed", "vfio.gpu.nvidia.com"):
         assert said(manifest(CLAIM, "v1", passed, device_class=device_class))["allowed"]
@@ -151,7 +151,7 @@ def test_a_class_of_the_site_may_pass_devices_through() -> None:
     assert wanted in refused["status"]["message"]
 
 
-def test_all_that_is_wrong_is_said_at_once_and_not_at_any_length() -> None:
+def test_webhook_rejection_lists_all_errors_up_to_a_limit() -> None:
     two = said(manifest(CLAIM, "v1", config(WRONG), config({"unheard": 1})))["status"]
     assert len(two["details"]["causes"]) == 2 and two["message"].count("; ") >= 1
     many = said(manifest(CLAIM, "v1", config({f"field{number}" * 30: 1 for number in range(500)})))["status"]
@@ -159,7 +159,7 @@ def test_all_that_is_wrong_is_said_at_once_and_not_at_any_length() -> None:
     assert len(many["message"]) < 10_000
 
 
-def test_a_configuration_that_another_one_makes_void_is_doubted() -> None:
+def test_webhook_overridden_config_gets_a_warning() -> None:
     response = said(manifest(CLAIM, "v1", config(RIGHT), config({})))
     assert response["allowed"] is True
     (warning,) = response["warnings"]
@@ -169,7 +169,7 @@ def test_a_configuration_that_another_one_makes_void_is_doubted() -> None:
 @pytest.mark.parametrize(
     "document", [None, [], {}, {"request": {}}, {**review({}), "apiVersion": "admission.k8s.io/v9"}, {"request": 1}]
 )
-def test_what_is_no_review_is_said_to_be_none(document: Any) -> None:
+def test_webhook_body_without_a_review_raises_no_review(document: Any) -> None:
     with pytest.raises(NoReview):
         answer(document, RULES)
 
@@ -182,7 +182,7 @@ anything = st.recursive(
 
 
 @given(parameters=anything, config_entry=anything, spec=anything)
-def test_whatever_comes_is_answered(parameters: Any, config_entry: Any, spec: Any) -> None:
+def test_webhook_any_content_gets_an_answer(parameters: Any, config_entry: Any, spec: Any) -> None:
     for kind in (CLAIM, TEMPLATE, CLASS):
         whole = manifest(kind, "v1", {"opaque": {"driver": DRIVER, "parameters": parameters}})
         assert isinstance(said(whole)["allowed"], bool)
@@ -190,13 +190,13 @@ def test_whatever_comes_is_answered(parameters: Any, config_entry: Any, spec: An
         assert isinstance(said({**whole, "spec": spec})["allowed"], bool)
 
 
-def test_the_rules_are_those_of_every_vendor_whose_driver_is_named() -> None:
+def test_webhook_uses_the_rules_of_every_named_driver() -> None:
     everything = rules_for([create(vendor).driver_name for vendor in BACKENDS], {})
     assert len(everything.config_kinds) == len(BACKENDS)
     assert rules_for([], {}).config_kinds == {}
 
 
-def test_over_http_bodies_are_bounded_and_outcomes_counted() -> None:
+def test_webhook_bounds_bodies_and_counts_outcomes() -> None:
     async def main() -> None:
         measurements = Measurements()
         runner = web.AppRunner(application(RULES, measurements))

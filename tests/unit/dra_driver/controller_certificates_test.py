@@ -58,7 +58,7 @@ def handshake(bundle: bytes, served: Pair, tmp: Any, name: str = "10.0.0.1") -> 
                 continue
 
 
-def test_a_certificate_is_trusted_by_its_names_and_its_authority(tmp_path: Any) -> None:
+def test_certificate_with_its_name_and_ca_is_trusted(tmp_path: Any) -> None:
     now = datetime.datetime.now(datetime.timezone.utc)
     authority, another = make_authority(now, LIFE), make_authority(now, LIFE)
     own = make_certificate(authority, ["10.0.0.1", "node-1.example.com"], now=now, seconds=SHORT)
@@ -72,19 +72,19 @@ def test_a_certificate_is_trusted_by_its_names_and_its_authority(tmp_path: Any) 
     assert signed_by(own, authority) and not signed_by(own, another)
 
 
-def test_a_certificate_ends_with_its_authority_at_the_latest() -> None:
+def test_certificate_expires_no_later_than_its_ca() -> None:
     authority = make_authority(NOW, LIFE)
     own = make_certificate(authority, ["a"], now=later(LIFE - 100), seconds=SHORT)
     assert own.parsed.not_valid_after_utc == authority.parsed.not_valid_after_utc
     assert own.parsed.not_valid_before_utc == later(LIFE - 100) - BACKDATED
 
 
-def test_it_is_due_when_a_third_is_left() -> None:
+def test_renewal_is_due_at_one_third_of_the_lifetime() -> None:
     authority = make_authority(NOW, LIFE)
     assert not authority.due(later(LIFE * 0.66)) and authority.due(later(LIFE * 0.67))
 
 
-def test_what_is_stored_is_read_again_and_what_is_broken_is_not_there() -> None:
+def test_read_authorities_returns_stored_ones_and_skips_damaged_ones() -> None:
     authorities = Authorities(make_authority(NOW, LIFE), make_authority(NOW, LIFE), b"former\n")
     assert read_authorities(authorities.to_data()) == authorities
     data = authorities.to_data()
@@ -93,7 +93,7 @@ def test_what_is_stored_is_read_again_and_what_is_broken_is_not_there() -> None:
     assert read_authorities({}) == Authorities()
 
 
-def test_the_steps_of_a_rotation() -> None:
+def test_rotation_runs_its_steps_in_order() -> None:
     assert decide(Authorities(), trusted_for=0, now=NOW) == MAKE
     first = step(Authorities(), MAKE, now=NOW, seconds=LIFE)
     assert decide(first, trusted_for=1e9, now=later(10)) == NOTHING
@@ -113,7 +113,7 @@ def test_the_steps_of_a_rotation() -> None:
 
 
 @given(st.data())
-def test_no_request_meets_a_certificate_that_is_not_trusted(data: st.DataObject) -> None:
+def test_rotation_no_request_sees_an_untrusted_certificate(data: st.DataObject) -> None:
     """The rotation of the CA and two servers run at different times, and the API server gets a bundle up to 20 s late."""
     authorities, trusted, trusted_at, shown = Authorities(), b"", 0.0, b""
     own: list[Pair | None] = [None, None]

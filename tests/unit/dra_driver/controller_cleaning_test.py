@@ -69,7 +69,9 @@ def test_clean_up_failing_actions_come_after_the_others(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("status", [409, 500])
-def test_clean_up_failed_release_keeps_the_allocation_until_the_finalizer_is_gone(tmp_path: Path, status: int) -> None:
+def test_clean_up_failed_release_keeps_the_allocation_until_the_finalizer_is_removed(
+    tmp_path: Path, status: int
+) -> None:
     """Without an allocation a claim no longer names the node, and its finalizer would stay. Status 409: the claim has changed since."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:

@@ -90,11 +90,11 @@ def kinds(view: View, changed_at: float | None = None) -> list[tuple[str, str]]:
         ),
     ],
 )
-def test_what_is_found(view: View, found: list[tuple[str, str]]) -> None:
+def test_findings_of_a_view(view: View, found: list[tuple[str, str]]) -> None:
     assert kinds(view) == found
 
 
-def test_who_is_behind_is_known_by_the_release_that_most_have() -> None:
+def test_findings_nodes_without_the_most_frequent_release_are_behind() -> None:
     view = view_of([node("a"), node("b", "2"), node("c", "2")], [a_slice(name, at=name) for name in NODES])
     assert kinds(view) == [], "nothing is known of when they changed"
     assert kinds(view, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")]
@@ -103,7 +103,7 @@ def test_who_is_behind_is_known_by_the_release_that_most_have() -> None:
 
 
 @given(view=views(), other=views())
-def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> None:
+def test_follow_only_uninterrupted_findings_last(view: View, other: View) -> None:
     """A finding that was interrupted restarts its time. Slices of other drivers are not reported."""
     first = drift.follow({}, drift.findings(view, (OURS,)), now=0.0, lasting=10.0)
     second = drift.follow(first, drift.findings(other, (OURS,)), now=5.0, lasting=10.0)
@@ -123,7 +123,7 @@ def test_only_what_has_been_so_all_the_time_lasts(view: View, other: View) -> No
     assert all(report.message for report in (*begun.values(), *over.values()))
 
 
-def test_a_pool_is_found_incomplete_just_where_the_scheduler_would() -> None:
+def test_findings_pool_is_incomplete_exactly_as_for_the_scheduler() -> None:
     """Only the newest generation counts, and it has to have the number of slices that it states."""
     for present in range(1, 4):
         for wanted in range(1, 4):
@@ -134,7 +134,7 @@ def test_a_pool_is_found_incomplete_just_where_the_scheduler_would() -> None:
 
 
 @given(before=views(), after=views())
-def test_changes_lead_from_what_was_to_what_is(before: View, after: View) -> None:
+def test_changes_lead_from_the_previous_to_the_current_releases(before: View, after: View) -> None:
     known = progress.releases(before)
     changed = progress.changes(known, after)
     assert {**known, **{one.node: one.release for one in changed}} == {**known, **progress.releases(after)}
@@ -143,7 +143,7 @@ def test_changes_lead_from_what_was_to_what_is(before: View, after: View) -> Non
     assert sum(progress.counts(after, ()).values()) == len(progress.releases(after))
 
 
-def test_releases_beyond_the_most_frequent_are_counted_together() -> None:
+def test_counts_less_frequent_releases_are_counted_together() -> None:
     nodes = [node(f"n{number}", str(number)) for number in range(12)] + [node("m", "0", ready=False), node("l", "1")]
     counted = progress.counts(view_of(nodes, []), {"l"})
     assert len({release for release, _state in counted}) == progress.MOST_RELEASES + 1
@@ -151,7 +151,7 @@ def test_releases_beyond_the_most_frequent_are_counted_together() -> None:
     assert counted["0", progress.NOT_READY] == counted["1", progress.DRIFTING] == 1
 
 
-def test_reading_a_release_and_taints() -> None:
+def test_facts_have_release_and_taints() -> None:
     assert node_facts({"metadata": {"name": "a", "labels": {"dra.accelerators/release": "0.1.0-12ab"}}}).release == (
         "0.1.0-12ab"
     )
@@ -215,7 +215,7 @@ def scene(**options: Any) -> Scene:
     )
 
 
-def test_drift_is_told_once_when_it_has_lasted_and_once_when_it_is_over() -> None:
+def test_drift_is_reported_once_when_it_lasts_and_once_when_it_ends() -> None:
     subject = scene()
     well, ill = (view_of([node("a")], [a_slice("s", count=count)]) for count in (1, 2))
     assert subject.look(ill, 0.0) == subject.look(ill, 9.0) == []
@@ -230,7 +230,7 @@ def test_drift_is_told_once_when_it_has_lasted_and_once_when_it_is_over() -> Non
     assert subject.look(well, 1002.0) == []
 
 
-def test_what_could_not_be_said_is_said_later_and_a_dry_run_says_nothing() -> None:
+def test_drift_failed_event_is_retried_and_a_dry_run_writes_none() -> None:
     subject, dry = scene(), scene(dry_run=True)
     ill, well = view_of([node("a")], []), view_of([node("a")], [a_slice("s")])
     subject.look(ill, 0.0), dry.look(ill, 0.0)
@@ -245,7 +245,7 @@ def test_what_could_not_be_said_is_said_later_and_a_dry_run_says_nothing() -> No
     assert subject.look(well, 23.0) == [("a", ENDED)]
 
 
-def test_a_pool_of_no_single_node_is_told_at_its_slice_and_many_devices_in_one_message() -> None:
+def test_drift_shared_pool_is_reported_on_its_slice_in_one_message() -> None:
     subject = scene()
     devices = tuple(f"d{number}" for number in range(7))
     view = view_of([], [a_slice("s", at="", tainted=devices)])
@@ -264,7 +264,7 @@ def drained(*pairs: tuple[str, str]) -> View:
     return dataclasses.replace(view_of([node(name) for name in NODES], slices), rules=rules)
 
 
-def test_a_repartitioning_is_told_node_by_node() -> None:
+def test_drain_is_reported_for_each_node() -> None:
     subject = scene()
     assert subject.look(drained(("c", "upgrade")), 0.0) == [], "what was so before is no change"
     assert subject.counted("draining_nodes 1.0")
@@ -280,7 +280,7 @@ def test_a_repartitioning_is_told_node_by_node() -> None:
     assert subject.counted("draining_nodes 0.0") and subject.counted("drains_ended_total 3.0")
 
 
-def test_a_drain_is_told_with_how_far_all_is() -> None:
+def test_drain_messages_have_the_number_of_drained_nodes() -> None:
     found = progress.drains(drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade")))
     message = progress.drain_begun_message(
         ("a", "repartition"), found["a", "repartition"], progress.drained_nodes(found)
@@ -291,7 +291,7 @@ def test_a_drain_is_told_with_how_far_all_is() -> None:
     assert ended == "The operation repartition drains no device of node a any more. Nodes with drained devices: 0."
 
 
-def test_what_of_a_repartitioning_cannot_be_told_yet_is_told_later() -> None:
+def test_drain_failed_event_is_retried_with_the_latest_state() -> None:
     subject = scene()
     subject.look(drained(), 0.0)
     subject.written.full = True
@@ -315,7 +315,7 @@ def test_each_drain_that_began_ends_once(first: list[tuple[str, str]], then: lis
     assert progress.drain_changes(None, after) == ([], [])
 
 
-def test_a_roll_out_is_told_node_by_node_and_where_it_stops() -> None:
+def test_roll_out_is_reported_for_each_node_and_when_it_stops() -> None:
     subject = scene()
     slices = [a_slice(name, at=name) for name in NODES]
 
@@ -381,7 +381,7 @@ def test_roll_out_pass_ends_at_first_refused_event() -> None:
     assert sorted(said) == [(name, "ReleaseChanged") for name in NODES]
 
 
-def test_each_kind_has_its_reason_and_its_words() -> None:
+def test_drift_each_kind_has_a_reason_and_messages() -> None:
     assert set(REASONS) == set(drift.KINDS) and len(set(REASONS.values())) == len(drift.KINDS)
     for kind in drift.KINDS:
         at = (kind, "n", OURS, "p")
@@ -389,7 +389,7 @@ def test_each_kind_has_its_reason_and_its_words() -> None:
         assert drift.ended_message(at)
 
 
-def test_what_a_nodes_driver_says_of_its_layout_is_told() -> None:
+def test_drift_layout_differences_of_a_node_are_reported() -> None:
     said = {
         f"GPU-{number}": {"index": number, "wanted": "static", "steps": ["− 1g at 0", "+ 2g at 2"], "error": ""}
         for number in range(12)

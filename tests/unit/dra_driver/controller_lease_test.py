@@ -174,7 +174,7 @@ def together(spans: list[tuple[float, float, str]]) -> list[str]:
 
 
 @given(seed=st.integers(0, 2**32))
-def test_never_two_act_at_a_time_and_somebody_does(seed: int) -> None:
+def test_lease_simulation_has_one_leader_at_a_time_and_always_a_next_one(seed: int) -> None:
     spans = [Simulation(random.Random(f"{seed}-{number}"), TERMS).run() for number in range(10)]
     assert [found for each in spans for found in together(each)] == []
     # A candidate can be disconnected or dead for a whole simulation, but not in most of ten simulations.
@@ -182,7 +182,7 @@ def test_never_two_act_at_a_time_and_somebody_does(seed: int) -> None:
     assert len({name for each in spans for _start, _end, name in each}) > 1, "the Lease changes hands"
 
 
-def test_the_simulation_finds_terms_that_are_too_close() -> None:
+def test_lease_simulation_detects_terms_that_are_too_close() -> None:
     wrong = Terms(lease_seconds=15.0, renew_seconds=16.0, retry_seconds=2.0)
     assert any(together(Simulation(random.Random(seed), wrong).run()) for seed in range(200))
 
@@ -200,7 +200,7 @@ def test_the_simulation_finds_terms_that_are_too_close() -> None:
     ),
     now=st.floats(0, 1000),
 )
-def test_decisions(seen: Seen, now: float) -> None:
+def test_decide_returns_the_step_for_each_state(seen: Seen, now: float) -> None:
     step = decide(seen, "me", now, TERMS)
     waited = now - seen.since >= TERMS.lease_seconds
     holder = seen.record.holder if seen.record else None
@@ -209,7 +209,7 @@ def test_decisions(seen: Seen, now: float) -> None:
     assert step == expected
 
 
-def test_only_a_change_begins_the_wait_anew() -> None:
+def test_look_only_a_change_restarts_the_wait() -> None:
     record = Record("other", "1")
     seen = look(None, record, 5.0)
     assert look(seen, record, 9.0) is seen
@@ -217,7 +217,7 @@ def test_only_a_change_begins_the_wait_anew() -> None:
     assert look(seen, None, 9.0) == Seen(None, 9.0)
 
 
-def test_what_is_written_counts_takeovers_and_gives_up() -> None:
+def test_lease_written_object_counts_takeovers_and_clears_the_holder() -> None:
     def stored(lease: dict[str, Any]) -> Record:
         return record_of({**lease, "metadata": {**lease["metadata"], "resourceVersion": "7"}})
 
@@ -376,7 +376,7 @@ def test_stop_while_the_work_ends_is_not_lost(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_work_that_fails_starts_again_after_longer_and_longer_pauses(tmp_path: Path) -> None:
+def test_work_that_fails_restarts_after_growing_pauses(tmp_path: Path) -> None:
     """Each start of the controller's work reads all objects of the cluster: the pauses between failing starts grow."""
 
     async def scenario() -> None:

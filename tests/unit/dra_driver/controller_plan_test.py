@@ -94,7 +94,7 @@ def views(draw: Any) -> View:
 
 
 @given(view=views(), since=st.dictionaries(st.sampled_from(NODES), st.floats(0, 200)), pods=some_pods)
-def test_nothing_of_a_node_that_may_come_back_and_nothing_that_may_be_in_use(
+def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
     view: View, since: dict[str, float], pods: dict[Any, str]
 ) -> None:
     gone = gone_nodes(view, since, now=200.0, grace=100.0)
@@ -131,7 +131,7 @@ def test_nothing_of_a_node_that_may_come_back_and_nothing_that_may_be_in_use(
 
 
 @given(view=views(), pods=some_pods)
-def test_all_that_is_ours_of_a_node_that_is_gone_goes(view: View, pods: dict[Any, str]) -> None:
+def test_plan_removes_all_own_objects_of_an_absent_node(view: View, pods: dict[Any, str]) -> None:
     gone = {"a": ABSENT} if "a" not in view.nodes else {}
     planned = {(action.verb, action.name) for action in plan(view, gone, pods, DRIVERS)}
     for one in view.slices:
@@ -145,7 +145,7 @@ def test_all_that_is_ours_of_a_node_that_is_gone_goes(view: View, pods: dict[Any
             assert ((RELEASE, claim.name) in planned) >= (claim.finalizers == ("dra.accelerators/held",))
 
 
-def test_absence_is_counted_from_when_it_was_seen_and_anew_after_a_return() -> None:
+def test_absence_counts_from_its_detection_and_restarts_after_a_return() -> None:
     slices = [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)]
     away, back = View({}, slices), View({"a": NodeFacts("a", "u", True, False)}, slices)
     since = absences({}, away, DRIVERS, 10.0)
@@ -161,12 +161,12 @@ def test_absence_is_counted_from_when_it_was_seen_and_anew_after_a_return() -> N
 @pytest.mark.parametrize(
     ("ready", "tainted", "gone"), [(False, True, True), (True, True, False), (False, False, False)]
 )
-def test_out_of_service_counts_where_the_kubelet_does_not_contradict(ready: bool, tainted: bool, gone: bool) -> None:
+def test_out_of_service_taint_counts_only_if_the_node_is_not_ready(ready: bool, tainted: bool, gone: bool) -> None:
     view = View({"a": NodeFacts("a", "u", ready, tainted)})
     assert bool(gone_nodes(view, {}, now=0.0, grace=1.0)) == gone
 
 
-def test_the_order_gives_out_nothing_more_before_it_takes_back() -> None:
+def test_plan_stops_new_allocations_before_it_releases_claims() -> None:
     view = View(
         {},
         [SliceFacts("s", "u", OURS, "a", "a", 1, 1, True)],
@@ -178,7 +178,7 @@ def test_the_order_gives_out_nothing_more_before_it_takes_back() -> None:
     ]
 
 
-def test_reading_objects() -> None:
+def test_facts_are_read_from_objects() -> None:
     node = {
         "metadata": {"name": "a", "uid": "n"},
         "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
@@ -241,7 +241,7 @@ def test_reading_objects() -> None:
         },
     ],
 )
-def test_an_allocation_for_more_than_one_node_is_nobodys(selector: Any) -> None:
+def test_pinned_node_of_a_selector_for_several_nodes_is_empty(selector: Any) -> None:
     assert pinned_node(selector) == ""
 
 
@@ -258,7 +258,7 @@ def drain_rule(name: str, uid: str, *, manager: str = "dra.accelerators.device-d
     return {"metadata": metadata, "spec": {"deviceSelector": {"pool": "a"}}}
 
 
-def test_what_is_read_is_what_the_module_writes() -> None:
+def test_drain_names_agree_with_the_module() -> None:
     """Controller and module are different programs, so their names have to agree."""
     found = re.findall(
         r"^(?:MANAGER|OPERATION_LABEL|SINCE, FOR_NODE|RENEWED)\b.* = (.*)$", DRAIN.read_text(), re.MULTILINE
@@ -268,7 +268,7 @@ def test_what_is_read_is_what_the_module_writes() -> None:
     assert f'"{facts.DRAIN_RENEWED}"' in found
 
 
-def test_drains_are_left_once_they_were_seen_for_long_by_this_process() -> None:
+def test_left_drains_need_the_whole_time_in_this_process() -> None:
     drained, marked = RuleFacts("d", "u1", "a", "monday"), RuleFacts("m", "u2", "a")
     view = View({"a": NodeFacts("a", "n", True, False)}, rules=[drained, marked])
     seen = drains({}, view, 100.0)
@@ -281,7 +281,7 @@ def test_drains_are_left_once_they_were_seen_for_long_by_this_process() -> None:
     assert left_drains(view, seen, now=1e9, lasting=0) == [], "0 is never"
 
 
-def test_a_drain_that_a_run_goes_on_with_is_not_left() -> None:
+def test_left_drains_exclude_a_renewed_drain() -> None:
     def view(sign: str) -> View:
         return View({"a": NodeFacts("a", "n", True, False)}, rules=[RuleFacts("d", "u1", "a", "monday", sign)])
 

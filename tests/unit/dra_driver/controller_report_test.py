@@ -62,7 +62,7 @@ def fleet() -> Fleet:
     return made
 
 
-def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
+def test_report_equals_the_picture_of_the_cluster() -> None:
     made = fleet()
     found = report_of(made)
     jsonschema.validate(found, SCHEMA)
@@ -76,7 +76,7 @@ def test_the_report_is_the_picture_of_what_the_cluster_knows() -> None:
     assert found["attention"] == []
 
 
-def test_the_report_has_what_drivers_say_of_their_layout() -> None:
+def test_report_has_the_layout_differences_of_drivers() -> None:
     made = fleet()
     drawn = report_of(made)["nodes"][0]["devices"][0]["uuid"]
     differs = {"index": 0, "wanted": "static: 1 × 3g.40gb", "steps": ["+ 3g.40gb at 0"], "error": ""}
@@ -211,7 +211,7 @@ def run(tmp_path: Path, scenario: Any) -> None:
     asyncio.run(main())
 
 
-def test_who_may_read_gets_it(tmp_path: Path) -> None:
+def test_report_allowed_reader_gets_the_report(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         status, text, headers = await scene.get()
         assert status == 200 and headers["Content-Type"].startswith("application/json"), text
@@ -250,7 +250,7 @@ def test_extended_resource_of_several_classes_is_named(tmp_path: Path) -> None:
         (f"other.{AUDIENCE}", 403, "other may not get"),
     ],
 )
-def test_nobody_else_does(tmp_path: Path, token: str | None, status: int, said: str) -> None:
+def test_report_unauthorized_reader_is_rejected(tmp_path: Path, token: str | None, status: int, said: str) -> None:
     async def scenario(scene: Scene) -> None:
         found = await scene.get(token)
         assert found[0] == status and said in found[1]
@@ -260,7 +260,7 @@ def test_nobody_else_does(tmp_path: Path, token: str | None, status: int, said: 
     run(tmp_path, scenario)
 
 
-def test_who_asks_often_costs_the_api_server_no_more(tmp_path: Path) -> None:
+def test_report_repeated_requests_cause_no_more_api_requests(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.get()
         before = len(scene.cluster.asked)
@@ -273,7 +273,7 @@ def test_who_asks_often_costs_the_api_server_no_more(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_right_that_was_taken_away_is_gone_soon(tmp_path: Path) -> None:
+def test_report_revoked_permission_ends_soon(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         assert (await scene.get())[0] == 200
         scene.cluster.readers.clear()
@@ -287,7 +287,7 @@ def test_a_right_that_was_taken_away_is_gone_soon(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_while_the_api_server_is_away_readers_get_the_last_one(tmp_path: Path) -> None:
+def test_report_without_the_api_server_is_the_last_one(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         first = (await scene.get())[1]
         scene.cluster.away = True
@@ -377,7 +377,7 @@ def test_flood_of_unknown_tokens_is_rejected_and_known_readers_are_served(tmp_pa
     run(tmp_path, scenario)
 
 
-def test_without_a_report_that_was_made_there_is_none(tmp_path: Path) -> None:
+def test_report_without_a_complete_read_is_unavailable(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         del scene.cluster.about["/apis/resource.k8s.io"]
         scene.cluster.about["/apis"] = {"kind": "APIGroupList", "groups": [{"name": "apps"}]}

@@ -34,7 +34,7 @@ from object_server import ObjectServer
         ({"name": "a", "unheard": 1}, "unheard is unknown"),
     ],
 )
-def test_settings_that_are_wrong_are_named(document: Any, said: str) -> None:
+def test_parse_invalid_settings_are_named(document: Any, said: str) -> None:
     with pytest.raises(InvalidConfiguration, match=said):
         parse(document)
 
@@ -60,9 +60,7 @@ def test_each_pod_has_its_own_name_over_one_configuration(tmp_path: Path, monkey
         load(str(file))
 
 
-def test_the_command_shows_what_is_out_of_order_at_this_moment(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drift_command_shows_the_current_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         def shown() -> str:
             assert commands.main(["drift", "--config", str(file)]) == 0
@@ -80,6 +78,6 @@ def test_the_command_shows_what_is_out_of_order_at_this_moment(
     run(tmp_path, scenario)
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_reports_an_invalid_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["plan", "--config", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def watched(client: ApiClient, **options: Any) -> Watched[str]:
     return Watched(client, "Nodes", path, keep, wait=soon, **options)
 
 
-def test_a_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
+def test_watched_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         for number in range(7):
             server.put(f"{NODES}/n{number}", {"spec": {"kept": str(number)}})
@@ -74,7 +74,7 @@ def test_a_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_what_cannot_be_seen_is_not_current(tmp_path: Path) -> None:
+def test_watched_without_a_connection_is_not_current(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         server.put(f"{NODES}/a", {"spec": {"kept": "a"}})
         nodes = watched(client)
@@ -92,7 +92,7 @@ def test_what_cannot_be_seen_is_not_current(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_waiting_can_be_cancelled_at_every_moment(turns: int) -> None:
+def test_watched_wait_can_be_cancelled_at_any_time(turns: int) -> None:
     async def scenario() -> None:
         happened = asyncio.Event()
 
@@ -114,7 +114,7 @@ def test_waiting_can_be_cancelled_at_every_moment(turns: int) -> None:
     asyncio.run(scenario())
 
 
-def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> None:
+def test_lease_follower_leads_after_the_leader_releases_it(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         leading: list[str] = []
         terms = Terms(lease_seconds=4.0, renew_seconds=2.0, retry_seconds=0.05)
@@ -142,7 +142,7 @@ def test_one_leads_and_the_other_follows_when_it_gives_up(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_a_renewal_that_is_under_way_at_the_end_does_not_keep_the_lease(tmp_path: Path) -> None:
+def test_lease_running_renewal_at_the_end_does_not_keep_the_lease(tmp_path: Path) -> None:
     """A renewal that is in flight at the stop still reaches the API server, and makes the release's resource version outdated."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
@@ -170,7 +170,7 @@ def test_a_renewal_that_is_under_way_at_the_end_does_not_keep_the_lease(tmp_path
     run(tmp_path, scenario)
 
 
-def test_who_cannot_renew_stops_in_time_and_the_lease_can_be_taken_from_it(tmp_path: Path) -> None:
+def test_lease_leader_without_renewals_stops_and_is_replaced(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         elector, state = candidate(client, "one"), []
 
@@ -209,7 +209,7 @@ def ours_left(server: ObjectServer) -> set[str]:
     }
 
 
-def test_a_pass_cleans_up_after_the_node_that_is_gone_and_nothing_else(tmp_path: Path) -> None:
+def test_pass_removes_objects_of_the_absent_node_only(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         measurements = Measurements()
@@ -255,7 +255,7 @@ def test_watch_that_ends_stops_the_controller_for_a_restart(tmp_path: Path, firs
     run(tmp_path, scenario)
 
 
-def test_drift_and_progress_are_events_and_metrics_as_long_as_it_acts(tmp_path: Path) -> None:
+def test_pass_reports_drift_and_progress_while_it_leads(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         def appear(release: str) -> None:
             labels = {"dra.accelerators/release": release}
@@ -278,7 +278,7 @@ def test_drift_and_progress_are_events_and_metrics_as_long_as_it_acts(tmp_path: 
     run(tmp_path, scenario)
 
 
-def test_a_dry_run_writes_nothing_and_the_plan_says_what_would_be(tmp_path: Path) -> None:
+def test_dry_run_writes_nothing_and_prints_the_plan(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         measurements = Measurements()
@@ -299,7 +299,7 @@ def test_a_dry_run_writes_nothing_and_the_plan_says_what_would_be(tmp_path: Path
 
 
 @pytest.mark.parametrize("after", [0.0, 0.2])
-def test_what_a_killed_drain_has_left_is_lifted_where_that_is_wanted(tmp_path: Path, after: float) -> None:
+def test_pass_lifts_rules_of_a_killed_drain_if_enabled(tmp_path: Path, after: float) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "dra.accelerators/node": "here"}
         operation = {**labels, "dra.accelerators/drain": "monday"}
@@ -323,7 +323,7 @@ def test_what_a_killed_drain_has_left_is_lifted_where_that_is_wanted(tmp_path: P
     run(tmp_path, scenario)
 
 
-def test_who_may_act_no_more_writes_nothing(tmp_path: Path) -> None:
+def test_pass_without_leadership_writes_nothing(tmp_path: Path) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         asked: list[bool] = []
@@ -414,7 +414,7 @@ def test_changed_claim_starts_a_pass_only_for_an_absent_node(tmp_path: Path, nod
     run(tmp_path, scenario)
 
 
-def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
+def test_pass_node_that_returned_unseen_keeps_its_objects(tmp_path: Path) -> None:
     """The watch has not reported the node yet: the answer of the API server decides, and everything is kept."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
@@ -435,7 +435,7 @@ def test_a_node_that_came_back_unseen_keeps_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unserved", ["/pods/", "/nodes/gone", "/resourceclaims/"])
-def test_answers_without_a_reason_do_not_make_objects_count_as_deleted(tmp_path: Path, unserved: str) -> None:
+def test_pass_answers_without_a_reason_do_not_count_as_deleted(tmp_path: Path, unserved: str) -> None:
     async def scenario(server: ObjectServer, client: ApiClient) -> None:
         cluster_of(server)
         claims = {
@@ -457,7 +457,7 @@ def test_answers_without_a_reason_do_not_make_objects_count_as_deleted(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_drain_that_a_run_went_on_with_unseen_is_not_lifted(tmp_path: Path) -> None:
+def test_pass_drain_renewed_unseen_is_not_lifted(tmp_path: Path) -> None:
     """The watch has not reported the renewal yet: the answer of the API server decides, and the drain stays."""
 
     async def scenario(server: ObjectServer, client: ApiClient) -> None:

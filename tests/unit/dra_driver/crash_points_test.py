@@ -117,7 +117,7 @@ def test_prepare_that_a_power_failure_has_ended_leaves_no_part_of_a_claim(tmp_pa
 
 @pytest.mark.parametrize("power_failure", [False, True])
 @pytest.mark.parametrize("stage", OF_UNPREPARE)
-def test_unprepare_that_was_ended_is_taken_back(tmp_path: Path, stage: str, power_failure: bool) -> None:
+def test_unprepare_that_was_killed_is_rolled_back(tmp_path: Path, stage: str, power_failure: bool) -> None:
     device, state = OF_UNPREPARE[stage]
     world = killed(tmp_path, device, stage, ends=True)
     assert found(world.disk) == state

@@ -70,7 +70,7 @@ def cdi_devices(scene: Scene) -> set[str]:
     return {f"{spec['kind']}={each['name']}" for each in spec["devices"]}
 
 
-def test_pods_have_devices_without_a_claim_and_nothing_is_published_for_claims(short: Path) -> None:
+def test_device_plugin_serves_pods_and_publishes_no_slices(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await scene.start()
         await asyncio.sleep(0.3)
@@ -97,7 +97,7 @@ def test_pods_have_devices_without_a_claim_and_nothing_is_published_for_claims(s
     run(short, scenario)
 
 
-def test_a_fault_is_told_and_so_is_its_end(short: Path) -> None:
+def test_device_plugin_reports_a_fault_and_its_end(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -124,7 +124,7 @@ def test_a_fault_is_told_and_so_is_its_end(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_kubelet_that_starts_again_is_told_again(short: Path) -> None:
+def test_device_plugin_registers_again_after_a_kubelet_restart(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -140,7 +140,7 @@ def test_a_kubelet_that_starts_again_is_told_again(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_socket_that_is_removed_is_made_again(short: Path) -> None:
+def test_device_plugin_removed_socket_is_created_again(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -153,7 +153,7 @@ def test_a_socket_that_is_removed_is_made_again(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_kubelet_that_refuses_is_asked_again(short: Path) -> None:
+def test_device_plugin_rejected_registration_is_retried(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         kubelet.refuses = "not today"
         await kubelet.start()
@@ -165,7 +165,7 @@ def test_a_kubelet_that_refuses_is_asked_again(short: Path) -> None:
     run(short, scenario)
 
 
-def test_partitions_that_exist_have_resources_of_their_own_and_come_and_go(short: Path) -> None:
+def test_device_plugin_existing_partitions_have_separate_resources(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -189,7 +189,7 @@ def test_partitions_that_exist_have_resources_of_their_own_and_come_and_go(short
     run(short, scenario)
 
 
-def test_what_is_published_for_claims_goes_before_the_first_device_is_offered(short: Path) -> None:
+def test_device_plugin_deletes_slices_before_it_offers_devices(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         scene.settings = {"layout": [{"match": {}, "mode": "dynamic"}]}
@@ -217,7 +217,7 @@ def test_what_is_published_for_claims_goes_before_the_first_device_is_offered(sh
     run(short, scenario)
 
 
-def test_nothing_is_published_while_a_container_has_a_device_from_the_plugin(short: Path) -> None:
+def test_device_plugin_device_in_use_blocks_publication(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -241,7 +241,7 @@ def test_nothing_is_published_while_a_container_has_a_device_from_the_plugin(sho
     run(short, scenario)
 
 
-def test_a_cluster_without_claims_is_served(short: Path) -> None:
+def test_device_plugin_serves_a_cluster_without_the_resource_api(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         scene.api.versions = ()
         await kubelet.start()
@@ -258,7 +258,7 @@ def test_a_cluster_without_claims_is_served(short: Path) -> None:
     run(short, scenario)
 
 
-def test_socket_of_the_vendors_plugin_stops_the_offer(short: Path) -> None:
+def test_device_plugin_socket_of_the_vendors_plugin_stops_the_offer(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
@@ -274,7 +274,7 @@ def test_socket_of_the_vendors_plugin_stops_the_offer(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_disk_that_takes_no_cdi_file_keeps_pods_away(short: Path) -> None:
+def test_device_plugin_unwritable_cdi_directory_rejects_pods(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         folder = short / "root/var/run"
         folder.mkdir(parents=True)
@@ -290,7 +290,7 @@ def test_a_disk_that_takes_no_cdi_file_keeps_pods_away(short: Path) -> None:
     run(short, scenario)
 
 
-def test_another_instance_takes_over(short: Path) -> None:
+def test_device_plugin_another_instance_takes_over(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -306,7 +306,7 @@ def test_another_instance_takes_over(short: Path) -> None:
     run(short, scenario)
 
 
-def test_the_status_says_what_pods_can_ask_for(short: Path) -> None:
+def test_status_lists_resources_for_pods(short: Path) -> None:
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         await kubelet.start()
         await scene.start()
@@ -380,7 +380,7 @@ def test_field_numbers_are_the_kubelets() -> None:
     assert {found.full_name for found in service.values()} == {"v1beta1.Registration", "v1beta1.DevicePlugin"}
 
 
-def test_a_path_that_is_too_long_is_refused_by_the_settings_name(short: Path) -> None:
+def test_device_plugin_too_long_path_is_rejected_by_setting_name(short: Path) -> None:
     from dra_driver.kubelet.sockets import SocketError
     from dra_driver.metrics import NoMetrics
 

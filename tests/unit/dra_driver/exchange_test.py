@@ -60,7 +60,7 @@ async def get(exchange: Exchange, target: str = "/a", seconds: float = 30) -> An
         ([b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Length: 2\r\n\r\nok"], 200, b"ok"),
     ],
 )
-def test_answers_of_all_forms_are_read_and_the_connection_is_kept(
+def test_response_with_any_framing_is_read_and_the_connection_kept(
     pieces: list[bytes], status: int, payload: bytes
 ) -> None:
     server = Server(answering(*pieces))
@@ -83,7 +83,7 @@ def test_answers_of_all_forms_are_read_and_the_connection_is_kept(
         b"HTTP/1.1 200 OK\r\n\r\nok",
     ],
 )
-def test_an_answer_may_end_with_its_connection(answer: bytes) -> None:
+def test_response_can_end_with_its_connection(answer: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(answer)
@@ -98,7 +98,7 @@ def test_an_answer_may_end_with_its_connection(answer: bytes) -> None:
     run(server, scenario)
 
 
-def test_a_request_is_what_was_asked_for() -> None:
+def test_request_has_the_method_path_headers_and_body() -> None:
     server = Server(answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -118,7 +118,7 @@ def test_a_request_is_what_was_asked_for() -> None:
     run(server, scenario)
 
 
-def test_a_path_of_the_server_comes_before_that_of_a_request() -> None:
+def test_request_path_follows_the_path_of_the_server() -> None:
     server = Server(answering(OK))
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ async def once_and_idle(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("script", [once, once_and_idle])
-def test_a_kept_connection_that_is_over_costs_no_request_that_may_be_repeated(script: Script) -> None:
+def test_idempotent_request_on_a_closed_connection_is_repeated(script: Script) -> None:
     server = Server(script, answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -157,7 +157,7 @@ def test_a_kept_connection_that_is_over_costs_no_request_that_may_be_repeated(sc
     run(server, scenario)
 
 
-def test_what_changes_something_is_not_sent_twice() -> None:
+def test_modifying_request_is_not_sent_twice() -> None:
     server = Server(once, answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -195,7 +195,7 @@ def test_connection_that_is_closed_before_the_request_is_an_error(method: str) -
     run(server, scenario)
 
 
-def test_a_new_connection_that_is_closed_is_an_error() -> None:
+def test_request_on_a_new_closed_connection_is_an_error() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
 
@@ -210,7 +210,7 @@ def test_a_new_connection_that_is_closed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("part", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no", CHUNKED[:-4], b"HTTP/1.1 200"])
-def test_half_an_answer_is_an_error_and_is_not_asked_for_again(part: bytes) -> None:
+def test_partial_response_is_an_error_and_is_not_repeated(part: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
@@ -238,7 +238,7 @@ def test_half_an_answer_is_an_error_and_is_not_asked_for_again(part: bytes) -> N
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
     ],
 )
-def test_what_is_no_answer_is_refused(rubbish: bytes) -> None:
+def test_invalid_response_is_rejected(rubbish: bytes) -> None:
     async def scenario(exchange: Exchange) -> None:
         with pytest.raises(InvalidHttpResponse):
             await get(exchange)
@@ -279,7 +279,7 @@ def test_answer_at_the_limit_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("more", [b"x", OK, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"])
-def test_what_comes_behind_an_answer_is_nobodys(more: bytes) -> None:
+def test_data_after_a_response_is_discarded(more: bytes) -> None:
     server = Server(answering(OK + more), answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -293,7 +293,7 @@ def test_what_comes_behind_an_answer_is_nobodys(more: bytes) -> None:
     run(server, scenario)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_and_not_used_again() -> None:
+def test_silent_server_times_out_and_its_connection_is_closed() -> None:
     server = Server(silent, answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -305,7 +305,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_and_not_used_again() -> No
     run(server, scenario)
 
 
-def test_the_wait_for_a_connection_counts() -> None:
+def test_timeout_includes_the_wait_for_a_connection() -> None:
     server = Server(silent)
 
     async def scenario(exchange: Exchange) -> None:
@@ -320,7 +320,7 @@ def test_the_wait_for_a_connection_counts() -> None:
     run(server, scenario, connections=1)
 
 
-def test_no_more_connections_than_allowed_and_all_are_answered() -> None:
+def test_connection_limit_holds_and_all_requests_get_responses() -> None:
     server = Server(answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -331,7 +331,7 @@ def test_no_more_connections_than_allowed_and_all_are_answered() -> None:
     run(server, scenario, connections=3)
 
 
-def test_who_is_cancelled_takes_nobodys_turn_and_nobodys_answer() -> None:
+def test_cancelled_request_does_not_affect_other_requests() -> None:
     """A request is canceled while it waits for a connection, when it just got one, or while it waits for an answer: others are unaffected."""
     held = asyncio.Event()
 
@@ -362,7 +362,7 @@ def test_who_is_cancelled_takes_nobodys_turn_and_nobodys_answer() -> None:
     run(server, scenario, connections=1)
 
 
-def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_idle_for_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -374,7 +374,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: pytest.Mon
     run(server, scenario)
 
 
-def test_a_request_under_way_is_answered_when_it_is_closed_and_its_connection_is_not_kept() -> None:
+def test_close_running_request_completes_and_its_connection_closes() -> None:
     let = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -410,7 +410,7 @@ def test_a_request_under_way_is_answered_when_it_is_closed_and_its_connection_is
         ("/a", "\N{SNOWMAN}"),
     ],
 )
-def test_what_would_begin_another_header_is_not_sent(target: str, header: str) -> None:
+def test_header_injection_is_rejected_before_sending(target: str, header: str) -> None:
     server = Server(answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -422,7 +422,7 @@ def test_what_would_begin_another_header_is_not_sent(target: str, header: str) -
     run(server, scenario, connections=1)
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_request_without_a_server_raises_connection_error() -> None:
     server = Server(answering(OK))
 
     async def scenario(exchange: Exchange) -> None:
@@ -434,7 +434,7 @@ def test_a_server_that_is_not_there() -> None:
     run(server, scenario, connections=1)
 
 
-def test_the_certificate_has_to_be_of_the_name(tmp_path: Path) -> None:
+def test_certificate_of_another_name_is_rejected(tmp_path: Path) -> None:
     server = Server(answering(OK))
     authority = make_authority(utc_now(), 3600)
     pair = make_certificate(authority, ["api.example"], now=utc_now(), seconds=3600)
@@ -472,7 +472,7 @@ class Wire(asyncio.Transport):
 
 
 @given(cuts=st.lists(st.integers(min_value=1, max_value=200), max_size=12), answer=st.sampled_from([OK, CHUNKED]))
-def test_it_does_not_matter_how_an_answer_is_cut_into_pieces(cuts: list[int], answer: bytes) -> None:
+def test_response_in_any_pieces_is_read_completely(cuts: list[int], answer: bytes) -> None:
     whole = b"HTTP/1.1 100 Continue\r\n\r\n" + answer
     places = [0, *sorted({cut for cut in cuts if cut < len(whole)}), len(whole)]
 

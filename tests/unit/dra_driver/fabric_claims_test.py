@@ -77,7 +77,7 @@ def test_partition_of_each_size_and_kind(tmp_path: Path, devices: tuple[str, ...
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-def test_partitions_of_devices_and_administrators_claims_need_none(tmp_path: Path) -> None:
+def test_partitioned_devices_and_administrators_claims_need_no_fabric_partition(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node)
         assert await prepare(node, claims.allocate("part", "gpu-0-mig-1g10gb-19-0")) == ""
@@ -88,7 +88,7 @@ def test_partitions_of_devices_and_administrators_claims_need_none(tmp_path: Pat
     run(tmp_path, scenario, rules=RULES, count=4)
 
 
-def test_administrators_partition_stays_active(tmp_path: Path) -> None:
+def test_fabric_partition_of_an_administrator_stays_active(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with_fabric(node).backend.active = {2}
         claim = claims.allocate("pair", "gpu-0", "gpu-1")
@@ -158,7 +158,7 @@ def test_rejected_deactivation_ends_claim_and_is_retried_before_next_activation(
 
 
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
-def test_rejected_deactivation_is_owed_after_restart_and_void_after_reboot(tmp_path: Path, boot: str) -> None:
+def test_rejected_deactivation_is_pending_after_restart_and_void_after_reboot(tmp_path: Path, boot: str) -> None:
     claims = Claims()
 
     async def main() -> None:
@@ -435,7 +435,7 @@ def test_last_claim_deactivates_partitions_of_the_driver(ours: bool, other: int 
     assert to_deactivate(mine, [mine, record("other", None, ours=False)]) is None
 
 
-def test_claimed_partitions_are_those_of_this_boot_and_owed_ones() -> None:
+def test_claimed_partitions_are_those_of_this_boot_and_of_pending_cleanup() -> None:
     records = [
         record("ours", 4, ours=True),
         record("administrators", 5, ours=False),

@@ -24,7 +24,7 @@ UNKNOWN = Fault("unknown-error", "NVML returned error 999")
 
 
 @pytest.mark.parametrize("seen", [False, True])
-def test_prepare_on_a_faulty_device_is_refused_by_name_and_others_go_on(tmp_path: Path, seen: bool) -> None:
+def test_prepare_faulty_device_is_rejected_by_name_and_others_continue(tmp_path: Path, seen: bool) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[0] = UNKNOWN
         if seen:
@@ -43,7 +43,7 @@ def test_prepare_on_a_faulty_device_is_refused_by_name_and_others_go_on(tmp_path
     run(tmp_path, scenario)
 
 
-def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_path: Path) -> None:
+def test_unprepare_faulty_device_is_undone_after_it_recovers(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
@@ -66,7 +66,7 @@ def test_what_a_faulty_device_held_is_given_back_and_undone_when_it_answers(tmp_
     run(tmp_path, scenario)
 
 
-def test_debt_in_the_way_of_a_claim_is_paid_first(tmp_path: Path) -> None:
+def test_pending_cleanup_that_blocks_a_claim_runs_first(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first = claims.allocate("first", SMALL)
         assert await prepare(node, first) == ""
@@ -85,7 +85,7 @@ def test_debt_in_the_way_of_a_claim_is_paid_first(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
+def test_pending_cleanup_of_a_partition_in_use_stays(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
@@ -106,7 +106,7 @@ def test_debt_whose_partition_is_in_use_stays_a_debt(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_partition_that_its_device_does_not_let_go_of_is_owed(tmp_path: Path) -> None:
+def test_unprepare_failed_destruction_becomes_pending_cleanup(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
@@ -140,7 +140,7 @@ def late(node: Node, method: str) -> threading.Event:
     return gate
 
 
-def test_a_device_that_hangs_when_a_claim_looks_at_it_is_that_claims_fault_by_the_same_word(tmp_path: Path) -> None:
+def test_prepare_hanging_device_is_rejected_as_faulty(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         gate = late(node, "device")
         for name in ("meets it", "comes after"):
@@ -155,7 +155,7 @@ def test_a_device_that_hangs_when_a_claim_looks_at_it_is_that_claims_fault_by_th
     run(tmp_path, scenario)
 
 
-def test_a_device_that_hangs_while_a_claim_is_undone_is_owed_and_nothing_more_is_done_when_it_comes_back(
+def test_unprepare_hanging_device_becomes_pending_cleanup_and_stops_changes(
     tmp_path: Path,
 ) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
@@ -180,7 +180,7 @@ def test_a_device_that_hangs_while_a_claim_is_undone_is_owed_and_nothing_more_is
     run(tmp_path, scenario)
 
 
-def test_a_device_that_hangs_while_it_is_repartitioned_gets_no_partition_afterwards(tmp_path: Path) -> None:
+def test_prepare_device_hangs_in_mode_change_gets_no_partition_later(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         gate = late(node, "set_partitioning")
@@ -195,7 +195,7 @@ def test_a_device_that_hangs_while_it_is_repartitioned_gets_no_partition_afterwa
     run(tmp_path, scenario)
 
 
-def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_record(tmp_path: Path) -> None:
+def test_prepare_device_fails_after_creation_leaves_pending_cleanup_and_no_record(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         real = node.backend.create_partition
 
@@ -216,7 +216,7 @@ def test_failed_preparation_on_a_device_that_falls_ill_leaves_a_debt_and_no_reco
 
 
 @pytest.mark.parametrize("undoing", ["works", "fails"])
-def test_what_nobody_foresaw_is_one_claim_s_and_told_with_its_traceback(
+def test_unexpected_exception_fails_one_claim_and_is_logged_with_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, undoing: str
 ) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
@@ -252,7 +252,7 @@ def test_what_nobody_foresaw_is_one_claim_s_and_told_with_its_traceback(
     run(tmp_path, scenario)
 
 
-def test_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+def test_prepare_hanging_device_does_not_delay_others(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         import threading
 
@@ -278,7 +278,9 @@ def test_device_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("driver", ["gone", "there"])
-def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+def test_unprepare_claim_of_the_previous_boot_does_not_wait_for_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
     monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
     claims = Claims()
     claim = claims.allocate("a", SMALL)
@@ -305,7 +307,9 @@ def test_nothing_of_a_former_boot_is_waited_for(tmp_path: Path, monkeypatch: pyt
     asyncio.run(after())
 
 
-def test_what_was_restored_in_this_boot_waits_for_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprepare_claim_restored_in_this_boot_waits_for_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
     claims = Claims()
     claim = claims.allocate("a", SMALL)
@@ -357,7 +361,7 @@ debts = st.builds(
 
 
 @given(st.sets(debts, max_size=5), st.sets(debts, max_size=5))
-def test_debts_are_written_and_read_and_void_after_a_reboot(
+def test_pending_cleanup_is_stored_and_void_after_a_reboot(
     now: set[PendingDestruction], former: set[PendingDestruction]
 ) -> None:
     meta = {"schema_version": "1", **incurred(former - now, "boot-1"), **incurred(now, "boot-2")}

@@ -15,7 +15,7 @@ from dra_driver.publish.api_compatibility import COUNTERS, SHARES, TAINTS, Conte
 from reducer_test import CONTENTS, content
 
 
-def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_dropped() -> None:
+def test_fit_server_drops_shares_shared_devices_are_exclusive() -> None:
     plain = content("l4")
     wanted = Content(tuple(shared(offer, 4, dict(offer.capacities)) for offer in plain.offers))
     kept, (told,) = fit(wanted, {SHARES})
@@ -26,7 +26,7 @@ def test_shared_devices_are_given_to_one_claim_at_a_time_where_shares_are_droppe
     assert fit(wanted, set()) == (wanted, ())
 
 
-def test_withheld_devices_are_named_with_the_gate() -> None:
+def test_fit_withheld_devices_are_named_with_the_gate() -> None:
     kept, withheld = fit(content("h100-80", "l4", ill=1), {TAINTS, COUNTERS})
     assert [offer.name for offer in kept.offers] == ["gpu-0"]
     assert not kept.counter_sets
@@ -38,7 +38,7 @@ def test_withheld_devices_are_named_with_the_gate() -> None:
     assert "4 devices are withheld" in counters.describe()
 
 
-def test_partitions_that_exist_stay_where_counters_are_dropped() -> None:
+def test_fit_server_drops_counters_existing_partitions_stay() -> None:
     """Next to an administrator's partition no whole GPU is offered. Dynamic offers stay if they do not overlap."""
     device = board_model.device("h100-80", 0, places=((9, 4),))
     wanted = Content(offers.offers(device, True), (offers.counter_set(device, ()),))
@@ -50,14 +50,14 @@ def test_partitions_that_exist_stay_where_counters_are_dropped() -> None:
     assert not any(one.overlaps(other) for one in placements for other in placements if one is not other)
 
 
-def test_a_device_with_an_informative_taint_alone_is_published_without_it() -> None:
+def test_fit_server_drops_taints_informative_taint_is_removed() -> None:
     ill = replace(CONTENTS[1].offers[0], taints=(Taint("gpu.nvidia.com/degraded", "None"),))
     kept, withheld = fit(Content((ill,)), {TAINTS})
     assert kept.offers[0].taints == ()
     assert not withheld
 
 
-def test_taints_without_an_effect_are_left_out_before_kubernetes_1_35() -> None:
+def test_fit_before_kubernetes_1_35_taints_without_an_effect_are_removed() -> None:
     taints = (Taint("gpu.nvidia.com/error", "None"), Taint("gpu.nvidia.com/degraded", "NoSchedule"))
     ill = replace(CONTENTS[1].offers[0], taints=taints)
     for version, kept_taints in {(1, 34): taints[1:], (1, 35): taints}.items():

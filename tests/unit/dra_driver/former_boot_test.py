@@ -107,7 +107,7 @@ def test_unprepared_claim_that_was_not_restored_leaves_partition_of_layout(tmp_p
     asyncio.run(scenario())
 
 
-def test_incomplete_partition_at_former_place_is_not_destroyed(tmp_path: Path) -> None:
+def test_incomplete_partition_at_previous_placement_is_not_destroyed(tmp_path: Path) -> None:
     """A partition without a compute instance has another owner after a reboot. The restore fails, and names it."""
     claims = Claims()
     claim = prepared(tmp_path, claims, FORMER)

@@ -302,7 +302,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_kernel_ends_connections_that_nobody_acknowledges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_ends_connections_without_acknowledgments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verify the options of the real sockets of both kinds of connections."""
     seen: list[socket.socket] = []
     settle = liveness.end_when_unacknowledged

@@ -227,7 +227,7 @@ def test_faults_outlive_a_read_error(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_damaged_file_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+def test_damaged_file_is_kept_next_to_the_new_one(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / FILE).write_text("{")
         keeper = keeper_of(tmp_path, System(), Shared(Snapshot()))

@@ -62,7 +62,7 @@ def reasons(scene: Scene, kind: str) -> set[tuple[str, str]]:
     return {(each["reason"], each["type"]) for each in scene.api.events if each["involvedObject"]["kind"] == kind}
 
 
-def test_what_a_device_told_outlives_the_driver_and_ends_with_the_machine(short: Path) -> None:
+def test_reported_fault_survives_a_driver_restart_and_ends_at_reboot(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -99,7 +99,7 @@ def test_what_a_device_told_outlives_the_driver_and_ends_with_the_machine(short:
     run(short, scenario)
 
 
-def test_an_application_s_error_is_told_to_who_has_the_partition_and_taints_nothing(short: Path) -> None:
+def test_application_error_is_reported_on_its_claim_without_a_taint(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -119,7 +119,7 @@ def test_an_application_s_error_is_told_to_who_has_the_partition_and_taints_noth
     run(short, scenario)
 
 
-def test_the_kubelet_hears_of_it_and_of_what_is_not_known(short: Path) -> None:
+def test_kubelet_gets_unhealthy_and_unknown_devices(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.settings["inventory_interval"] = 30  # so that a late scan on a busy machine causes no unknown state
         await scene.api.start()
@@ -165,7 +165,7 @@ def resets(scene: Scene) -> list[Any]:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_gpu_that_asks_for_a_reset_gets_it_when_nothing_uses_it_and_somebody_wants_that(
+def test_requested_reset_runs_on_an_idle_gpu_if_enabled(
     short: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
@@ -305,7 +305,9 @@ def test_recovered_command_marks_only_devices_with_faults(tmp_path: Path, capsys
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_reset_is_reported_and_retried_a_limited_number_of_times(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_driver.supervisors.automatic_reset.AGAIN_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
@@ -327,7 +329,7 @@ def test_a_reset_that_fails_is_told_and_not_tried_for_ever(short: Path, monkeypa
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_blocked_reset_is_no_attempt_and_is_made_when_the_obstacle_is_gone(
+def test_blocked_reset_is_no_attempt_and_runs_after_the_obstacle_ends(
     short: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     """The scan reports the obstacle (``known``), or it is newer than the last scan and the reset itself is refused."""
@@ -371,7 +373,7 @@ def test_blocked_reset_is_no_attempt_and_is_made_when_the_obstacle_is_gone(
 @pytest.mark.parametrize(
     "content", ["", "{", '{"form": 99, "devices": {}}', '{"form": 1}', '{"form": 1, "devices": {"u": 3}}']
 )
-def test_a_file_that_cannot_be_read_keeps_nothing_from_beginning(
+def test_unreadable_health_file_does_not_block_the_start(
     short: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     async def scenario(scene: Scene) -> None:

@@ -126,7 +126,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("messages", "stubs"),
     [(dra_health_v1_pb2, dra_health_v1_pb2_grpc), (dra_health_v1alpha1_pb2, dra_health_v1alpha1_pb2_grpc)],
 )
-def test_the_kubelet_is_told_how_devices_are_and_when_that_changes(
+def test_kubelet_gets_device_health_and_its_changes(
     short: Path, monkeypatch: pytest.MonkeyPatch, messages: Any, stubs: Any
 ) -> None:
     monkeypatch.setattr("dra_driver.kubelet.health.REPEAT_SECONDS", 0.3)
@@ -157,7 +157,7 @@ def test_the_kubelet_is_told_how_devices_are_and_when_that_changes(
     asyncio.run(main())
 
 
-def test_registration_as_the_kubelet_does_it(short: Path) -> None:
+def test_registration_follows_the_kubelet_protocol(short: Path) -> None:
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         async with grpc.aio.insecure_channel(f"unix:{short}/plugins_registry/gpu.nvidia.com-reg.sock") as channel:
             stub = plugin_registration_pb2_grpc.RegistrationStub(channel)
@@ -236,7 +236,7 @@ def test_v1beta1_and_the_full_service_names(short: Path) -> None:
     run(short, scenario)
 
 
-def test_sockets_of_a_killed_driver_do_not_hinder(short: Path) -> None:
+def test_start_replaces_sockets_of_a_killed_driver(short: Path) -> None:
     for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"):
         path = short / name
         path.parent.mkdir(parents=True)
@@ -253,7 +253,7 @@ def test_sockets_of_a_killed_driver_do_not_hinder(short: Path) -> None:
     assert not list((short / "plugins/gpu.nvidia.com").iterdir())
 
 
-def test_sockets_that_never_got_their_name_go_with_the_next_start(short: Path) -> None:
+def test_start_removes_unnamed_sockets_of_a_killed_driver(short: Path) -> None:
     """A driver was killed between creating a socket and renaming it: the next start removes it. Those of other instances stay."""
     paths = [short / name for name in ("plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock")]
     others = [sockets.private_path(str(path.with_name(f"other-{path.name}"))) for path in paths]
@@ -271,7 +271,7 @@ def test_sockets_that_never_got_their_name_go_with_the_next_start(short: Path) -
     run(short, scenario)
 
 
-def test_file_in_the_way_is_left_alone(short: Path) -> None:
+def test_start_with_a_file_at_the_socket_path_keeps_the_file(short: Path) -> None:
     path = short / "plugins_registry/gpu.nvidia.com-reg.sock"
     path.parent.mkdir(parents=True)
     path.write_text("precious")
@@ -307,7 +307,7 @@ def test_stopping_withdraws_the_registration_first_and_finishes_calls(short: Pat
     run(short, scenario)
 
 
-def test_sockets_that_disappear_come_back(short: Path) -> None:
+def test_removed_sockets_are_created_again(short: Path) -> None:
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         watcher = asyncio.ensure_future(plugin.watch_sockets(interval=0.02))
         for name in ("plugins_registry/gpu.nvidia.com-reg.sock", "plugins/gpu.nvidia.com/dra.sock"):
@@ -327,7 +327,7 @@ def test_sockets_that_disappear_come_back(short: Path) -> None:
     run(short, scenario)
 
 
-def test_folder_that_is_made_anew_gets_the_socket_again(short: Path) -> None:
+def test_replaced_directory_gets_the_socket_again(short: Path) -> None:
     """The kubelet's directory is replaced, as by kubeadm reset: the name is the same, the inode is not."""
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
@@ -347,7 +347,7 @@ def test_folder_that_is_made_anew_gets_the_socket_again(short: Path) -> None:
     run(short, scenario)
 
 
-def test_folder_that_is_out_of_reach_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_directory_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the mount namespace of a service the new directory is read-only: the process ends, because only a new process can write there."""
 
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
@@ -362,7 +362,7 @@ def test_folder_that_is_out_of_reach_ends_the_process(short: Path, monkeypatch: 
     run(short, scenario)
 
 
-def test_folder_of_the_state_that_is_removed_ends_the_process(short: Path) -> None:
+def test_removed_state_directory_ends_the_process(short: Path) -> None:
     async def scenario(plugin: PluginServer, claims: Recorded) -> None:
         (short / "plugins/gpu.nvidia.com").rename(short / "former")
         (short / "plugins/gpu.nvidia.com").mkdir()
@@ -372,7 +372,7 @@ def test_folder_of_the_state_that_is_removed_ends_the_process(short: Path) -> No
     run(short, scenario)
 
 
-def test_part_that_needs_a_new_process_is_not_begun_anew() -> None:
+def test_part_that_needs_a_new_process_is_not_restarted() -> None:
     async def main() -> None:
         async def part() -> None:
             raise FolderReplaced("gone")
@@ -384,7 +384,7 @@ def test_part_that_needs_a_new_process_is_not_begun_anew() -> None:
 
 
 @pytest.mark.parametrize("name", ["plugins/gpu.nvidia.com/dra.sock", "plugins_registry/gpu.nvidia.com-reg.sock"])
-def test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said(short: Path, name: str) -> None:
+def test_start_with_a_served_socket_keeps_it_and_names_the_process(short: Path, name: str) -> None:
     path = short / name
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as other:
@@ -405,7 +405,7 @@ def test_socket_that_somebody_serves_is_left_alone_and_who_it_is_said(short: Pat
             client.connect(str(path))
 
 
-def test_socket_of_a_successor_survives_the_end_of_the_former_server(short: Path) -> None:
+def test_stop_keeps_the_sockets_of_the_next_server(short: Path) -> None:
     paths = [short / "plugins/gpu.nvidia.com/dra.sock", short / "plugins_registry/gpu.nvidia.com-reg.sock"]
     others = []
 
@@ -428,7 +428,7 @@ def test_socket_of_a_successor_survives_the_end_of_the_former_server(short: Path
         assert os.listdir(path.parent) == [path.name]
 
 
-def test_path_that_the_kernel_does_not_take() -> None:
+def test_start_with_a_too_long_path_is_rejected() -> None:
     sockets.check_length("/" + "x" * 106, "kubelet_root")
     with pytest.raises(SocketError, match=r"108 bytes.*107.*kubelet_root"):
         sockets.check_length("/" + "x" * 107, "kubelet_root")

@@ -110,7 +110,7 @@ class Scene:
 GOOD, OTHER = gpu(0, (LARGE, 0), (SMALL, 4)), gpu(0, (LARGE, 0))
 
 
-def test_what_has_lasted_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
+def test_lasting_difference_and_its_end_are_reported_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.look(0, GOOD)
     assert scene.notes == [{ANNOTATION: ""}] and not scene.events
@@ -131,7 +131,7 @@ def test_what_has_lasted_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
     assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == AGREES and scene.known.value.number == 0
 
 
-def test_what_was_said_before_a_start_stays_until_more_is_known(tmp_path: Path) -> None:
+def test_annotation_of_the_previous_process_stays_until_the_next_result(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.look(0, OTHER)
     scene.look(299, OTHER)
@@ -146,7 +146,7 @@ def test_what_was_said_before_a_start_stays_until_more_is_known(tmp_path: Path) 
     assert [each for each, _text in after.events] == [AGREES]
 
 
-def test_partitions_of_claims_are_what_a_dynamic_layout_wants(tmp_path: Path) -> None:
+def test_dynamic_layout_accepts_partitions_of_claims(tmp_path: Path) -> None:
     device = gpu(2, (SMALL, 0), (SMALL, 1))
     mine = claim(device, 0)
     assert [each["surplus"][0]["placement"]["start"] for each in differences(survey(device), RULES, (mine,))] == [1]
@@ -156,7 +156,7 @@ def test_partitions_of_claims_are_what_a_dynamic_layout_wants(tmp_path: Path) ->
     assert len(differences(survey(device), RULES, (mine, claim(device, 1, created=False)))) == 1
 
 
-def test_nothing_is_judged_while_devices_are_repartitioned(tmp_path: Path) -> None:
+def test_repartitioned_devices_are_not_compared(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.look(0, GOOD)
     record = Record("replan", (GOOD.uuid,), repartition_record.DRAINING, time.time() + 3600, (), ())
@@ -178,7 +178,7 @@ def test_nothing_is_judged_while_devices_are_repartitioned(tmp_path: Path) -> No
     assert scene.events[-1][0] == AGREES
 
 
-def test_what_cannot_be_read_is_not_judged(tmp_path: Path) -> None:
+def test_unreadable_devices_are_not_compared(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.look(0, OTHER, faulty=(0,))
     scene.look(900, OTHER, faulty=(0,))
@@ -191,7 +191,7 @@ seen = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(1, 200), st.bo
 
 
 @given(seen)
-def test_what_lasts_has_been_found_in_every_look_for_so_long(looks: list[tuple[set[int], int, bool]]) -> None:
+def test_lasting_differences_were_found_in_every_scan(looks: list[tuple[set[int], int, bool]]) -> None:
     """Compare with a model that keeps all scans. A scan without a judgment drops the differences that were not reported yet."""
     known, now, begun = Differing(), 0, dict[int, int]()
     decided, said = False, set[int]()

@@ -60,13 +60,13 @@ async def listening(backend: ModelBackend, told: list[str]) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_every_notice_asks_for_a_look(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_notice_requests_a_scan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     asyncio.run(listening(ModelBackend(ModelGpus(tmp_path / "gpus.json")), ["Xid 79", "Xid 31"]))
     assert [record.message for record in caplog.records if "Xid" in record.message] == ["Xid 79", "Xid 31"]
 
 
-def test_a_library_that_is_not_open_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_waits_for_a_closed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_state, "RETRY_FIRST", 0.01)
     backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
     backend.present = False
@@ -83,7 +83,7 @@ def test_a_library_that_is_not_open_is_waited_for(tmp_path: Path, monkeypatch: p
     assert len(asked) > 3
 
 
-def test_everything_is_read_first_and_again_when_it_is_due(tmp_path: Path) -> None:
+def test_first_scan_and_due_scans_read_all_devices(tmp_path: Path) -> None:
     backend = ModelBackend(ModelGpus(tmp_path / "gpus.json"))
     store = Store.open(str(tmp_path / "state.db"))
 

@@ -184,7 +184,7 @@ def test_lost_fabric_partition_stays_active_while_api_server_or_fabric_manager_i
     play_fabric(tmp_path, scenario)
 
 
-def test_inactive_fabric_partition_of_a_lost_claim_is_activated_anew(tmp_path: Path) -> None:
+def test_inactive_fabric_partition_of_a_lost_claim_is_activated_again(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims, claim: ClaimReference) -> None:
         node.backend.active = set()
         assert await prepare(node, claim) == "" and node.backend.active == {1}
@@ -194,7 +194,7 @@ def test_inactive_fabric_partition_of_a_lost_claim_is_activated_anew(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", CLAIMS)
-def test_the_next_prepare_takes_up_what_is_there(tmp_path: Path, kind: str) -> None:
+def test_prepare_lost_claim_adopts_its_resources(tmp_path: Path, kind: str) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -214,7 +214,7 @@ def test_the_next_prepare_takes_up_what_is_there(tmp_path: Path, kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", CLAIMS)
-def test_the_next_unprepare_leaves_nothing(tmp_path: Path, kind: str) -> None:
+def test_unprepare_lost_claim_removes_its_resources(tmp_path: Path, kind: str) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -231,7 +231,7 @@ AWAY = [ApiUnreachable("the API server is away"), ApiError("404 page not found",
 
 
 @pytest.mark.parametrize("failure", AWAY)
-def test_nothing_is_removed_while_the_api_server_is_away(tmp_path: Path, failure: AcceleratorError) -> None:
+def test_unprepare_lost_claim_without_the_api_server_removes_nothing(tmp_path: Path, failure: AcceleratorError) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -245,7 +245,7 @@ def test_nothing_is_removed_while_the_api_server_is_away(tmp_path: Path, failure
     play(tmp_path, "partition with a daemon", scenario, away=True)
 
 
-def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path) -> None:
+def test_housekeeping_stops_daemons_of_a_deleted_claim(tmp_path: Path) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -261,7 +261,7 @@ def test_a_claim_that_the_api_server_has_no_more_leaves_no_daemon(tmp_path: Path
     play(tmp_path, "partition with a daemon", scenario)
 
 
-def test_a_partition_that_the_status_does_not_tell_of_is_an_administrators(tmp_path: Path) -> None:
+def test_unprepare_lost_claim_keeps_a_partition_not_in_its_status(tmp_path: Path) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -277,7 +277,7 @@ def test_a_partition_that_the_status_does_not_tell_of_is_an_administrators(tmp_p
 
 @pytest.mark.parametrize("by_hand", [{}, {"powerLimit": 400}], ids=["as it came", "as an administrator has set it"])
 @pytest.mark.parametrize("kind", {**CLAIMS, **BY_TURNS})
-def test_what_was_given_back_before_is_made_anew(tmp_path: Path, kind: str, by_hand: dict[str, Any]) -> None:
+def test_prepare_lost_claim_creates_removed_resources_again(tmp_path: Path, kind: str, by_hand: dict[str, Any]) -> None:
     """A claim keeps its status while it keeps its devices: the status alone does not prove that its resources exist.
 
     Neither does a setting that already has the claim's value, by default or from an administrator. The administrator's
@@ -315,7 +315,7 @@ def test_what_was_given_back_before_is_made_anew(tmp_path: Path, kind: str, by_h
     asyncio.run(main())
 
 
-def test_the_driver_that_is_killed_while_it_takes_up_a_claim_has_it_afterwards(tmp_path: Path) -> None:
+def test_prepare_lost_claim_killed_driver_has_the_claim_after_restart(tmp_path: Path) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:
@@ -332,7 +332,7 @@ def test_the_driver_that_is_killed_while_it_takes_up_a_claim_has_it_afterwards(t
     play(tmp_path, "partition with a daemon", scenario)
 
 
-def test_a_companion_tells_its_claim() -> None:
+def test_companion_environment_names_its_claim() -> None:
     companion = Companion("mps", "uid.0", (), {"A": "b"}, claim="default/a")
     assert claim_told(companion.environment_text) == "default/a"
     assert claim_told(Companion("mps", "uid.0", (), {"A": "b"}).environment_text) == ""
@@ -349,7 +349,7 @@ def test_a_companion_tells_its_claim() -> None:
         {"conditions": [{"type": "Ready", "status": "True"}], "data": "nothing"},
     ],
 )
-def test_what_else_stands_in_a_status_makes_no_partition_the_drivers(tmp_path: Path, entry: dict[str, Any]) -> None:
+def test_unprepare_lost_claim_with_a_foreign_status_removes_nothing(tmp_path: Path, entry: dict[str, Any]) -> None:
     async def scenario(
         node: Node, claims: Claims, claim: ClaimReference, before: tuple[Any, ...], meanwhile: tuple[Any, ...]
     ) -> None:

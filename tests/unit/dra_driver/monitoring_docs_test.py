@@ -37,24 +37,24 @@ def controllers_metrics() -> set[str]:
     return {name for name in named if not name.endswith("_created")}
 
 
-def test_the_controllers_page_names_its_metrics() -> None:
+def test_docs_controller_page_names_its_metrics() -> None:
     page = (ROOT / "docs/controller.md").read_text(encoding="utf-8")
     rows = re.findall(rf"^\| `({PREFIX}_controller_\w+)` \|", page, re.MULTILINE)
     assert len(rows) > 5 and set(rows) == controllers_metrics()
 
 
-def test_the_page_names_every_metric_with_its_labels() -> None:
+def test_docs_page_names_every_metric_with_its_labels() -> None:
     rows = re.findall(r"^\| `(dra_accelerators_\w+)` \| (\w+) \| (.*?) \| .+ \|$", PAGE, re.MULTILINE)
     assert {name: set(re.findall(r"`(\w+)`", labels)) for name, _kind, labels in rows} == metrics()
 
 
-def test_the_page_explains_every_alert() -> None:
+def test_docs_page_explains_every_alert() -> None:
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
     assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == alerts
 
 
-def test_rules_and_dashboard_use_metrics_that_there_are() -> None:
+def test_rules_and_dashboard_use_existing_metrics() -> None:
     known = metrics()
     texts = [
         *(
@@ -96,7 +96,7 @@ WORDS = {
 LIMITED = {"code", "profile", "resource"}
 
 
-def test_every_label_has_an_end() -> None:
+def test_labels_have_a_limited_number_of_values() -> None:
     for name, labels in metrics().items():
         assert labels <= OF_THE_NODE | WORDS | LIMITED, name
     lasting = set().union(

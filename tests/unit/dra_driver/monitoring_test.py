@@ -100,7 +100,7 @@ def of(found: dict[str, float], name: str) -> list[dict[str, str]]:
     return [labels(line) for line in found if line.partition("{")[0] == P + name]
 
 
-def test_a_claim_is_attributed_as_long_as_it_is_prepared(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_is_attributed_while_it_is_prepared(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "FRESH_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
@@ -137,9 +137,7 @@ def test_a_claim_is_attributed_as_long_as_it_is_prepared(home: Path, monkeypatch
     run(home, scenario)
 
 
-def test_a_fault_is_told_with_its_cause_and_effect_and_goes_with_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_metrics_name_cause_and_effect_until_the_fault_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "FRESH_SECONDS", 0.0)
     monkeypatch.setattr("dra_driver.core.health.tracker.VERIFY_SECONDS", 0.2)
 
@@ -175,7 +173,7 @@ def test_a_fault_is_told_with_its_cause_and_effect_and_goes_with_it(
     run(home, scenario)
 
 
-def test_a_source_that_fails_hides_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrape_failed_source_keeps_the_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "FRESH_SECONDS", 0.0)
 
     async def scenario(scene: Scene) -> None:
@@ -192,7 +190,7 @@ def test_a_source_that_fails_hides_no_other(home: Path, monkeypatch: pytest.Monk
     run(home, scenario)
 
 
-def test_a_loop_that_hangs_is_told_and_ends_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrape_hanging_event_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "VIEW_SECONDS", 0.05)
     loop = asyncio.new_event_loop()  # a loop that does not run
     registry = MetricsRegistry()
@@ -202,7 +200,7 @@ def test_a_loop_that_hangs_is_told_and_ends_no_scrape(monkeypatch: pytest.Monkey
     loop.close()
 
 
-def test_however_many_ask_at_once_each_source_is_asked_once() -> None:
+def test_scrape_concurrent_requests_read_each_source_once() -> None:
     now = [100.0]
     loop = asyncio.new_event_loop()
     read: list[int] = []
@@ -220,7 +218,7 @@ def test_however_many_ask_at_once_each_source_is_asked_once() -> None:
     loop.close()
 
 
-def test_a_kubelet_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_container_devices_unreachable_kubelet_is_named(tmp_path: Path) -> None:
     with pytest.raises(PodResourcesUnreachable, match="does not answer at"):
         container_devices(str(tmp_path / "none.sock"), 0.5)
     with pytest.raises(PodResourcesUnreachable, match="longer than"):
@@ -228,7 +226,7 @@ def test_a_kubelet_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(max_size=80), max_size=300))
-def test_no_label_grows_without_end(values: list[str]) -> None:
+def test_labels_any_values_stay_within_the_limit(values: list[str]) -> None:
     registry = MetricsRegistry()
     metrics = PrometheusMetrics(registry, "d")
     for value in values:
@@ -240,7 +238,7 @@ def test_no_label_grows_without_end(values: list[str]) -> None:
         assert len(set(re.findall(rf'{label}="([^"]*)"', text))) <= LABEL_VALUES + 1
 
 
-def test_the_first_words_of_a_label_stay_and_what_is_no_word_does_not_come_in() -> None:
+def test_labels_first_values_stay_and_invalid_values_are_replaced() -> None:
     registry = MetricsRegistry()
     words = [f"w{number}" for number in range(LABEL_VALUES)]
     assert [registry.word("code", word) for word in words] == words
@@ -262,11 +260,11 @@ def test_the_first_words_of_a_label_stay_and_what_is_no_word_does_not_come_in() 
         ("/apis/resource.k8s.io", "discovery"),
     ],
 )
-def test_a_path_of_the_api_becomes_its_resource(path: str, resource: str) -> None:
+def test_resource_of_a_request_path(path: str, resource: str) -> None:
     assert resource_of(path) == resource
 
 
-def test_a_sample_has_the_labels_of_its_family() -> None:
+def test_samples_with_other_labels_are_rejected() -> None:
     samples = Samples()
     with pytest.raises(ValueError, match="has the labels"):
         samples.add("ready", 1)

@@ -65,7 +65,7 @@ def numbers(plan: PreparePlan) -> list[int | None]:
     return [each.placement_start for each in plan.record.devices]
 
 
-def test_the_lowest_number_that_nobody_has() -> None:
+def test_plan_chooses_the_lowest_free_number() -> None:
     device = model.device([("quarter", 0), ("half", 2)])
     first = plan("a", "dev-0-quarter-2", "dev-0-quarter-3", device=device, records={})
     assert numbers(first) == [1, 3]
@@ -77,7 +77,7 @@ def test_the_lowest_number_that_nobody_has() -> None:
 
 
 @given(st.data())
-def test_numbers_are_one_partitions_at_a_time(data: st.DataObject) -> None:
+def test_numbers_are_used_by_one_partition_at_a_time(data: st.DataObject) -> None:
     """Claims start and end: each existing partition has the number in its record."""
     device, records = model.device(), dict[str, ClaimRecord]()
     for step in range(data.draw(st.integers(1, 12))):
@@ -109,7 +109,7 @@ def test_numbers_are_one_partitions_at_a_time(data: st.DataObject) -> None:
         assert len({key[1] for key in keys if key}) == len(keys)
 
 
-def test_no_number_is_left() -> None:
+def test_plan_without_a_free_number_is_rejected() -> None:
     few = tuple(replace(each, placements=each.placements[:1]) for each in model.device().profiles)
     device = model.device([("quarter", 0)], profiles=few)
     with pytest.raises(InUse, match="number") as refused:
@@ -117,20 +117,20 @@ def test_no_number_is_left() -> None:
     assert "quarter" in str(refused.value)
 
 
-def test_a_profile_that_is_gone() -> None:
+def test_plan_missing_profile_is_rejected() -> None:
     with pytest.raises(ClaimError, match="half") as refused:
         plan("a", "dev-0-half-0", device=model.device(profiles=()), records={})
     assert refused.value.code == "device-gone"
 
 
-def test_two_claims_cannot_have_one_device() -> None:
+def test_plan_device_of_another_claim_is_rejected() -> None:
     device = model.device()
     first = plan("a", "dev-0-half-0", device=device, records={})
     with pytest.raises(InUse, match="team/a"):
         plan("b", "dev-0-half-0", device=device, records={"a": first.record})
 
 
-def test_an_administrator_reaches_the_partition_that_a_claim_has() -> None:
+def test_plan_admin_access_uses_the_partition_of_a_claim() -> None:
     first = plan("a", "dev-0-quarter-3", device=model.device(), records={})
     device = model.device([("quarter", 0), ("quarter", 3)])
     watching = plan("b", "dev-0-quarter-3", device=device, records={"a": first.record}, admin=True)
@@ -140,14 +140,14 @@ def test_an_administrator_reaches_the_partition_that_a_claim_has() -> None:
         plan("c", "dev-0-quarter-0", device=device, records={}, admin=True)
 
 
-def test_one_that_an_administrator_made_keeps_its_number() -> None:
+def test_plan_partition_of_an_administrator_keeps_its_number() -> None:
     there = offer("half", 5, dynamic=False, partition_uuid="PART-half-5")
     found = plan("a", there.name, device=model.device([("half", 5)]), records={}, there=there)
     (entry,) = found.record.devices
     assert (entry.placement_start, entry.partition_uuid, entry.created) == (5, "PART-half-5", False)
 
 
-def test_a_number_comes_back_with_its_claim_or_is_told_to_be_taken() -> None:
+def test_restore_uses_the_recorded_number_or_rejects_if_in_use() -> None:
     record = plan("a", "dev-0-quarter-2", device=model.device(), records={}).record
     made = replace(record.devices[0], partition_uuid="PART-quarter-0", instance_id=100)
     record = record.as_prepared([made], "boot")
@@ -158,7 +158,7 @@ def test_a_number_comes_back_with_its_claim_or_is_told_to_be_taken() -> None:
     assert not plan_restore(record, {model.UUID: model.device([("quarter", 0)])}, {model.UUID}).creates
 
 
-def test_what_one_partition_tells_is_not_put_on_the_device_that_has_its_number_by_chance() -> None:
+def test_fault_of_a_partition_does_not_affect_a_device_with_the_same_number() -> None:
     ailment = Ailment(Sign("x", Severity.FAILED, "It broke.", instance=102), 0.0, 0.0)
     device = model.device([("half", 2)])
     assert not ailment.concerns(offer("half", 2), device)

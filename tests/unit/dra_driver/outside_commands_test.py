@@ -63,9 +63,7 @@ async def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, st
     return status, capsys.readouterr().out
 
 
-def test_a_claim_is_explained_while_it_is_prepared_and_when_the_driver_is_gone(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_prepared_claim_with_and_without_the_driver(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -107,7 +105,7 @@ def test_a_claim_is_explained_while_it_is_prepared_and_when_the_driver_is_gone(
     run(home, scenario)
 
 
-def test_what_is_wrong_with_a_device_is_told_with_its_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_command_shows_faults_with_their_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torn = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
 
     async def scenario(scene: Scene) -> None:
@@ -136,7 +134,7 @@ def asked(scene: Scene) -> list[dict[str, Any]]:
     return [dict(vars(device)) for device in scene.driver.status().devices]
 
 
-def test_a_fault_that_is_an_ailment_is_told_once() -> None:
+def test_devices_command_shows_a_fault_once() -> None:
     ill = {"cause": "gpu-lost", "value": "", "severity": "failed", "message": "It is lost.", "remedy": "Look."}
     device = {"fault": "gpu-lost: it is lost", "ailments": [ill]}
     assert troubles_of(device) == ["gpu-lost (failed): It is lost. Look."]
@@ -171,7 +169,7 @@ def planted(text: str) -> list[str]:
     return [each for each in forms if each in text]
 
 
-def test_the_bundle_has_everything_and_no_secret(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_archive_has_all_files_and_no_secret(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -218,7 +216,7 @@ def test_the_bundle_has_everything_and_no_secret(home: Path, capsys: pytest.Capt
     st.text(max_size=60),
     st.text(max_size=60),
 )
-def test_a_known_secret_is_nowhere_in_what_is_left(secret: str, before: str, after: str) -> None:
+def test_redact_removes_known_secrets_in_all_encodings(secret: str, before: str, after: str) -> None:
     for form in (secret, base64.b64encode(secret.encode()).decode()):
         left = redact(before + form + after, [secret])
         assert form not in left.replace(MARK, "")
@@ -239,7 +237,7 @@ def test_a_known_secret_is_nowhere_in_what_is_left(secret: str, before: str, aft
         ("the claim default/a has no token", "the claim default/a has no token"),
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out(text: str, left: str) -> None:
+def test_redact_removes_text_that_looks_like_a_secret(text: str, left: str) -> None:
     assert redact(text) == left
 
 
@@ -317,7 +315,7 @@ def test_redact_blocks_and_web_tokens_between_others(text: str, left: str) -> No
     assert redact(text) == left
 
 
-def test_long_words_take_no_longer_than_they_are_long() -> None:
+def test_redact_long_words_take_linear_time() -> None:
     text = ("x" * 200_000) + "\n" + "a.b-c_" * 50_000 + "token"
     assert redact(text) == text
 
@@ -336,7 +334,7 @@ PART = {
 COUNTERS = [{"name": "gpu-0", "counters": {"slice-0": {"value": "1"}, "slice-1": {"value": "1"}}}]
 
 
-def test_a_probe_is_no_request_of_the_kubelets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_is_not_counted_as_a_kubelet_request(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario(scene: Scene) -> None:
         registry = MetricsRegistry()
         scene.metrics = PrometheusMetrics(registry, DRIVER)
@@ -373,7 +371,7 @@ def unallocated(*, taints: Any = (), others: Any = (), expression: str = "", tol
     return found
 
 
-def test_an_unallocated_claim_is_told_what_rules_each_device_out() -> None:
+def test_explain_unallocated_claim_names_why_each_device_is_excluded() -> None:
     assert unallocated()["ruled out"] == {}
     lost = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
     assert unallocated(taints=[lost])["ruled out"] == {"taint gpu.nvidia.com/gpu-lost:NoSchedule": "1: gpu-0"}
@@ -395,7 +393,7 @@ def test_explain_selector_excludes_no_device(expression: str) -> None:
     assert wish["selectors of the request and its class"].startswith("not evaluated on the node; run the why playbook")
 
 
-def test_room_that_claims_have_taken_is_named() -> None:
+def test_explain_names_capacity_used_by_claims() -> None:
     held = record("other", "prepared", devices=1)
     (device,) = held.devices
     held = replace(held, devices=(replace(device, name=SMALL),))
@@ -418,14 +416,14 @@ def test_room_that_claims_have_taken_is_named() -> None:
         ({}, "no pod has reserved it"),
     ],
 )
-def test_the_verdict_names_what_is_in_the_way(change: dict[str, Any], verdict: str) -> None:
+def test_explain_verdict_names_the_obstacle(change: dict[str, Any], verdict: str) -> None:
     result = {"request": "r", "driver": DRIVER, "pool": "node-1", "device": "gpu-0"}
     claim = {"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"results": [result]}}}}
     facts = Facts(name="default/x", driver=DRIVER, pool="node-1", boot_id="b", claim=claim)
     assert verdict in explain(replace(facts, **change))["verdict"]
 
 
-def test_answers_for_people() -> None:
+def test_output_tables_and_outlines() -> None:
     assert table([["A", "B"]]) == ""
     assert table([["A", "B"], ["long", None]]) == "A     B\nlong  -\n"
     text = outline({"a": 1, "none": [], "b": {"c": True}, "d": [{"e": 1, "f": 2}, "g"]})
@@ -441,7 +439,7 @@ def test_answers_for_people() -> None:
         (None, "cannot be looked at"),
     ],
 )
-def test_a_store_that_cannot_be_written_is_known_before_a_claim_comes(
+def test_status_unwritable_store_is_reported_before_the_next_claim(
     seen: dict[str, int] | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def statvfs(path: str) -> Any:
@@ -454,7 +452,7 @@ def test_a_store_that_cannot_be_written_is_known_before_a_claim_comes(
     assert problem in unwritable("/data") and bool(unwritable("/data")) == bool(problem)
 
 
-def test_an_identity_that_has_ended_is_a_reason_not_to_be_ready(tmp_path: Path) -> None:
+def test_status_expired_token_is_not_ready(tmp_path: Path) -> None:
     now = [1000.0]
     keeper = IdentityKeeper(ApiClient(""), "", lifetime=600, system=System(str(tmp_path)), clock=lambda: now[0])
     assert keeper.problem() == ""  # a token without an end

@@ -78,7 +78,7 @@ async def come_up(new: Scene) -> None:
     await until_role(new, Role.SERVING)
 
 
-def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
+def test_handover_new_instance_takes_over_without_api_writes(short: Path) -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         writes, slices = len(old.api.slice_writes()), json.dumps(old.api.slices)
         await come_up(new)
@@ -96,7 +96,7 @@ def test_the_new_instance_takes_over_without_a_write(short: Path) -> None:
     overlap(short, scenario)
 
 
-def test_calls_wait_for_the_hand_over_and_none_fails(short: Path) -> None:
+def test_handover_calls_wait_and_none_fails(short: Path) -> None:
     """One call runs at the old instance when the new one requests the handover, and another call waits at the new one: none fails."""
 
     async def scenario(old: Scene, new: Scene) -> None:
@@ -125,7 +125,7 @@ def test_calls_wait_for_the_hand_over_and_none_fails(short: Path) -> None:
     overlap(short, scenario)
 
 
-def test_one_that_stands_by_takes_up_again_and_does_not_ask(short: Path) -> None:
+def test_standby_instance_serves_again_without_a_request(short: Path) -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await come_up(new)
         assert await new.prepare("after", GPU_1_SMALL) == ""
@@ -147,7 +147,7 @@ def test_one_that_stands_by_takes_up_again_and_does_not_ask(short: Path) -> None
     overlap(short, scenario)
 
 
-def test_one_that_was_stopped_in_order_asks_when_it_is_started(short: Path) -> None:
+def test_stopped_instance_requests_the_handover_at_its_start(short: Path) -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         await come_up(new)
         await old.stop()
@@ -160,7 +160,7 @@ def test_one_that_was_stopped_in_order_asks_when_it_is_started(short: Path) -> N
 
 
 @pytest.mark.parametrize("trouble", ["hardware", "store"])
-def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
+def test_failed_instance_requests_no_handover_and_serves_when_needed(
     short: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.05)
@@ -197,7 +197,7 @@ def test_one_that_could_not_serve_does_not_ask_and_serves_when_it_has_to(
     overlap(short, scenario)
 
 
-def test_work_that_does_not_end_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handover_work_without_an_end_ends_the_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that does not end would continue on devices of the other instance: the process ends."""
     monkeypatch.setattr("dra_driver.serving.DRAIN_SECONDS", 0.05)
     monkeypatch.setattr("dra_driver.vendor.HAND_OVER_SECONDS", 0.05)
@@ -224,7 +224,7 @@ def test_work_that_does_not_end_ends_the_process(short: Path, monkeypatch: pytes
     overlap(short, scenario)
 
 
-def test_sockets_of_killed_instances_go(short: Path) -> None:
+def test_start_removes_sockets_of_killed_instances(short: Path) -> None:
     async def scenario(old: Scene, new: Scene) -> None:
         killed = old.beside("33333333-0a1b-0a1b-0a1b-0a1b2c3d4e5f").paths
         for path in (killed.service, killed.registration, killed.status):
@@ -239,7 +239,7 @@ def test_sockets_of_killed_instances_go(short: Path) -> None:
     overlap(short, scenario)
 
 
-def test_several_that_ask_get_it_one_after_the_other(short: Path) -> None:
+def test_handover_requests_of_several_instances_are_served_in_turn(short: Path) -> None:
     async def main() -> None:
         first, second, third = (Turn(str(short / "state"), name, "boot") for name in ("", "b", "c"))
         assert first.take()
@@ -261,7 +261,7 @@ def test_several_that_ask_get_it_one_after_the_other(short: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_very_same_instance_is_refused(short: Path) -> None:
+def test_start_of_the_same_instance_is_rejected(short: Path) -> None:
     first, second = (Turn(str(short / "state"), OLD, "boot") for _number in range(2))
     assert first.take()
     with pytest.raises(SocketError, match=f"pid .* of instance {OLD}") as found:
@@ -269,7 +269,7 @@ def test_the_very_same_instance_is_refused(short: Path) -> None:
     assert found.value.code == "already-running"
 
 
-def test_sockets_of_instances_have_names_of_their_own() -> None:
+def test_sockets_of_instances_have_distinct_names() -> None:
     directory, registry = "/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins_registry"
     uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
     alone = paths_of(directory, registry, DRIVER, "")
@@ -285,7 +285,7 @@ def test_sockets_of_instances_have_names_of_their_own() -> None:
     assert uid not in long.service and uid not in long.status
 
 
-def test_who_lives_is_found_by_the_sockets_of_its_status(short: Path) -> None:
+def test_running_instance_is_found_by_its_status_socket(short: Path) -> None:
     for name in ("status.sock", "status-1.sock", "dra-1.sock", "state.db"):
         (short / name).touch()
     assert [Path(path).name for path in status_paths(str(short))] == ["status-1.sock", "status.sock"]
@@ -314,7 +314,7 @@ def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch
     asyncio.run(scenario())
 
 
-def test_a_disk_that_lets_no_lock_be_made_is_waited_for(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_cannot_be_created_is_retried(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
     (short / "state").write_text("in the way of the folder")
 

@@ -70,17 +70,17 @@ def test_configs_are_ordered_by_precedence_and_request() -> None:
         ({"opaque": {"parameters": {}}}, "cannot be read"),
     ],
 )
-def test_configs_that_cannot_be_read(change: dict[str, Any], message: str) -> None:
+def test_decode_unreadable_configs_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ClaimError, match=message):
         decode_allocation(claim(result(), config=[change]), REFERENCE, DRIVER)
 
 
-def test_result_that_cannot_be_read() -> None:
+def test_decode_unreadable_result_is_rejected() -> None:
     with pytest.raises(ClaimError, match="cannot be read"):
         decode_allocation(claim({"driver": DRIVER}), REFERENCE, DRIVER)
 
 
-def test_whether_a_claim_still_holds_devices_here() -> None:
+def test_allocated_here_returns_whether_the_claim_has_devices() -> None:
     assert allocated_here(claim(result()), "u", DRIVER, "p")
     assert not allocated_here(claim(result()), "other", DRIVER, "p")
     assert not allocated_here(claim(result()), "u", DRIVER, "other")
@@ -155,7 +155,7 @@ def settings(*entries: dict[str, Any], admin: bool = False) -> dict[str, Any]:
     return settings_for(chosen(*entries), request="r", admin=admin)
 
 
-def test_the_claims_configuration_goes_before_the_classs_and_a_later_one_before_an_earlier_one() -> None:
+def test_settings_claim_overrides_class_and_later_overrides_earlier() -> None:
     assert chosen() == ()
     assert chosen(entry("FromClaim", {"apiVersion": V, "kind": "MigDeviceConfig"})) == ()
     assert [each.values for each in chosen(entry("FromClaim", PLAIN), entry("FromClass", MPS))] == [{}]
@@ -167,7 +167,7 @@ def test_the_claims_configuration_goes_before_the_classs_and_a_later_one_before_
         chosen(entry("FromClaim", PLAIN), entry("FromClass", {**PLAIN, "sharing": 1}))
 
 
-def test_each_kind_holds_for_itself_and_none_may_contradict_another() -> None:
+def test_settings_kinds_are_merged_and_contradictions_rejected() -> None:
     limited = entry("FromClass", {**SETTINGS, "powerLimit": 300})
     assert settings(limited, entry("FromClaim", SHARED)) == {
         "powerLimit": 300,
@@ -181,7 +181,7 @@ def test_each_kind_holds_for_itself_and_none_may_contradict_another() -> None:
         settings(entry("FromClaim", SHARED), entry("FromClaim", {**SETTINGS, "computeMode": "ExclusiveProcess"}))
 
 
-def test_an_administrators_claim_changes_nothing_on_a_device() -> None:
+def test_settings_of_a_claim_with_admin_access_are_rejected() -> None:
     assert settings(entry("FromClaim", PLAIN), admin=True) == {}
     with pytest.raises(ClaimError, match="it sets computeMode, timeSlice, and a claim with administrator's access"):
         settings(entry("FromClaim", SHARED), admin=True)
@@ -204,7 +204,7 @@ def test_configuration_with_everything(tmp_path: Path) -> None:
     assert parse(None).node_name
 
 
-def test_without_a_word_of_vendors_those_are_taken_whose_devices_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parse_without_backends_uses_the_vendors_with_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, expected in (((), tuple(BACKENDS)), (("ascend",), ("ascend",))):
         monkeypatch.setattr(config, "vendors_there", lambda there=there: there)
         assert parse({}).backends == expected
@@ -234,7 +234,7 @@ def test_without_a_word_of_vendors_those_are_taken_whose_devices_are_there(monke
         ({"log": {"colour": "red"}}, "colour"),
     ],
 )
-def test_configurations_that_are_refused(document: Any, message: str | None) -> None:
+def test_parse_invalid_configuration_is_rejected(document: Any, message: str | None) -> None:
     if message is None:
         assert parse(document).layout == ()
         return
@@ -242,14 +242,14 @@ def test_configurations_that_are_refused(document: Any, message: str | None) -> 
         parse(document)
 
 
-def test_configuration_file_that_is_no_yaml(tmp_path: Path) -> None:
+def test_load_invalid_yaml_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a: [")
     with pytest.raises(InvalidConfiguration, match="YAML"):
         load(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_lines_carry_their_operation(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_have_their_operation(style: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     try:
@@ -286,7 +286,7 @@ def test_state_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> No
     assert [entry.message for entry in caplog.records] == ["a", "b", "a"]
 
 
-def test_stages_are_told_to_whoever_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_call_their_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "_listeners", [])
     stages.reached("planned")  # without a listener
     heard: list[str] = []
@@ -384,7 +384,7 @@ def test_occupied_metrics_port_is_retried_while_claims_are_served(
     assert caplog.text.count("metrics are not served") == 1
 
 
-def test_a_device_s_record_with_other_values_is_what_replace_makes_of_it() -> None:
+def test_device_record_but_equals_dataclasses_replace() -> None:
     held = DeviceRecord(request="r", pool="node", name="gpu-0", device_uuid="GPU-0", kind="device", members=("GPU-0",))
     changed = held.but(created=True, instance_id=7)
     assert changed == replace(held, created=True, instance_id=7) and isinstance(changed, DeviceRecord)
@@ -396,7 +396,7 @@ def test_a_device_s_record_with_other_values_is_what_replace_makes_of_it() -> No
         changed.created = False  # type: ignore[misc]
 
 
-def test_who_gives_up_waiting_for_a_lock_gives_back_those_that_it_has() -> None:
+def test_locks_cancelled_wait_releases_its_locks() -> None:
     async def main() -> None:
         locks = NamedLocks()
         entered: list[str] = []
@@ -444,7 +444,7 @@ def test_locks_never_wait_for_each_other_and_leave_nothing() -> None:
     asyncio.run(main())
 
 
-def test_the_launcher_of_the_kill_tests_ends_the_process_as_a_crash_does(tmp_path: Path) -> None:
+def test_kill_test_launcher_ends_the_process_like_a_crash(tmp_path: Path) -> None:
     """On a node it is started by its path, with the driver's command line after the stage: the process ends with SIGKILL."""
     script = (
         "import runpy, sys\n"
@@ -463,7 +463,7 @@ def test_the_launcher_of_the_kill_tests_ends_the_process_as_a_crash_does(tmp_pat
     assert (spared.returncode, spared.stdout) == (0, "['node', '--config', 'x']\n")
 
 
-def test_the_collector_leaves_alone_what_is_there_from_the_start(tmp_path: Path) -> None:
+def test_garbage_collector_skips_objects_of_the_start(tmp_path: Path) -> None:
     (tmp_path / "driver.yaml").write_text("node_name: node-1\n")
     script = (
         "import gc, sys\n"

@@ -42,7 +42,7 @@ def offers_of(node: Node) -> Any:
     return node.survey.offers, node.survey.counter_sets
 
 
-def test_prepared_and_taken_back(tmp_path: Path) -> None:
+def test_passthrough_claim_is_prepared_and_unprepared(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         before = offers_of(node)
         claim = claims.allocate("machine", GPU)
@@ -61,7 +61,7 @@ def test_prepared_and_taken_back(tmp_path: Path) -> None:
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_device_that_only_the_persistence_daemon_has_open_is_given(
+def test_passthrough_device_open_by_the_persistence_daemon_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The persistence daemon closes the device when the claim disables persistence mode: the device can be switched."""
@@ -90,7 +90,7 @@ def test_device_that_only_the_persistence_daemon_has_open_is_given(
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_a_restart_knows_the_device_that_is_away(tmp_path: Path) -> None:
+def test_passthrough_restart_keeps_the_detached_device(tmp_path: Path) -> None:
     claims = Claims()
 
     async def main() -> None:
@@ -121,7 +121,7 @@ def test_a_restart_knows_the_device_that_is_away(tmp_path: Path) -> None:
         (False, "PreferIommuFD", True, ["/dev/vfio/40", "/dev/vfio/vfio"]),
     ],
 )
-def test_the_interface_is_the_claims_and_the_kernels(
+def test_passthrough_interface_follows_claim_and_kernel(
     tmp_path: Path, kernel_has_it: bool, policy: str, api_device: bool, expected: list[str]
 ) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
@@ -134,7 +134,7 @@ def test_the_interface_is_the_claims_and_the_kernels(
 
 
 @pytest.mark.parametrize("iommu", [{}, {"backendPolicy": "Both"}, {"backendPolicy": "LegacyOnly", "mode": 1}])
-def test_a_wrong_configuration_is_refused_before_anything_is_done(tmp_path: Path, iommu: dict[str, Any]) -> None:
+def test_passthrough_invalid_config_is_rejected_before_any_change(tmp_path: Path, iommu: dict[str, Any]) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         said = await prepare(node, claims.allocate("machine", GPU, config=config(**iommu)))
         assert "VfioDeviceConfig is wrong: iommu." in said and drivers(node) == ["nvidia", "nvidia"]
@@ -144,7 +144,7 @@ def test_a_wrong_configuration_is_refused_before_anything_is_done(tmp_path: Path
 
 
 @pytest.mark.parametrize("held", ["gpu-0", "gpu-0-mig-1g10gb-19-0", {"device": "gpu-0", "adminAccess": True}])
-def test_what_other_claims_hold_is_not_given_away(tmp_path: Path, held: Any) -> None:
+def test_passthrough_device_of_another_claim_is_rejected(tmp_path: Path, held: Any) -> None:
     """The scheduler's counters prevent conflicts, but a claim with administrator access consumes none: a held device is refused."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -159,7 +159,7 @@ def test_what_other_claims_hold_is_not_given_away(tmp_path: Path, held: Any) -> 
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_administrators_access_does_not_take_a_device_away(tmp_path: Path) -> None:
+def test_passthrough_admin_access_is_rejected(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         said = await prepare(node, claims.allocate("machine", {"device": GPU, "adminAccess": True}))
         assert "changes nothing on a device" in said and drivers(node) == ["nvidia", "nvidia"]
@@ -167,7 +167,7 @@ def test_administrators_access_does_not_take_a_device_away(tmp_path: Path) -> No
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_processes_are_named(tmp_path: Path) -> None:
+def test_passthrough_device_in_use_names_the_processes(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         with node.gpus.state() as state:
             state[node.gpus.template(0).uuid]["pids"] = [4711]
@@ -178,7 +178,7 @@ def test_processes_are_named(tmp_path: Path) -> None:
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_others_of_the_iommu_group_are_named(tmp_path: Path) -> None:
+def test_passthrough_shared_iommu_group_names_the_other_devices(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.system.add("0000:ff:00.1", "40", "snd_hda_intel", "0x040300")
         said = await prepare(node, claims.allocate("machine", GPU))
@@ -188,7 +188,7 @@ def test_others_of_the_iommu_group_are_named(tmp_path: Path) -> None:
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_a_second_device_that_cannot_be_bound_brings_the_first_one_back(tmp_path: Path) -> None:
+def test_passthrough_second_device_fails_rolls_back_the_first(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         put, second = node.system.put, node.gpus.template(1).pci_address
 
@@ -207,7 +207,7 @@ def test_a_second_device_that_cannot_be_bound_brings_the_first_one_back(tmp_path
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_a_machine_that_still_runs_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passthrough_running_virtual_machine_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dra_driver.core.host import passthrough
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -227,7 +227,7 @@ def test_a_machine_that_still_runs_keeps_its_claim(tmp_path: Path, monkeypatch: 
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_a_device_that_does_not_come_back_keeps_its_claim(tmp_path: Path) -> None:
+def test_passthrough_failed_reattach_keeps_the_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("machine", GPU)
         assert await prepare(node, claim) == ""
@@ -239,7 +239,7 @@ def test_a_device_that_does_not_come_back_keeps_its_claim(tmp_path: Path) -> Non
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_without_the_rule_nothing_of_it_is_published(tmp_path: Path) -> None:
+def test_passthrough_without_the_rule_is_not_published(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert node.survey is not None
         names = {offer.name for offer in node.survey.offers}
@@ -251,7 +251,7 @@ def test_without_the_rule_nothing_of_it_is_published(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_claim_with_both_kinds_has_what_containers_need(tmp_path: Path) -> None:
+def test_passthrough_claim_with_both_kinds_has_all_device_nodes(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("both", GPU, "gpu-1")
         assert await prepare(node, claim) == ""
@@ -265,7 +265,7 @@ def test_a_claim_with_both_kinds_has_what_containers_need(tmp_path: Path) -> Non
     run(tmp_path, scenario, rules=RULES)
 
 
-def test_an_older_release_refuses_a_record_with_it_and_reads_all_others(tmp_path: Path) -> None:
+def test_passthrough_record_is_rejected_by_an_older_release(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("machine", GPU)) == ""
         assert await prepare(node, claims.allocate("plain", "gpu-1")) == ""

@@ -23,7 +23,7 @@ def pods_read(api: ApiModel) -> int:
     return len([path for _method, path in api.log if "/pods/" in path])
 
 
-def test_pods_that_cannot_be_read_in_time_are_read_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_pod_reads_continue_at_the_next_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has many pods, and the API server answers slowly: pods that were read are not read again."""
     monkeypatch.setattr("dra_driver.monitoring.pods.READ_SECONDS", 0.5)
 
@@ -41,7 +41,7 @@ def test_pods_that_cannot_be_read_in_time_are_read_by_and_by(tmp_path: Path, mon
     run(tmp_path, scenario)
 
 
-def test_server_that_rejects_reads_of_pods_is_left_alone(tmp_path: Path) -> None:
+def test_server_that_rejects_pod_reads_gets_no_more_requests(tmp_path: Path) -> None:
     async def scenario(api: ApiModel, client: ApiClient) -> None:
         api.pods_forbidden = True
         now = [1000.0]

@@ -35,7 +35,7 @@ def run_in(root: str, *command: str, **environment: str) -> subprocess.Completed
     )
 
 
-def test_a_command_runs_in_the_other_root_with_the_modules_of_its_own() -> None:
+def test_command_in_the_node_root_uses_the_modules_of_the_image() -> None:
     done = run_in("/", "-m", "dra_driver.pod", "version")
     assert (done.returncode, done.stdout.strip()) == (0, dra_driver.__version__), done.stderr
     late = "import encodings.punycode, wave, dra_driver.commands.redact as mine, grpc.aio; print(wave.__file__, mine.__file__)"
@@ -46,14 +46,16 @@ def test_a_command_runs_in_the_other_root_with_the_modules_of_its_own() -> None:
     assert account.startswith("/proc/self/fd/") and account.endswith("kubernetes.io/serviceaccount")
 
 
-def test_a_pod_without_the_nodes_root_says_what_it_lacks(tmp_path: Path) -> None:
+def test_command_without_the_node_root_names_the_missing_mount(tmp_path: Path) -> None:
     done = run_in(str(tmp_path), "-m", "dra_driver.pod", "version")
     assert done.returncode == 1 and f"{tmp_path} does not show the node's /proc" in done.stderr
     done = run_in("", "-m", "dra_driver.pod", "version")
     assert done.returncode == 1 and "DRA_DRIVER_HOST is not set" in done.stderr
 
 
-def test_the_token_of_the_pod_is_read_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_access_reads_the_token_at_the_path_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert SERVICE_ACCOUNT.startswith("/var/run/secrets/")
     (tmp_path / "ca.crt").write_text("authority")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -62,7 +64,7 @@ def test_the_token_of_the_pod_is_read_where_the_variable_says(tmp_path: Path, mo
     assert (access.server, access.token_file) == ("https://10.0.0.1:443", f"{tmp_path}/token")
 
 
-def test_the_instance_is_the_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_instance_is_the_uid_of_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "driver.yaml"
     path.write_text("node_name: node-1\n")
     monkeypatch.setenv(config.INSTANCE_VARIABLE, "0a1b-2c3d")
@@ -72,7 +74,7 @@ def test_the_instance_is_the_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load(str(path))
 
 
-def test_commands_read_the_pods_configuration_where_there_is_no_other(
+def test_commands_without_a_service_config_read_the_config_of_the_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, pod = tmp_path / "driver.yaml", tmp_path / "driver-pod.yaml"
@@ -97,7 +99,7 @@ def test_commands_read_the_pods_configuration_where_there_is_no_other(
 
 
 @pytest.mark.parametrize(("change", "ends"), [({"inventory_interval": 7}, False), ({"node_name": "node-2"}, True)])
-def test_a_changed_file_is_taken_over_or_ends_the_process(
+def test_changed_configuration_is_applied_or_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], ends: bool
 ) -> None:
     monkeypatch.setattr(node, "CONFIGURATION_SECONDS", 0.02)
@@ -134,7 +136,7 @@ connection.sendall(b'{"pid": %d, "ready": true}' % os.getpid())
 """
 
 
-def test_a_process_in_a_pod_is_called_by_the_number_that_it_has_on_the_node(tmp_path: Path) -> None:
+def test_living_process_in_a_pod_has_its_pid_on_the_node(tmp_path: Path) -> None:
     """The PID in the pod belongs to another process on the node, which must not get the reload signal: the node's PID is used."""
     path = str(tmp_path / "status.sock")
     unshare = ["unshare", *AS_ROOT[1:], "--pid", "--fork", "--kill-child"]
@@ -173,7 +175,7 @@ SERVES = {
         (("d", "u", "0"), [{**SERVES, "ready": False, "problems": ["store"]}], "store"),
     ],
 )
-def test_the_role_waits_for_the_pod_that_serves(
+def test_role_waits_for_the_serving_pod(
     tmp_path_factory: pytest.TempPathFactory, wanted: tuple[str, ...], told: list[dict[str, object]], said: str
 ) -> None:
     root = tmp_path_factory.mktemp("s")

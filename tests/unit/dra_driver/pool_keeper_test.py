@@ -40,7 +40,7 @@ def said(content: Content) -> set[object]:
     return {offer.attributes.get("held") for offer in content.offers}
 
 
-def test_what_is_published_follows_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_follows_changes_of_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_updates, "HELD_SECONDS", 0.01)
 
     async def scenario(node: Node, _claims: Claims) -> None:
@@ -69,7 +69,7 @@ def test_what_is_published_follows_claims(tmp_path: Path, monkeypatch: pytest.Mo
     run(tmp_path, scenario)
 
 
-def test_where_nothing_depends_on_claims_nobody_asks_for_them(tmp_path: Path) -> None:
+def test_pool_independent_of_claims_does_not_read_them(tmp_path: Path) -> None:
     async def scenario(node: Node, _claims: Claims) -> None:
         def never() -> frozenset[str]:
             raise AssertionError("asked")

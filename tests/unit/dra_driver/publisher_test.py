@@ -88,7 +88,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.api.watching.RETRY_FIRST", 0.02)
 
 
-def test_published_once_and_then_left_alone(tmp_path: Path) -> None:
+def test_publisher_unchanged_content_is_written_once(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("h100-80", "l4"))
         await scene.until(scene.publisher.published.is_set)
@@ -108,7 +108,7 @@ def test_published_once_and_then_left_alone(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_one_changed_device_is_one_write(tmp_path: Path) -> None:
+def test_publisher_one_changed_device_is_one_write(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         first = content("h100-80", "l4")
         scene.publisher.set_content(first)
@@ -129,7 +129,7 @@ def test_one_changed_device_is_one_write(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_slices_that_the_kubelet_wipes_come_back(tmp_path: Path) -> None:
+def test_publisher_slices_deleted_by_the_kubelet_are_created_again(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("h100-80", "l4"))
         await scene.until(scene.publisher.published.is_set)
@@ -141,7 +141,7 @@ def test_slices_that_the_kubelet_wipes_come_back(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_foreign_change_is_undone(tmp_path: Path) -> None:
+def test_publisher_change_by_another_client_is_reverted(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("l4", dynamic=False))
         await scene.until(scene.publisher.published.is_set)
@@ -155,7 +155,7 @@ def test_foreign_change_is_undone(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_node_made_anew_owns_the_slices(tmp_path: Path) -> None:
+def test_publisher_recreated_node_owns_the_slices(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.publisher.set_content(content("l4", dynamic=False))
         await scene.until(scene.publisher.published.is_set)
@@ -209,7 +209,7 @@ def test_waits_for_the_node_and_through_failures(tmp_path: Path) -> None:
     run(tmp_path, scenario, api)
 
 
-def test_conflict_is_resolved_by_looking_again(tmp_path: Path) -> None:
+def test_publisher_conflict_is_resolved_with_a_new_read(tmp_path: Path) -> None:
     api = ApiModel()
 
     async def scenario(scene: Scene) -> None:
@@ -282,7 +282,7 @@ def test_without_taints_a_tainted_device_is_never_published(tmp_path: Path) -> N
     run(tmp_path, scenario, api)
 
 
-def test_server_that_cannot_be_asked_shows_by_what_it_keeps(tmp_path: Path) -> None:
+def test_publisher_failed_dry_run_detects_features_by_kept_fields(tmp_path: Path) -> None:
     api = ApiModel()
     api.drop_fields = ("consumesCounters", "sharedCounters")
     api.failures = [("DRYRUN", 400, "a webhook does not do dry runs")]
@@ -315,7 +315,7 @@ def test_gate_that_is_switched_on_is_noticed(tmp_path: Path) -> None:
     run(tmp_path, scenario, api)
 
 
-def test_what_the_server_changes_otherwise_is_not_written_again(tmp_path: Path) -> None:
+def test_publisher_fields_changed_by_the_server_are_not_written_again(tmp_path: Path) -> None:
     api = ApiModel()
     curtailed = api._curtailed
 
@@ -335,7 +335,7 @@ def test_what_the_server_changes_otherwise_is_not_written_again(tmp_path: Path) 
     run(tmp_path, scenario, api)
 
 
-def test_watch_that_ends_at_once_is_not_asked_for_without_end(tmp_path: Path) -> None:
+def test_publisher_watch_that_ends_at_once_is_reopened_with_a_pause(tmp_path: Path) -> None:
     api = ApiModel()
     api.watch_ends_at_once = True
 
@@ -454,7 +454,7 @@ def test_pool_of_another_name_is_removed_after_an_error_of_the_server(tmp_path: 
     run(tmp_path, scenario, api)
 
 
-def test_pool_of_a_former_name_is_removed(tmp_path: Path) -> None:
+def test_publisher_pool_with_the_previous_name_is_removed(tmp_path: Path) -> None:
     api = ApiModel()
     api.slices["00000-gpu.nvidia.com-node-1-old"] = {
         "metadata": {"name": "00000-gpu.nvidia.com-node-1-old", "uid": "x", "resourceVersion": "7"},

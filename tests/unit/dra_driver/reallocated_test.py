@@ -23,7 +23,7 @@ def held(node: Node, claim: ClaimReference) -> list[str]:
     return [device.name for device in node.store.claims[claim.uid].devices]
 
 
-def test_an_idle_claim_is_prepared_anew(tmp_path: Path) -> None:
+def test_reallocated_idle_claim_is_prepared_again(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare(node, claim) == ""
@@ -38,7 +38,7 @@ def test_an_idle_claim_is_prepared_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"request": "other"}, {"shareID": "11111111-1111-1111-1111-111111111111"}])
-def test_every_part_of_the_allocation_counts(tmp_path: Path, change: dict[str, str]) -> None:
+def test_reallocated_any_changed_field_counts(tmp_path: Path, change: dict[str, str]) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-1")
         assert await prepare(node, claim) == ""
@@ -50,7 +50,7 @@ def test_every_part_of_the_allocation_counts(tmp_path: Path, change: dict[str, s
     run(tmp_path, scenario)
 
 
-def test_a_claim_in_use_is_refused_by_name(tmp_path: Path) -> None:
+def test_reallocated_claim_in_use_is_rejected_by_name(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0")
         assert await prepare(node, claim) == ""
@@ -68,7 +68,7 @@ def test_a_claim_in_use_is_refused_by_name(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_without_the_api_the_stored_answer_stands(tmp_path: Path) -> None:
+def test_reallocated_without_the_api_server_returns_the_stored_devices(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0")
         assert await prepare(node, claim) == ""
@@ -80,7 +80,7 @@ def test_without_the_api_the_stored_answer_stands(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_the_reconciler_sees_it_too(tmp_path: Path) -> None:
+def test_reallocated_claim_is_detected_by_the_reconciler(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         reconciler = Reconciler(
             node.service,
@@ -118,7 +118,7 @@ entries = st.tuples(
 
 
 @given(st.lists(entries, unique=True, max_size=4), st.lists(entries, unique=True, max_size=4))
-def test_order_is_no_difference_and_all_else_is(before: list[tuple[str, ...]], now: list[tuple[str, ...]]) -> None:
+def test_reallocated_order_does_not_count(before: list[tuple[str, ...]], now: list[tuple[str, ...]]) -> None:
     reference = ClaimReference("default", "a", "u")
     record = ClaimRecord(
         "u",
@@ -139,7 +139,7 @@ def test_order_is_no_difference_and_all_else_is(before: list[tuple[str, ...]], n
     assert len(prepared_for(record)) == len(before)
 
 
-def test_files_of_claims_that_are_not_there_go_with_the_next_visit(tmp_path: Path) -> None:
+def test_reconciler_removes_cdi_files_without_a_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         reconciler = Reconciler(
             node.service,

@@ -158,7 +158,7 @@ def test_claim_whose_path_server_does_not_serve_is_not_missing(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
-def test_server_that_rejects_all_reads_is_asked_for_few_claims(tmp_path: Path, status: int) -> None:
+def test_server_that_rejects_all_reads_gets_few_requests(tmp_path: Path, status: int) -> None:
     """A node can have hundreds of claims, and after status 401 each read opens a connection: few claims are requested."""
 
     async def scenario(node: Node, claims: Claims) -> None:

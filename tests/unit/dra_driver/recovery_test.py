@@ -227,7 +227,7 @@ def check(node: Node) -> None:
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.lists(operations, min_size=1, max_size=4), st.none() | endings), min_size=1, max_size=4))
-def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
+def test_recovery_claim_is_prepared_or_removed(lives: list[Any]) -> None:
     # A kill is a copy of the files, so nothing depends on the durability of the disk. Memory is faster.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         world = World(Path(folder))
@@ -238,7 +238,7 @@ def test_every_claim_ends_prepared_or_gone(lives: list[Any]) -> None:
 
 @pytest.mark.parametrize("reboot", [False, True])
 @pytest.mark.parametrize("stage", [stage for stage in PREPARE if stage not in OF_FABRIC])
-def test_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: bool) -> None:
+def test_recovery_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: bool) -> None:
     world = World(tmp_path)
     second = {**dict.fromkeys(OF_SETTINGS, "gpu-1"), **dict.fromkeys(OF_PASSTHROUGH, "gpu-vfio-1")}
     devices = ["gpu-0-mig-1g10gb-19-0", second.get(stage, "gpu-1-mig-2g20gb-14-2")]
@@ -251,7 +251,7 @@ def test_killed_at_each_stage_of_prepare(tmp_path: Path, stage: str, reboot: boo
 
 @pytest.mark.parametrize("reboot", [False, True])
 @pytest.mark.parametrize("stage", [stage for stage in UNPREPARE if stage not in OF_FABRIC])
-def test_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: bool) -> None:
+def test_recovery_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: bool) -> None:
     world = World(tmp_path)
     only = {**dict.fromkeys(OF_SETTINGS, "gpu-0"), **dict.fromkeys(OF_PASSTHROUGH, "gpu-vfio-0")}
     device = only.get(stage, "gpu-0-mig-1g10gb-19-0")
@@ -263,7 +263,7 @@ def test_killed_at_each_stage_of_unprepare(tmp_path: Path, stage: str, reboot: b
     world.live([], None)
 
 
-def test_static_partition_comes_back_with_the_layout(tmp_path: Path) -> None:
+def test_recovery_static_partition_is_restored_with_the_layout(tmp_path: Path) -> None:
     """After a reboot the layout creates the partition again with another number: the claim uses it."""
     from dra_driver.core.model import Placement
 

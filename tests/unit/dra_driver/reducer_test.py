@@ -263,7 +263,7 @@ def happen(world: World, what: str, number: int) -> None:
     st.sets(st.sampled_from([TAINTS, COUNTERS])),
     st.booleans(),
 )
-def test_the_pool_becomes_what_is_wanted_and_rests(
+def test_pool_reaches_the_desired_content_and_stays(
     story: list[tuple[float, tuple[str, int]]], drops: set[str], asks: bool
 ) -> None:
     world = World(ServerModel(drops=frozenset(drops)), asks=asks)
@@ -290,7 +290,7 @@ def test_the_pool_becomes_what_is_wanted_and_rests(
     ),
     st.integers(0, len(CONTENTS) - 1),
 )
-def test_an_own_change_is_there_within_a_second_whatever_others_do(
+def test_own_change_is_published_within_a_second_during_other_writes(
     story: list[tuple[float, str, int]], number: int
 ) -> None:
     world = World(ServerModel())
@@ -310,7 +310,7 @@ def test_an_own_change_is_there_within_a_second_whatever_others_do(
 
 @settings(max_examples=10)
 @given(st.floats(0.2, 5.0), st.sampled_from(["delete", "change", "wipe"]))
-def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, what: str) -> None:
+def test_continuous_foreign_writes_are_reverted_with_growing_pauses(every: float, what: str) -> None:
     world = World(ServerModel())
     world.want(CONTENTS[1])
     world.go_on(5)
@@ -324,7 +324,7 @@ def test_somebody_who_never_stops_is_answered_ever_more_slowly(every: float, wha
 
 
 @given(st.lists(st.floats(0.0, 0.2), min_size=20, max_size=60))
-def test_many_own_changes_are_no_storm(pauses: list[float]) -> None:
+def test_many_own_changes_are_written_in_few_batches(pauses: list[float]) -> None:
     world = World(ServerModel())
     for number, seconds in enumerate(pauses):
         world.want(CONTENTS[1 + number % 2])
@@ -333,7 +333,7 @@ def test_many_own_changes_are_no_storm(pauses: list[float]) -> None:
 
 
 @given(st.integers(1, 200), st.lists(st.floats(0.0, 5.0), max_size=20))
-def test_the_server_is_left_alone_as_long_as_it_asks(seconds: int, changes: list[float]) -> None:
+def test_throttled_server_gets_no_requests_until_its_retry_after(seconds: int, changes: list[float]) -> None:
     world = World(ServerModel())
     world.server.throttled_until = float(seconds)
     world.want(CONTENTS[1])
@@ -349,7 +349,7 @@ def test_the_server_is_left_alone_as_long_as_it_asks(seconds: int, changes: list
     st.lists(st.tuples(st.integers(0, len(CONTENTS) - 1), st.floats(0, 3)), min_size=1, max_size=8),
     st.sets(st.sampled_from([TAINTS, COUNTERS])),
 )
-def test_what_cannot_be_said_is_at_no_moment_published(changes: list[tuple[int, float]], drops: set[str]) -> None:
+def test_unsupported_content_is_never_published(changes: list[tuple[int, float]], drops: set[str]) -> None:
     world = World(ServerModel(drops=frozenset(drops)))
     former: set[str] = set()
     for number, seconds in changes:
@@ -364,7 +364,7 @@ def test_what_cannot_be_said_is_at_no_moment_published(changes: list[tuple[int, 
         former = set(world.server.devices())
 
 
-def test_a_server_that_learns_is_believed() -> None:
+def test_server_with_new_features_gets_all_devices() -> None:
     world = World(ServerModel(drops=frozenset({TAINTS, COUNTERS})))
     world.want(CONTENTS[4])
     world.go_on(5)
@@ -376,7 +376,7 @@ def test_a_server_that_learns_is_believed() -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_slices_of_a_former_pool_go_last_and_block_nothing(allowed: bool) -> None:
+def test_slices_of_a_previous_pool_are_deleted_last_and_block_nothing(allowed: bool) -> None:
     server = ServerModel()
     spec = {"driver": DRIVER, "nodeName": "node-1", "pool": {"name": "old", "generation": 3, "resourceSliceCount": 1}}
     server.put("old-slice", {"metadata": {"name": "old-slice"}, "spec": spec})

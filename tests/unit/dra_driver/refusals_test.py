@@ -55,7 +55,7 @@ def tainted(refusals: Refusals, device: Device, published: Iterable[Offer]) -> s
 
 
 @given(st.sampled_from(sorted(model.CHIPS)), st.data())
-def test_what_takes_no_less_of_anything_is_kept_back_and_nothing_else(kind: str, data: st.DataObject) -> None:
+def test_refusal_taints_exactly_the_offers_with_no_smaller_needs(kind: str, data: st.DataObject) -> None:
     device = model.device(kind)
     published = offers(device, True)
     possible = [offer for offer in published if offer.dynamic]
@@ -76,7 +76,7 @@ def test_what_takes_no_less_of_anything_is_kept_back_and_nothing_else(kind: str,
     assert tainted(refusals, device, published) == set()
 
 
-def test_it_ends_when_something_has_gone_or_after_a_while_that_grows() -> None:
+def test_refusal_ends_after_a_removal_or_a_growing_time() -> None:
     vir02 = [
         model.partition("310P", "vir02", place.placements[0])
         for place in model.profiles("310P")
@@ -134,7 +134,7 @@ def record(uid: str, *held: Partition, prepared: bool = True, created: bool = Tr
 
 
 @given(st.data())
-def test_only_what_is_the_driver_s_own_and_idle_is_cleared(data: st.DataObject) -> None:
+def test_clearance_destroys_only_idle_partitions_of_the_driver(data: st.DataObject) -> None:
     """Clearing destroys only the driver's own idle partitions that no kubelet has requested."""
     (profile,) = [each for each in model.profiles("310P") if each.name == "vir01"]
     partitions, records, waiting, allowed = [], [], set(), set()
@@ -165,7 +165,7 @@ def test_only_what_is_the_driver_s_own_and_idle_is_cleared(data: st.DataObject) 
 # ---------------------------------------------------------------------- claims
 
 
-def test_a_refusal_is_an_error_with_what_follows_and_ends_with_what_is_made(tmp_path: Path) -> None:
+def test_refusal_error_names_the_taint_and_ends_with_the_next_partition(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         refusing(node, 1)
@@ -183,7 +183,7 @@ def test_a_refusal_is_an_error_with_what_follows_and_ends_with_what_is_made(tmp_
     run(tmp_path, scenario)
 
 
-def test_claims_that_wait_for_their_pods_make_room_and_have_theirs_again(tmp_path: Path) -> None:
+def test_clearance_moves_claims_that_wait_for_their_pods(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         waiting, wanted = claims.allocate("waiting", NEXT), claims.allocate("wanted", SMALL)
         assert (await node.service.prepare_ahead(waiting)).error == ""
@@ -206,7 +206,7 @@ def test_claims_that_wait_for_their_pods_make_room_and_have_theirs_again(tmp_pat
     run(tmp_path, scenario)
 
 
-def test_where_clearing_does_not_help_everything_is_as_it_was(tmp_path: Path) -> None:
+def test_clearance_without_success_restores_the_previous_state(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         waiting, wanted = claims.allocate("waiting", NEXT), claims.allocate("wanted", SMALL)
         assert (await node.service.prepare_ahead(waiting)).error == ""
@@ -219,7 +219,7 @@ def test_where_clearing_does_not_help_everything_is_as_it_was(tmp_path: Path) ->
     run(tmp_path, scenario)
 
 
-def test_a_claim_that_cannot_be_brought_back_is_told_of_and_prepared_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_clearance_unrestored_claim_is_reported_and_prepared_on_request(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         waiting, wanted = claims.allocate("waiting", NEXT), claims.allocate("wanted", SMALL)
         assert (await node.service.prepare_ahead(waiting)).error == ""
@@ -242,7 +242,7 @@ def test_a_claim_that_cannot_be_brought_back_is_told_of_and_prepared_when_it_is_
     run(tmp_path, scenario)
 
 
-def test_what_was_left_over_goes(tmp_path: Path) -> None:
+def test_clearance_destroys_leftover_partitions(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         left, wanted = claims.allocate("left", NEXT), claims.allocate("wanted", SMALL)
         # The partition is created, its CDI file is not, and the rollback fails.
@@ -267,7 +267,7 @@ def test_what_was_left_over_goes(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_restart_in_between_finds_the_waiting_claim_s_partition_missing_and_makes_it(tmp_path: Path) -> None:
+def test_restart_during_clearance_creates_the_missing_partition(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         waiting = claims.allocate("waiting", NEXT)
         assert (await node.service.prepare_ahead(waiting)).error == ""
@@ -291,7 +291,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return tmp_path_factory.mktemp("r")
 
 
-def test_claim_and_pod_are_told_and_others_are_kept_away(short: Path) -> None:
+def test_refusal_is_reported_on_claim_and_pod_and_taints_the_offer(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -317,7 +317,7 @@ def test_claim_and_pod_are_told_and_others_are_kept_away(short: Path) -> None:
     played(short, scenario)
 
 
-def test_a_pod_that_is_not_bound_yet_goes_elsewhere_at_once(short: Path) -> None:
+def test_refusal_before_binding_reschedules_the_pod_at_once(short: Path) -> None:
     from ahead_test import AHEAD, reserve, told
 
     async def scenario(scene: Scene) -> None:

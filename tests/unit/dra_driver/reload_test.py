@@ -67,7 +67,7 @@ def change(path: Path, **settings: Any) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **settings}))
 
 
-def test_another_layout_is_taken_over_and_no_call_fails(short: Path) -> None:
+def test_reload_new_layout_is_applied_and_no_call_fails(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with reloading(scene) as path:
             assert await scene.prepare("held", SMALL) == ""
@@ -98,7 +98,7 @@ def test_another_layout_is_taken_over_and_no_call_fails(short: Path) -> None:
     run(short, scenario)
 
 
-def test_what_needs_a_restart_is_named_and_all_stays(short: Path) -> None:
+def test_reload_setting_that_needs_a_restart_is_named_and_nothing_changes(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with reloading(scene) as path:
             digest = load(str(path)).digest
@@ -116,7 +116,7 @@ def test_what_needs_a_restart_is_named_and_all_stays(short: Path) -> None:
     run(short, scenario)
 
 
-def test_a_file_that_says_the_same_has_the_hardware_looked_at(short: Path) -> None:
+def test_reload_unchanged_file_scans_the_hardware(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with reloading(scene) as path:
             serving = scene.driver._serving
@@ -127,14 +127,14 @@ def test_a_file_that_says_the_same_has_the_hardware_looked_at(short: Path) -> No
     run(short, scenario)
 
 
-def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
+def test_reload_without_a_driver_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "driver.yaml"
     path.write_text(yaml.safe_dump({"node_name": "n", "backends": ["nvidia"], "kubelet_root": str(tmp_path)}))
     (problem,) = reload(str(path), 0.5)
     assert "does not answer" in problem
 
 
-def test_every_setting_is_either_taken_over_or_named() -> None:
+def test_reload_each_setting_is_applied_or_named() -> None:
     base = parse({"node_name": "n"})
     assert set(RELOADABLE) <= {each.name for each in fields(Configuration)}
     assert base.needing_restart(parse({"node_name": "n", "inventory_interval": 3, "log": {"level": "debug"}})) == ()

@@ -62,7 +62,7 @@ class Scene:
         return [reason for reason, _message, _warning in self.events.values()]
 
 
-def test_each_step_is_told_once(tmp_path: Path) -> None:
+def test_repartition_each_step_is_reported_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     for step in (records.DRAINING, records.APPLYING, records.PUBLISHING, steps.RELEASED):
         scene.take(step)
@@ -83,7 +83,7 @@ def test_each_step_is_told_once(tmp_path: Path) -> None:
     assert not scene.events, "what is old is not told at all"
 
 
-def test_what_fails_is_told_with_its_step(tmp_path: Path) -> None:
+def test_repartition_failure_is_reported_with_its_step(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.take(records.DRAINING)
     why = '"Change the layout of the GPU" failed: NVML says 19'
@@ -94,7 +94,7 @@ def test_what_fails_is_told_with_its_step(tmp_path: Path) -> None:
     assert all(why in message for _reason, message, warning in scene.events.values() if warning)
 
 
-def test_what_finds_no_room_is_told_later_and_in_order(tmp_path: Path) -> None:
+def test_repartition_events_beyond_the_queue_are_reported_later_in_order(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.room = 1
     scene.take(records.DRAINING)
@@ -105,7 +105,7 @@ def test_what_finds_no_room_is_told_later_and_in_order(tmp_path: Path) -> None:
     assert scene.reasons == ["RepartitionBegun", "RepartitionChanging", "RepartitionApplied"]
 
 
-def test_an_operation_that_nobody_ends_is_told_once(tmp_path: Path) -> None:
+def test_repartition_operation_without_an_end_is_reported_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     record = Record("replan-1", (GPU.uuid, "GPU-away"), records.APPLYING, scene.now + 60, (), ())
     records.write(System(), str(tmp_path), record)
@@ -126,7 +126,7 @@ def test_an_operation_that_nobody_ends_is_told_once(tmp_path: Path) -> None:
     assert len(scene.counted) == 1
 
 
-def test_names_are_those_of_objects_and_of_one_step_each() -> None:
+def test_repartition_event_names_are_valid_and_unique() -> None:
     long = "n" * 190 + ".example-of-a-long-name.example.com"
     first = StartedStep(1.0, "a", (), records.DRAINING)
     names = {

@@ -44,7 +44,7 @@ def test_whole_device(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> None:
+def test_partition_is_created_at_its_placement_and_destroyed(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first, second = claims.allocate("a", SMALL), claims.allocate("b", LARGE)
         assert await prepare_all(node, first, second) == ["", ""]
@@ -73,7 +73,7 @@ def test_partition_is_made_at_its_placement_and_destroyed(tmp_path: Path) -> Non
         (ClaimReference("default?watch=1", "a", "0uid-a"), "namespace"),
     ],
 )
-def test_what_no_claim_can_be_called_is_refused_and_touches_nothing(
+def test_prepare_invalid_claim_name_is_rejected_without_changes(
     tmp_path: Path, found: ClaimReference, what: str
 ) -> None:
     """Names of files and requests contain the uid: an invalid uid is refused, and no other file is read or removed."""
@@ -124,7 +124,7 @@ def test_prepare_again_answers_the_same_without_the_api(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_containers_read_what_their_devices_are_under_the_name_that_the_pod_has_for_the_claim(tmp_path: Path) -> None:
+def test_prepare_device_attributes_are_at_the_pod_claim_name(tmp_path: Path) -> None:
     devices = ({"device": SMALL, "request": "r/first"}, {"device": "gpu-1", "request": "w"})
     folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu"
     claims, seen = Claims(), {}
@@ -239,7 +239,7 @@ def test_one_prepare_costs_one_read_and_one_commit_for_each_transition(
     run(tmp_path, scenario)
 
 
-def test_overlap_is_refused_naming_the_other_claim(tmp_path: Path) -> None:
+def test_prepare_overlap_is_rejected_with_the_other_claim(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         holder = claims.allocate("holder", LARGE)
         assert await prepare_all(node, holder) == [""]
@@ -255,7 +255,7 @@ def test_overlap_is_refused_naming_the_other_claim(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_administrators_claim_passes_by_the_overlap_and_makes_nothing(tmp_path: Path) -> None:
+def test_prepare_admin_access_ignores_overlap_and_creates_nothing(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         holder = claims.allocate("holder", SMALL)
         assert await prepare_all(node, holder) == [""]
@@ -285,7 +285,7 @@ def test_shares_of_one_device_differ_by_their_id(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_one_bad_claim_does_not_fail_the_others(tmp_path: Path) -> None:
+def test_prepare_invalid_claim_does_not_fail_the_others(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         good, missing = claims.allocate("good", WHOLE), ClaimReference("default", "missing", "u")
         gone = claims.allocate("gone", "gpu-7")
@@ -339,14 +339,14 @@ def test_results_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_unknown_claim_is_unprepared(tmp_path: Path) -> None:
+def test_unprepare_unknown_claim_succeeds(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await unprepare_all(node, ClaimReference("default", "never", "seen")) == [""]
 
     run(tmp_path, scenario)
 
 
-def test_unprepare_goes_by_what_is_stored(tmp_path: Path) -> None:
+def test_unprepare_uses_the_stored_record(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         assert await prepare_all(node, claim) == [""]
@@ -385,7 +385,7 @@ def test_claims_of_one_gpu_wait_for_each_other_and_others_do_not(tmp_path: Path)
     run(tmp_path, scenario)
 
 
-def test_call_that_the_kubelet_gives_up_goes_on(tmp_path: Path) -> None:
+def test_prepare_call_canceled_by_the_kubelet_continues(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", SMALL)
         call = asyncio.get_running_loop().create_task(node.service.prepare([claim]))
@@ -410,7 +410,7 @@ def test_same_claim_asked_for_many_times_at_once(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_before_ready_reports_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -421,7 +421,9 @@ def test_not_ready_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     run(tmp_path, scenario)
 
 
-def test_whole_device_is_given_back_without_the_gpu_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprepare_whole_device_without_the_gpu_driver_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_driver.claims.operations.READY_SECONDS", 0.01)
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -436,7 +438,7 @@ def test_whole_device_is_given_back_without_the_gpu_driver(tmp_path: Path, monke
     run(tmp_path, scenario)
 
 
-def test_adopted_partition_is_given_out_and_never_destroyed(tmp_path: Path) -> None:
+def test_prepare_adopted_partition_is_never_destroyed(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         from dra_driver.core.model import Placement
 
@@ -456,7 +458,7 @@ def test_adopted_partition_is_given_out_and_never_destroyed(tmp_path: Path) -> N
     run(tmp_path, scenario, rules=ALL_DYNAMIC)
 
 
-def test_partition_that_appeared_in_the_claims_place_is_left_alone(tmp_path: Path) -> None:
+def test_prepare_partition_at_the_placement_is_kept(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         from dra_driver.core.model import Placement
 
@@ -470,7 +472,7 @@ def test_partition_that_appeared_in_the_claims_place_is_left_alone(tmp_path: Pat
     run(tmp_path, scenario)
 
 
-def test_a_device_that_is_repartitioned_is_prepared_for_nobody_new_and_its_neighbour_is(tmp_path: Path) -> None:
+def test_prepare_device_in_repartition_is_rejected_and_others_succeed(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         held, new, other = claims.allocate("a", SMALL), claims.allocate("b", SMALL_2), claims.allocate("c", "gpu-1")
         assert await prepare_all(node, held) == [""]

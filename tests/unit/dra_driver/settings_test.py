@@ -53,7 +53,7 @@ def noted(node: Node) -> set[str]:
     return {key.rpartition(":")[2] for key in node.store.meta if key.startswith(SETTING_KEY)}
 
 
-def test_what_a_claim_sets_is_set_back_to_what_was_there_before(tmp_path: Path) -> None:
+def test_unprepare_restores_the_previous_settings(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         turned_by_hand(node, powerLimit=650.5, computeMode="ExclusiveProcess")
         claim = claims.allocate("a", "gpu-0", config=[config(SHARING), settings(powerLimit=300)])
@@ -68,7 +68,7 @@ def test_what_a_claim_sets_is_set_back_to_what_was_there_before(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
-def test_a_claim_s_workload_profiles_stand_for_those_requested_before_and_survive_the_store(tmp_path: Path) -> None:
+def test_workload_profiles_of_a_claim_replace_previous_ones_and_are_stored(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         turned_by_hand(node, workloadProfiles=["max-p"])
 
@@ -90,7 +90,7 @@ def test_a_claim_s_workload_profiles_stand_for_those_requested_before_and_surviv
     run(tmp_path, scenario)
 
 
-def test_a_claim_without_settings_does_not_ask_for_knobs(tmp_path: Path) -> None:
+def test_prepare_without_settings_reads_no_knobs(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
         assert not {"knobs", "set_knobs"} & {name for name, _arguments in node.backend.calls}
@@ -101,7 +101,7 @@ def test_a_claim_without_settings_does_not_ask_for_knobs(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
-def test_what_the_device_does_not_take_is_refused_with_the_range_before_anything_is_written(tmp_path: Path) -> None:
+def test_prepare_unsupported_value_is_rejected_with_the_range(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=800, memoryClocks={"maximum": 1000})])
         error = await prepare(node, claim)
@@ -113,7 +113,7 @@ def test_what_the_device_does_not_take_is_refused_with_the_range_before_anything
     run(tmp_path, scenario)
 
 
-def test_a_setting_that_fails_takes_back_those_before_it(tmp_path: Path) -> None:
+def test_prepare_failed_setting_rolls_back_the_previous_ones(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", "gpu-1", config=[settings(powerLimit=300)])
         set_knobs, count = node.backend.set_knobs, 0
@@ -134,7 +134,7 @@ def test_a_setting_that_fails_takes_back_those_before_it(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
-def test_a_pod_ends_whose_device_has_a_fault_and_the_device_is_set_back_when_it_answers(tmp_path: Path) -> None:
+def test_unprepare_faulty_device_restores_settings_after_it_recovers(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first, second = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)]), claims.allocate("b", "gpu-0")
         assert await prepare(node, first) == ""
@@ -151,7 +151,7 @@ def test_a_pod_ends_whose_device_has_a_fault_and_the_device_is_set_back_when_it_
 
 
 @pytest.mark.parametrize("error", [BackendUnavailable("no library"), AcceleratorError("the tool is missing")])
-def test_what_cannot_be_set_back_is_owed_and_the_pod_ends(tmp_path: Path, error: AcceleratorError) -> None:
+def test_unprepare_failed_restore_becomes_pending_cleanup(tmp_path: Path, error: AcceleratorError) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300, graphicsClocks={"maximum": 900})])
         assert await prepare(node, claim) == ""
@@ -166,7 +166,7 @@ def test_what_cannot_be_set_back_is_owed_and_the_pod_ends(tmp_path: Path, error:
     run(tmp_path, scenario)
 
 
-def test_a_device_that_cannot_be_set_back_is_given_to_nobody_and_says_why(tmp_path: Path) -> None:
+def test_prepare_device_with_failed_restore_is_rejected_with_the_reason(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         first, second = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)]), claims.allocate("b", "gpu-0")
         assert await prepare(node, first) == ""
@@ -182,7 +182,7 @@ def test_a_device_that_cannot_be_set_back_is_given_to_nobody_and_says_why(tmp_pa
     run(tmp_path, scenario)
 
 
-def test_a_knob_that_the_device_does_not_have_is_not_owed(tmp_path: Path) -> None:
+def test_prepare_unsupported_knob_leaves_no_pending_cleanup(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         claim = claims.allocate("a", "gpu-0", config=[settings(graphicsClocks={"maximum": 900})])
         node.backend.failures["set_knobs"] = [Unsupported("the board is too old")] * 2
@@ -192,7 +192,7 @@ def test_a_knob_that_the_device_does_not_have_is_not_owed(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_another_claims_end_leaves_the_settings_alone(tmp_path: Path) -> None:
+def test_unprepare_another_claim_keeps_the_settings(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         one = claims.allocate("a", "gpu-0", config=[settings(powerLimit=300)])
         watcher = claims.allocate("watch", {"device": "gpu-0", "adminAccess": True})
@@ -204,7 +204,7 @@ def test_another_claims_end_leaves_the_settings_alone(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_claims_that_share_a_device_agree_and_the_last_one_sets_back(tmp_path: Path) -> None:
+def test_unprepare_last_claim_of_a_shared_device_restores_the_settings(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         def share(name: str, number: int, **fields: Any) -> Any:
             given = {"device": "gpu-0", "shareID": f"{number}1111111-1111-1111-1111-111111111111"}
@@ -225,7 +225,7 @@ def test_claims_that_share_a_device_agree_and_the_last_one_sets_back(tmp_path: P
     run(tmp_path, scenario)
 
 
-def test_a_reboot_takes_settings_along_and_the_claim_gets_them_again(tmp_path: Path) -> None:
+def test_restore_after_a_reboot_sets_the_claims_settings_again(tmp_path: Path) -> None:
     claims = Claims()
 
     async def life(boot: str, unprepared: bool) -> None:
@@ -247,7 +247,7 @@ def test_a_reboot_takes_settings_along_and_the_claim_gets_them_again(tmp_path: P
     asyncio.run(life("boot-2", unprepared=True))
 
 
-def test_a_restarted_driver_sets_again_what_prepared_claims_want(tmp_path: Path) -> None:
+def test_restarted_driver_sets_the_settings_of_prepared_claims_again(tmp_path: Path) -> None:
     claims = Claims()
 
     async def life(first: bool) -> None:
@@ -267,7 +267,7 @@ def test_a_restarted_driver_sets_again_what_prepared_claims_want(tmp_path: Path)
     asyncio.run(life(first=False))
 
 
-def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path: Path) -> None:
+def test_unprepare_after_a_lost_store_sets_the_defaults(tmp_path: Path) -> None:
     """After a loss of the store, the CDI file still has the claim's settings. The device gets its default values."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -286,7 +286,7 @@ def test_a_store_that_was_lost_costs_what_was_there_before_and_no_more(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_others_read_what_a_claim_sets_and_what_it_found(tmp_path: Path) -> None:
+def test_prepared_claims_returns_set_and_previous_values(tmp_path: Path) -> None:
     """Other programs that change settings of the node read the claim's values and the previous values from the store."""
 
     async def scenario(node: Node, claims: Claims) -> None:

@@ -72,7 +72,7 @@ def outcome(pending: Pending) -> list[object]:
     return found
 
 
-def test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk(tmp_path: Path, disk: Disk) -> None:
+def test_begin_change_is_visible_at_once_and_done_when_on_disk(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     told: list[str] = []
     store.observer = lambda result, _seconds: told.append(result)
@@ -93,7 +93,7 @@ def test_what_is_begun_is_there_at_once_and_done_when_it_is_on_disk(tmp_path: Pa
     again.close()
 
 
-def test_many_that_are_begun_while_the_disk_is_busy_wait_for_it_once(tmp_path: Path, disk: Disk) -> None:
+def test_begin_many_changes_during_a_sync_share_the_next_sync(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     first = store.begin(Change(put=record("first")))
     assert disk.asked.wait(60)
@@ -105,14 +105,14 @@ def test_many_that_are_begun_while_the_disk_is_busy_wait_for_it_once(tmp_path: P
     store.close()
 
 
-def test_what_need_not_be_on_disk_is_done_at_once(tmp_path: Path, disk: Disk) -> None:
+def test_begin_change_without_durability_is_done_at_once(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     store.begin(Change(put=record("a"), durable=False)).wait()
     assert not disk.asked.is_set()
     store.close()
 
 
-def test_a_disk_that_fails_is_told_to_who_waits_and_the_change_can_be_taken_back(tmp_path: Path, disk: Disk) -> None:
+def test_begin_failed_sync_raises_for_waiters_and_the_change_can_be_reverted(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     failures: list[AcceleratorError] = []
     told: list[str] = []
@@ -283,7 +283,7 @@ def test_log_is_lost_if_it_cannot_be_written_back_to_the_database(tmp_path: Path
     again.close()
 
 
-def test_power_failure_before_the_sync_loses_only_what_nobody_was_told(tmp_path: Path, disk: Disk) -> None:
+def test_power_failure_before_the_sync_loses_only_unconfirmed_changes(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     store.write(Change(put=record("answered")))
     log = Path(f"{store.path}-wal")
@@ -328,7 +328,7 @@ def test_nothing_is_acknowledged_while_a_lost_log_cannot_be_replaced(
     again.close()
 
 
-def test_store_whose_log_sqlite_cannot_write_is_written_anew(tmp_path: Path) -> None:
+def test_store_with_an_unwritable_log_is_rewritten(tmp_path: Path) -> None:
     """SQLite reports a disk error in a commit, here the kernel's file size limit: the store is written to a new file."""
     store = Store.open(str(tmp_path / "state.db"))
     replaced: list[str] = []
@@ -365,9 +365,7 @@ def test_lost_log_stays_lost_when_the_disk_is_also_full(tmp_path: Path, monkeypa
     store.close()
 
 
-def test_when_the_thread_that_waits_for_the_disk_ends_nobody_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_begin_sync_thread_ends_fails_all_waiters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(str(tmp_path / "state.db"))
 
     def ends(_descriptor: int) -> None:
@@ -380,7 +378,7 @@ def test_when_the_thread_that_waits_for_the_disk_ends_nobody_waits_for_it(
     store.close()
 
 
-def test_what_is_begun_while_another_one_writes_is_written_by_the_stores_own_thread(tmp_path: Path) -> None:
+def test_begin_during_another_write_is_written_by_the_store_thread(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     with store._writing:
         pending = store.begin(Change(put=record("a")))
@@ -390,7 +388,7 @@ def test_what_is_begun_while_another_one_writes_is_written_by_the_stores_own_thr
     store.close()
 
 
-def test_what_cannot_be_written_down_is_told_by_waiting(tmp_path: Path) -> None:
+def test_begin_unserializable_change_raises_at_wait(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     pending = store.begin(Change(put=replace(record("bad"), created_at=float("nan"))))
     with pytest.raises(StoreError, match="could not write a change"):
@@ -399,7 +397,7 @@ def test_what_cannot_be_written_down_is_told_by_waiting(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_store_that_is_closed_brings_to_disk_what_was_begun(tmp_path: Path, disk: Disk) -> None:
+def test_close_syncs_begun_changes(tmp_path: Path, disk: Disk) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     pending = store.begin(Change(put=record("a")))
     assert disk.asked.wait(60)
@@ -413,7 +411,7 @@ def test_a_store_that_is_closed_brings_to_disk_what_was_begun(tmp_path: Path, di
         store.begin(Change(put=record("b"))).wait()
 
 
-def test_who_comes_while_a_store_is_being_closed_is_refused_and_writes_none_anew(tmp_path: Path) -> None:
+def test_begin_during_close_is_rejected_without_a_new_file(tmp_path: Path) -> None:
     class Late:
         """A sync that completes only after the store is closed. Its caller saw the store open."""
 
@@ -440,9 +438,7 @@ def test_who_comes_while_a_store_is_being_closed_is_refused_and_writes_none_anew
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_a_store_that_is_written_anew_before_the_disk_was_waited_for_has_what_was_begun(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_rewrite_before_the_sync_keeps_begun_changes(tmp_path: Path, disk: Disk) -> None:
     """The store is rewritten before the sync of a begun change: the new file has the change and is synced as a whole."""
     path = tmp_path / "state.db"
     store = Store.open(str(path))
@@ -490,7 +486,7 @@ CHANGES = st.one_of(
 
 
 @given(groups=st.lists(st.lists(CHANGES, min_size=1, max_size=4), max_size=8))
-def test_whatever_follows_whatever_the_tables_hold_what_is_in_memory(
+def test_tables_equal_memory_after_any_changes(
     tmp_path_factory: pytest.TempPathFactory, groups: list[list[Change]]
 ) -> None:
     """After any changes the tables equal the memory. Opening a store compares the columns of each row with its document."""
@@ -512,7 +508,7 @@ def test_whatever_follows_whatever_the_tables_hold_what_is_in_memory(
     again.close()
 
 
-def test_a_claim_that_is_prepared_keeps_its_rows_and_one_with_other_devices_does_not(tmp_path: Path) -> None:
+def test_prepared_claim_keeps_its_rows_unless_its_devices_change(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
 
     def written(change: Change) -> list[str]:

@@ -64,7 +64,7 @@ def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
 # ---------------------------------------------------------------- formats and releases
 
 
-def test_store_of_form_1_is_brought_forward_and_the_former_one_stays(tmp_path: Path) -> None:
+def test_migrate_store_of_form_1_keeps_a_backup(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     FormerStore.make(path, CLAIMS.values(), META).close()
     assert reopened(path) == EVERYTHING
@@ -77,7 +77,7 @@ def test_store_of_form_1_is_brought_forward_and_the_former_one_stays(tmp_path: P
     assert len(list(tmp_path.glob("*.form-*"))) == 1, "there was nothing to bring forward any more"
 
 
-def test_what_a_log_holds_is_brought_forward_and_in_the_backup(tmp_path: Path) -> None:
+def test_migrate_includes_the_entries_of_the_log(tmp_path: Path) -> None:
     """The previous release was killed, and its last entries are only in the log: the migration and its backup have them."""
     path = tmp_path / "state.db"
     former = FormerStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
@@ -92,7 +92,7 @@ def test_what_a_log_holds_is_brought_forward_and_in_the_backup(tmp_path: Path) -
         assert former.content() == EVERYTHING
 
 
-def test_backups_are_bounded(tmp_path: Path) -> None:
+def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     for number in range(BACKUPS + 3):
         path.unlink(missing_ok=True)
@@ -103,9 +103,7 @@ def test_backups_are_bounded(tmp_path: Path) -> None:
     assert kept == {str(number) for number in range(3, BACKUPS + 3)}
 
 
-def test_a_store_that_is_being_read_waits_to_be_brought_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_migrate_waits_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.store_files.BUSY_SECONDS", 0.05)
     path = tmp_path / "state.db"
     former = FormerStore.make(path, CLAIMS.values(), META)
@@ -120,7 +118,7 @@ def test_a_store_that_is_being_read_waits_to_be_brought_forward(
     assert reopened(path)[1]["later"] == "x"
 
 
-def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_path: Path) -> None:
+def test_downgrade_and_upgrade_keep_the_store_usable(tmp_path: Path) -> None:
     """After a downgrade by one release and an upgrade, entries of that release have no checksum, and do not count as damage."""
     path = tmp_path / "state.db"
     make(path)
@@ -149,7 +147,7 @@ def test_the_former_release_reads_and_writes_the_store_and_this_one_goes_on(tmp_
         Store.open(str(path))
 
 
-def test_a_store_that_the_former_release_has_rebuilt_is_brought_forward(tmp_path: Path) -> None:
+def test_migrate_store_rebuilt_by_the_previous_release(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     make(path)
     claims, meta = reopened(path)
@@ -160,7 +158,7 @@ def test_a_store_that_the_former_release_has_rebuilt_is_brought_forward(tmp_path
 
 @pytest.mark.parametrize(("version", "error"), [("2", NewerRelease), ("99", NewerRelease), ("0", OlderRelease)])
 @pytest.mark.parametrize("form", [1, 2])
-def test_versions_from_which_no_step_leads_here_are_refused_by_name(
+def test_open_version_without_a_migration_is_rejected_by_name(
     tmp_path: Path, version: str, error: type[AcceleratorError], form: int
 ) -> None:
     path = tmp_path / "state.db"
@@ -178,7 +176,7 @@ def test_versions_from_which_no_step_leads_here_are_refused_by_name(
     assert {each.name for each in tmp_path.iterdir()} <= {"state.db", "state.db-wal", "state.db-shm"}
 
 
-def test_a_version_that_a_turned_bit_has_made_is_no_other_release(tmp_path: Path) -> None:
+def test_open_version_with_a_flipped_bit_is_damage(tmp_path: Path) -> None:
     """A version that a flipped bit created is damage. Otherwise the driver would wait forever for a release that does not exist."""
     path = tmp_path / "state.db"
     make(path)
@@ -188,7 +186,7 @@ def test_a_version_that_a_turned_bit_has_made_is_no_other_release(tmp_path: Path
     assert found.value.sound == Content(CLAIMS, META)
 
 
-def test_steps_are_taken_in_turn_and_change_nothing_that_they_are_given() -> None:
+def test_migrate_runs_steps_in_order_without_changing_their_input() -> None:
     def noting(number: int) -> Callable[[Tables], Tables]:
         return lambda tables: {**tables, "meta": [*tables["meta"], {"key": number}]}
 
@@ -203,7 +201,7 @@ def test_steps_are_taken_in_turn_and_change_nothing_that_they_are_given() -> Non
         brought_forward(tables, 1, steps, 5)
 
 
-def test_the_shipped_steps_lead_from_each_form_to_the_present_one() -> None:
+def test_migrate_has_steps_from_each_form_to_the_current_one() -> None:
     assert (
         sorted(store_schema.STEPS) == list(range(min(store_schema.STEPS), FORM)) == sorted(store_schema.FORMER_SCHEMAS)
     )
@@ -238,7 +236,7 @@ def release_to_come(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("form", [1, 2])
-def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
+def test_migrate_to_a_future_form_works_from_each_form(
     tmp_path: Path, form: int, release_to_come: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.db"
@@ -283,7 +281,7 @@ def test_a_form_to_come_is_reached_from_each_form_and_read_by_this_release(
         ("DROP INDEX devices_by_device", 2, 2),
     ],
 )
-def test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound(
+def test_open_changed_row_is_damage_and_other_rows_are_sound(
     tmp_path: Path, statement: str, sound_claims: int, sound_meta: int
 ) -> None:
     path = tmp_path / "state.db"
@@ -297,7 +295,7 @@ def test_a_row_that_is_not_as_it_was_written_is_damage_and_the_others_are_sound(
 
 
 @pytest.mark.parametrize("column", ["placement_start = 4", "device_uuid = 'GPU-1'", "created = 0"])
-def test_readers_do_not_believe_a_place_that_a_turned_bit_has_moved(tmp_path: Path, column: str) -> None:
+def test_readers_reject_a_placement_with_a_flipped_bit(tmp_path: Path, column: str) -> None:
     """Programs that read the store destroy partitions without a claim: they refuse a record with a flipped bit."""
     path = tmp_path / "state.db"
     make(path)
@@ -308,7 +306,7 @@ def test_readers_do_not_believe_a_place_that_a_turned_bit_has_moved(tmp_path: Pa
     assert found.value.code == "store-unreadable"
 
 
-def test_rows_before_and_after_a_place_that_cannot_be_read_are_sound(tmp_path: Path) -> None:
+def test_open_unreadable_page_keeps_rows_before_and_after_it(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = Store.open(str(path))
     claims = {f"u{number:02}": record(f"u{number:02}", "prepared", devices=3) for number in range(60)}
@@ -345,7 +343,7 @@ BITS = st.tuples(st.one_of(st.integers(0, 99), st.integers(0, 4095), st.integers
 @example((47, 0))
 @settings(max_examples=120, deadline=None)
 @given(BITS)
-def test_a_bit_that_turns_at_rest_changes_nothing_or_is_known(
+def test_open_any_flipped_bit_changes_nothing_or_is_detected(
     at_rest: tuple[Path, bytes], place: tuple[int, int]
 ) -> None:
     """A flipped bit changes nothing or is detected, also in later writes of the store."""
@@ -371,7 +369,7 @@ def test_a_bit_that_turns_at_rest_changes_nothing_or_is_known(
 
 
 @given(st.text(), st.text(), st.integers(0, 2**20), st.integers(0, 2**20))
-def test_a_checksum_misses_no_turned_bit_and_no_text_that_moves(key: str, value: str, where: int, length: int) -> None:
+def test_checksum_detects_flipped_bits_and_moved_text(key: str, value: str, where: int, length: int) -> None:
     data = bytearray((key + value).encode())
     if data:
         data[where // 8 % len(data)] ^= 1 << where % 8

@@ -40,7 +40,7 @@ def without_entry(path: Path) -> None:
     [identity, without_entry, lambda path: FormerStore.make(path, [record("u1")], {"mark": "x"}).close()],
     ids=["by this release", "by the one before", "in a former form"],
 )
-def test_a_store_keeps_its_own(tmp_path: Path, made: Callable[[Path], object]) -> None:
+def test_store_keeps_its_identity(tmp_path: Path, made: Callable[[Path], object]) -> None:
     paths = [tmp_path / name for name in ("one.db", "another.db")]
     for path in paths:
         made(path)
@@ -52,7 +52,7 @@ def test_a_store_keeps_its_own(tmp_path: Path, made: Callable[[Path], object]) -
     assert identity(paths[0]) == first
 
 
-def test_what_is_made_anew_in_its_place_is_another_one(tmp_path: Path) -> None:
+def test_store_recreated_at_the_same_path_has_a_new_identity(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     first = identity(path)
     path.unlink()
@@ -65,7 +65,7 @@ def test_what_is_made_anew_in_its_place_is_another_one(tmp_path: Path) -> None:
     assert len({first, second, identity(path)}) == 3
 
 
-def test_what_a_damaged_one_still_tells_is_not_who_it_was(tmp_path: Path) -> None:
+def test_store_sound_content_of_a_damaged_one_has_no_identity(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(Store.open(str(path))) as store:
         commit(store, Change(put=record("u1"), meta={"mark": "x"}))
@@ -77,7 +77,7 @@ def test_what_a_damaged_one_still_tells_is_not_who_it_was(tmp_path: Path) -> Non
     assert caught.value.sound.meta == {"mark": "x"} and not caught.value.sound.identity
 
 
-def test_one_that_is_written_anew_from_memory_has_lost_nothing(tmp_path: Path) -> None:
+def test_store_rewritten_from_memory_keeps_its_identity(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with contextlib.closing(Store.open(str(path))) as store:
         first = store.identity

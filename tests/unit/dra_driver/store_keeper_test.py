@@ -44,7 +44,7 @@ def keeper(folder: Path, conditions: Conditions, problems: list[str], settings_r
     )
 
 
-def test_half_written_files_of_a_killed_writer_go_and_no_others(tmp_path: Path) -> None:
+def test_start_removes_only_partial_files_of_a_killed_writer(tmp_path: Path) -> None:
     folder = tmp_path / "root/var/run/cdi"
     folder.mkdir(parents=True)
     ours = [".k8s.gpu.nvidia.com-claim_u1.json.abc123.tmp", ".k8s.gpu.nvidia.com-claim_u2.json.x.tmp"]
@@ -128,7 +128,7 @@ def test_store_that_is_older_than_the_cdi_files_is_brought_up_to_date(tmp_path: 
     assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
 
 
-def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) -> None:
+def test_lost_store_sets_settings_to_the_default(tmp_path: Path) -> None:
     """Without the store the previous value is unknown: the current value is the claim's own, so the default is restored."""
 
     async def before(node: Node, claims: Claims) -> None:
@@ -146,7 +146,7 @@ def test_what_a_lost_store_knew_of_settings_goes_to_the_default(tmp_path: Path) 
     run(tmp_path, since)
 
 
-def test_what_of_a_damaged_store_is_sound_outlives_it(tmp_path: Path) -> None:
+def test_damaged_store_keeps_its_sound_entries(tmp_path: Path) -> None:
     """A bit of one entry has flipped: the other entries, and a claim without a file, are unchanged."""
 
     async def before(node: Node, claims: Claims) -> None:
@@ -239,7 +239,7 @@ def test_incomplete_new_store_of_a_first_start_is_no_loss(tmp_path: Path) -> Non
     assert not (tmp_path / "state/state.db.new").exists()
 
 
-def test_file_of_a_former_boot_makes_no_store_old(tmp_path: Path) -> None:
+def test_file_of_the_previous_boot_does_not_make_the_store_old(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", "gpu-0")) == ""
 
@@ -270,7 +270,7 @@ def test_claim_of_files_alone_that_the_store_lacks_is_prepared(tmp_path: Path) -
     assert (list(found), rebuilt, problems) == (["0uid-a"], False, [])
 
 
-def test_store_that_says_something_else_than_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
+def test_store_that_differs_from_the_file_is_rebuilt_from_it(tmp_path: Path) -> None:
     """A bit of the store has flipped, but its record can be read: the store is rebuilt from the file."""
 
     async def scenario(node: Node, claims: Claims) -> None:
@@ -299,7 +299,7 @@ def test_claim_whose_file_is_written_is_prepared(tmp_path: Path) -> None:
     assert found["0uid-a"].prepared and not rebuilt and problems == []
 
 
-def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
+def test_lost_store_is_rebuilt_and_reported(tmp_path: Path) -> None:
     async def before(node: Node, claims: Claims) -> None:
         assert await prepare(node, claims.allocate("a", SMALL)) == ""
 
@@ -318,7 +318,7 @@ def test_lost_store_is_rebuilt_and_told(tmp_path: Path) -> None:
     assert "StoreRebuilt" in problems[0]
 
 
-def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
+def test_store_that_cannot_be_opened_is_reported_on_the_node_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.0)
@@ -341,7 +341,7 @@ def test_a_store_that_cannot_be_opened_is_told_on_the_node_with_the_remedy(
     assert "serves no claim until then" in problems[0] and len(set(problems)) == 1
 
 
-def test_what_happens_to_an_open_store_is_told_on_the_node(tmp_path: Path) -> None:
+def test_open_store_errors_are_reported_on_the_node(tmp_path: Path) -> None:
     """A disk that is full during a claim, and pages that break while the store is open, are reported, both from another thread."""
     problems: list[str] = []
 
@@ -408,7 +408,7 @@ def test_damaged_record_of_settings_is_reported_on_the_node(
     assert noted_values(System(str(tmp_path / "root")), path, "GPU-1") == {}
 
 
-def test_a_disk_that_is_full_or_read_only_is_told_before_a_claim_comes(
+def test_full_or_read_only_disk_is_reported_before_the_next_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.WATCH_SECONDS", 0.0)

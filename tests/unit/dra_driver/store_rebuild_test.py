@@ -145,7 +145,7 @@ def interrupted(way: str, folder: Path, at: int, act: Callable[[str], None]) -> 
 
 
 @pytest.mark.parametrize("way", ["new", "rebuild", "open", "forward"])
-def test_store_made_anew_on_a_failing_disk_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
+def test_rebuild_on_a_failing_disk_is_complete_or_absent(tmp_path: Path, way: str) -> None:
     def fail(name: str) -> None:
         if name.startswith("sqlite"):
             raise sqlite3.OperationalError("database or disk is full")
@@ -161,7 +161,7 @@ def test_store_made_anew_on_a_failing_disk_is_whole_or_not_there(tmp_path: Path,
 
 
 @pytest.mark.parametrize("way", ["new", "rebuild", "open", "forward"])
-def test_store_made_anew_by_a_killed_process_is_whole_or_not_there(tmp_path: Path, way: str) -> None:
+def test_rebuild_by_a_killed_process_is_complete_or_absent(tmp_path: Path, way: str) -> None:
     program = textwrap.dedent(
         """
         import os, signal, sys

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from store_model import commit, record, write_entry
 
 
-def test_what_is_committed_is_there_after_opening_again(tmp_path: Path) -> None:
+def test_reopened_store_has_committed_changes(tmp_path: Path) -> None:
     path = str(tmp_path / "state" / "state.db")
     store = Store.open(path)
     done = replace(record(state="prepared", devices=3))
@@ -100,7 +100,7 @@ def test_readers_that_may_not_write_see_the_same(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("closed", 0), done.stderr
 
 
-def test_killed_process_loses_nothing_it_answered_for(tmp_path: Path) -> None:
+def test_killed_process_keeps_confirmed_changes(tmp_path: Path) -> None:
     """A process commits changes, confirms them, and is killed: each confirmed change is in the store."""
     program = textwrap.dedent(
         """
@@ -186,7 +186,7 @@ def test_setting_aside_never_overwrites(tmp_path: Path) -> None:
     assert set_aside(str(path)) is None
 
 
-def test_damage_while_open_is_mended_from_memory(tmp_path: Path) -> None:
+def test_damage_while_open_is_repaired_from_memory(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = Store.open(str(path))
     commit(store, *(Change(put=record(f"u{number}", devices=2)) for number in range(50)))
@@ -343,7 +343,7 @@ def test_damaged_stores_are_kept_three_times(tmp_path: Path) -> None:
     assert found == {f"{name}{suffix}" for name in names[-3:] for suffix in ("", "-wal")}
 
 
-def test_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_open_with_a_file_as_directory_raises_store_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StoreError, match="cannot be used"):
         Store.open(str(tmp_path / "state" / "state.db"))
@@ -360,7 +360,7 @@ def test_copy_taken_while_open_is_whole(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_file_without_tables_is_damage_and_no_new_store(tmp_path: Path) -> None:
+def test_file_without_tables_is_damage_and_no_new_store(tmp_path: Path) -> None:
     """An interrupted creation in earlier releases left a file without tables: it is damage. As an empty store it would lose the claims."""
     path = tmp_path / "state.db"
     path.write_bytes(b"")
@@ -408,7 +408,7 @@ texts = st.text(max_size=12)
         ).map(tuple),
     )
 )
-def test_documents_come_back_as_they_were(value: ClaimRecord) -> None:
+def test_documents_are_read_back_unchanged(value: ClaimRecord) -> None:
     assert record_of_document(value.to_document()) == value
 
 
@@ -425,12 +425,12 @@ def test_documents_come_back_as_they_were(value: ClaimRecord) -> None:
         '{"version": 1, "devices": [{"x": 1}]}',
     ],
 )
-def test_documents_that_are_none(text: str) -> None:
+def test_invalid_documents_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="document"):
         record_of_document(text)
 
 
-def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+def test_record_of_a_newer_release_is_rejected_by_name_and_kept(tmp_path: Path) -> None:
     with pytest.raises(NewerRelease, match=r"newer release .*version 7; this release knows 6"):
         record_of_document('{"version": 7, "anything": 1}')
     path = tmp_path / "state.db"
@@ -455,7 +455,7 @@ def test_what_a_newer_release_has_written_is_refused_by_name_and_left_alone(tmp_
         assert path.read_bytes() == before
 
 
-def test_a_record_is_written_in_the_oldest_version_that_can_hold_it() -> None:
+def test_record_is_written_in_the_oldest_possible_version() -> None:
     plain = record()
     turned = replace(plain, devices=tuple(replace(device, settings={"powerLimit": 300}) for device in plain.devices))
     assert json.loads(plain.to_document())["version"] == 1 and "settings" not in plain.to_document()

@@ -62,7 +62,7 @@ def test_concurrent_threads_write_and_read_their_own_records(tmp_path: Path) -> 
     again.close()
 
 
-def test_what_was_read_stays_as_it_was_while_a_thread_writes(tmp_path: Path) -> None:
+def test_read_claims_do_not_change_while_a_thread_writes(tmp_path: Path) -> None:
     """A reader of the claims never sees a partial change, and needs no lock. The next read has the change, on any thread."""
     store = Store.open(str(tmp_path / "state.db"))
     commit(store, *(Change(put=record(f"u{number}"), meta={f"m{number}": "1"}) for number in range(8)))
@@ -79,7 +79,7 @@ def test_what_was_read_stays_as_it_was_while_a_thread_writes(tmp_path: Path) -> 
     store.close()
 
 
-def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_path: Path) -> None:
+def test_change_during_a_write_is_written_without_another_call(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     writes, go_on = threading.Event(), threading.Event()
     real = store._write_now
@@ -108,7 +108,7 @@ def test_what_comes_while_a_thread_writes_is_written_without_another_call(tmp_pa
 
 
 @pytest.mark.parametrize("is_leading", [True, False])
-def test_what_a_thread_cannot_write_is_its_error_and_changes_nothing(tmp_path: Path, is_leading: bool) -> None:
+def test_unserializable_change_raises_and_changes_nothing(tmp_path: Path, is_leading: bool) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     bad = Change(put=replace(record("bad"), created_at=float("nan")))
 
@@ -133,7 +133,7 @@ def test_what_a_thread_cannot_write_is_its_error_and_changes_nothing(tmp_path: P
     store.close()
 
 
-def test_a_change_that_cannot_be_written_down_fails_alone(tmp_path: Path) -> None:
+def test_unserializable_change_fails_alone(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
 
     async def main() -> list[Any]:
@@ -151,7 +151,7 @@ def test_a_change_that_cannot_be_written_down_fails_alone(tmp_path: Path) -> Non
     store.close()
 
 
-def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_writer_leaves_no_waiting_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(str(tmp_path / "state.db"))
 
     def ends(changes: Any) -> None:
@@ -170,9 +170,7 @@ def test_when_the_writer_ends_nothing_waits_for_it(tmp_path: Path, monkeypatch: 
     store.close()
 
 
-def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_writer_thread_leaves_no_waiting_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(str(tmp_path / "state.db"))
 
     def ends(changes: Any) -> None:
@@ -191,9 +189,7 @@ def test_when_the_thread_that_writes_for_all_ends_nothing_waits_for_it(
     store.close()
 
 
-def test_a_change_that_comes_while_the_writer_is_ending_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_during_the_end_of_the_writer_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer has refused the waiting changes, and its thread is still running: a new change is refused at once."""
     store = Store.open(str(tmp_path / "state.db"))
     refuse, refused, end = store._refuse_queued, threading.Event(), threading.Event()
@@ -225,7 +221,7 @@ def test_a_change_that_comes_while_the_writer_is_ending_is_refused(
         store.close()
 
 
-def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
+def test_closed_store_rejects_changes(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "state.db"))
     store.close()
 
@@ -238,7 +234,7 @@ def test_a_closed_store_refuses_changes(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_goes_with_a_power_cut_does_not_wait_for_the_disk_and_what_comes_after_it_does(tmp_path: Path) -> None:
+def test_change_without_durability_does_not_sync_and_the_next_one_does(tmp_path: Path) -> None:
     """SQLite's synchronous level shows the kind of commit: 2 waits for the disk, 1 leaves that to the next commit."""
     store = Store.open(str(tmp_path / "state.db"))
 

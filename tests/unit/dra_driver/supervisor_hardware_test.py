@@ -92,7 +92,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.02)
 
 
-def test_a_look_is_put_down_with_its_time(tmp_path: Path) -> None:
+def test_scan_result_is_shared_with_its_time(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         assert scene.conditions.problems
         await scene.watch.look()
@@ -105,7 +105,7 @@ def test_a_look_is_put_down_with_its_time(tmp_path: Path) -> None:
     run(tmp_path, scenario, watching=False)
 
 
-def test_hardware_is_given_up_after_some_looks_and_taken_up_again(tmp_path: Path) -> None:
+def test_scan_repeated_failures_withdraw_devices_until_recovery(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.until(lambda: scene.snapshots.value.survey)
         scene.node.backend.failures["discover"] = [BackendUnavailable("hiccup")] * 2
@@ -122,7 +122,7 @@ def test_hardware_is_given_up_after_some_looks_and_taken_up_again(tmp_path: Path
     run(tmp_path, scenario)
 
 
-def test_a_gpu_that_is_not_read_yet_holds_up_no_other_and_is_looked_at_again_soon(
+def test_scan_slow_gpu_delays_no_other_and_is_scanned_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_not_read_yet_holds_up_no_other_and_is_looked_at_again_soo
     run(tmp_path, scenario, watching=False)
 
 
-def test_while_no_gpu_has_answered_nothing_is_put_down(tmp_path: Path) -> None:
+def test_scan_without_any_answer_shares_no_result(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         backend = scene.node.backend
         backend.gates = {0: threading.Event(), 1: threading.Event()}
@@ -160,7 +160,7 @@ def test_while_no_gpu_has_answered_nothing_is_put_down(tmp_path: Path) -> None:
     run(tmp_path, scenario, watching=False)
 
 
-def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
+def test_scan_fault_withdraws_no_devices_and_is_logged_once(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.until(lambda: scene.snapshots.value.survey)
         offers = set(scene.snapshots.value.inventory.offers)
@@ -184,7 +184,7 @@ def test_a_fault_withdraws_nothing_and_is_told_once(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tmp_path: Path) -> None:
+def test_scan_partition_of_a_short_claim_is_not_foreign(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         node = scene.node
         await node.start()
@@ -217,9 +217,7 @@ def test_a_partition_prepared_and_unprepared_during_one_look_is_nobody_else_s(tm
     run(tmp_path, scenario, watching=False)
 
 
-def test_devices_that_come_are_seen_without_waiting_for_the_next_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_starts_at_once_when_devices_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library lists the devices at its initialization: after a change it is initialized again, once."""
     monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
     first = Node(tmp_path, Claims())
@@ -243,7 +241,7 @@ def test_devices_that_come_are_seen_without_waiting_for_the_next_look(
     run(tmp_path, scenario, interval=3600.0)
 
 
-def test_a_driver_that_is_loaded_late_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_starts_at_once_when_the_driver_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.hardware.SURROUNDINGS_SECONDS", 0.02)
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_FIRST", 3600.0)
 
@@ -260,7 +258,7 @@ def test_a_driver_that_is_loaded_late_is_seen_at_once(tmp_path: Path, monkeypatc
     run(tmp_path, scenario, present=False)
 
 
-def test_nobody_sees_the_steps_of_a_layout_that_changes(tmp_path: Path) -> None:
+def test_scan_hides_intermediate_steps_of_a_layout_change(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.watch.look()
         before = scene.snapshots.value.survey

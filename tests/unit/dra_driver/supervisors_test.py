@@ -29,7 +29,7 @@ from machine_model import POOL, Claims, Node
 # ---------------------------------------------------------------- shared
 
 
-def test_who_follows_sees_the_latest_value_and_misses_no_last_one() -> None:
+def test_shared_follower_sees_the_latest_and_the_last_value() -> None:
     async def main() -> None:
         shared = Shared(0)
         seen: list[int] = []
@@ -54,7 +54,7 @@ def test_who_follows_sees_the_latest_value_and_misses_no_last_one() -> None:
     asyncio.run(main())
 
 
-def test_each_part_reports_its_own_condition() -> None:
+def test_conditions_are_separate_for_each_part() -> None:
     conditions = Conditions("store", "hardware")
     assert [problem.partition(":")[0] for problem in conditions.problems] == ["store", "hardware"]
     conditions.report("store")
@@ -64,7 +64,9 @@ def test_each_part_reports_its_own_condition() -> None:
     assert conditions.problems == ()
 
 
-def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_keep_restarts_work_after_an_unexpected_exception(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("dra_driver.supervisors.driver_state.RETRY_LIMIT", 0.001)
 
     async def main() -> None:
@@ -87,7 +89,7 @@ def test_what_fails_unforeseen_begins_anew(monkeypatch: pytest.MonkeyPatch, capl
     assert told.exc_info is not None and isinstance(told.exc_info[1], KeyError)
 
 
-def test_part_that_other_code_cancels_begins_anew(
+def test_keep_restarts_work_canceled_by_other_code(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A library cancels its own task, for which a part waits: the part restarts, because neither it nor the driver was stopped."""
@@ -113,7 +115,7 @@ def test_part_that_other_code_cancels_begins_anew(
     assert caplog.records[0].getMessage() == "work failed and begins anew"
 
 
-def test_part_ends_before_its_cancelled_caller() -> None:
+def test_keep_ends_before_its_canceled_caller() -> None:
     ended: list[bool] = []
 
     async def main() -> None:
@@ -135,7 +137,7 @@ def test_part_ends_before_its_cancelled_caller() -> None:
     asyncio.run(main())
 
 
-def test_a_folder_that_is_another_one_ends_the_process() -> None:
+def test_keep_replaced_directory_ends_the_process() -> None:
     async def work() -> None:
         raise FolderReplaced("the folder is gone")
 
@@ -166,7 +168,7 @@ class Server:
         await asyncio.Event().wait()
 
 
-def test_sockets_that_cannot_be_made_are_a_condition_until_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_creation_failure_is_a_condition_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.sockets.RETRY_SECONDS", 0.05)
     conditions = Conditions("sockets")
 
@@ -185,7 +187,7 @@ def test_sockets_that_cannot_be_made_are_a_condition_until_they_can(monkeypatch:
 # ---------------------------------------------------------------- pool and status
 
 
-def test_the_pool_is_left_alone_before_the_first_look_and_empty_while_the_hardware_is_given_up(tmp_path: Path) -> None:
+def test_pool_is_unchanged_before_the_first_scan_and_empty_without_hardware(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         assert node.survey is not None
         assert content_of(Snapshot()) is None
@@ -197,7 +199,7 @@ def test_the_pool_is_left_alone_before_the_first_look_and_empty_while_the_hardwa
     run(tmp_path, scenario)
 
 
-def test_status_tells_of_faults_and_a_faulty_device_is_not_the_drivers_problem(tmp_path: Path) -> None:
+def test_status_lists_faults_without_a_problem_of_the_driver(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         node.backend.faults[1] = Fault("gpu-lost", "It fell off the bus")
         await node.look()
@@ -294,7 +296,7 @@ def test_recovery_repairs_hooks_of_claims_that_cannot_be_restored(tmp_path: Path
     run(tmp_path, scenario)
 
 
-def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_path: Path) -> None:
+def test_recovery_runs_cleanup_and_restores_claims_when_the_device_recovers(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         snapshots = Shared(Snapshot())
         work = asyncio.ensure_future(recovery(node, snapshots, Conditions("claims")).run())
@@ -324,7 +326,9 @@ def test_debts_are_paid_and_claims_restored_when_their_device_answers_again(tmp_
 # ---------------------------------------------------------------- guard and lending
 
 
-def test_lending_waits_for_claims_under_way_and_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_release_waits_for_running_claims_and_blocks_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.05)
 
     async def main() -> None:
@@ -374,7 +378,7 @@ def test_lending_waits_for_claims_under_way_and_lets_nobody_in(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("seconds", ["DRAIN_SECONDS", "LEND_SECONDS"])
-def test_lending_ends_whatever_the_other_side_does(
+def test_library_release_ends_for_any_behavior_of_the_other_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str
 ) -> None:
     monkeypatch.setattr(f"dra_driver.supervisors.library_release.{seconds}", 0.05)
@@ -403,7 +407,9 @@ def test_lending_ends_whatever_the_other_side_does(
     asyncio.run(main())
 
 
-def test_a_lock_that_another_program_keeps_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_guard_lock_of_another_program_is_rejected_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.05)
 
     async def main() -> None:

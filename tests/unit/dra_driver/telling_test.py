@@ -88,7 +88,7 @@ def asked_for(claim: Any) -> Any:
     return dra_v1_pb2.NodePrepareResourcesRequest(claims=[message])
 
 
-def test_a_line_and_the_metrics_come_after_the_answer(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_reports_follow_the_answer(short: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def scenario(node: Node, claims: Claims, requests: Requests, stub: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_line_and_the_metrics_come_after_the_answer(short: Path, caplog: pytes
     served(short, scenario)
 
 
-def test_who_hangs_up_is_told_of_in_the_log_all_the_same(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     entered, go_on = threading.Event(), threading.Event()
 
@@ -130,7 +130,7 @@ def test_who_hangs_up_is_told_of_in_the_log_all_the_same(short: Path, caplog: py
     served(short, scenario, reached)
 
 
-def test_whoever_is_told_later_than_the_answer_is_told_at_once() -> None:
+def test_deferred_callbacks_after_the_answer_run_at_once() -> None:
     afterwards, told = DeferredCallbacks(), []
     afterwards.tell(lambda: told.append(1))
     assert told == []
@@ -140,7 +140,7 @@ def test_whoever_is_told_later_than_the_answer_is_told_at_once() -> None:
     assert told == [1, 2]
 
 
-def test_a_device_is_free_for_others_while_its_claims_files_are_written(tmp_path: Path) -> None:
+def test_device_lock_is_free_while_files_of_the_claim_are_written(tmp_path: Path) -> None:
     threads: dict[str, str] = {}
     asked: list[bool] = []
 
@@ -166,7 +166,7 @@ def test_a_device_is_free_for_others_while_its_claims_files_are_written(tmp_path
         node.close()
 
 
-def test_the_claims_of_one_call_are_answered_together_and_each_by_itself() -> None:
+def test_answers_of_one_call_are_separate_for_each_claim() -> None:
     """The call ends with its last claim. A duplicate claim is prepared once, and a claim that cannot start does not delay the others."""
     done: list[str] = []
 
@@ -206,7 +206,7 @@ def test_the_claims_of_one_call_are_answered_together_and_each_by_itself() -> No
     asyncio.run(main())
 
 
-def test_whoever_becomes_ready_as_the_time_of_waiting_ends_serves_who_waits(
+def test_driver_ready_at_the_end_of_the_wait_serves_waiting_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:

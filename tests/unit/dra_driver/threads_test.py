@@ -27,7 +27,7 @@ def refuse(text: str) -> None:
     raise ValueError(text)
 
 
-def test_the_answer_and_the_error_come_back_from_another_thread(pool: ThreadPoolExecutor) -> None:
+def test_on_thread_returns_the_result_or_raises_the_error(pool: ThreadPoolExecutor) -> None:
     async def ask() -> None:
         assert await on_thread(pool, threading.current_thread) is not threading.current_thread()
         assert await on_thread(pool, sorted, [2, 1]) == [1, 2]
@@ -39,7 +39,7 @@ def test_the_answer_and_the_error_come_back_from_another_thread(pool: ThreadPool
     asyncio.run(asyncio.wait_for(ask(), LONG))
 
 
-def test_who_is_cancelled_does_not_end_what_has_begun_and_what_waits_is_not_begun(pool: ThreadPoolExecutor) -> None:
+def test_on_thread_canceled_calls_keep_running_work_and_start_no_waiting_work(pool: ThreadPoolExecutor) -> None:
     begun, go_on, done = threading.Event(), threading.Event(), []
 
     def first() -> None:
@@ -63,7 +63,7 @@ def test_who_is_cancelled_does_not_end_what_has_begun_and_what_waits_is_not_begu
     assert done == ["first", "third"]
 
 
-def test_a_pool_that_is_shut_down_leaves_nobody_waiting() -> None:
+def test_on_thread_pool_shut_down_leaves_no_waiting_calls() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:

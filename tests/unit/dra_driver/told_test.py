@@ -33,7 +33,7 @@ def reasons(scene: Scene) -> list[str]:
     return [each["reason"] for each in scene.api.events if each["involvedObject"]["kind"] == "Node"]
 
 
-def test_what_is_not_as_the_layout_wants_is_told(short: Path) -> None:
+def test_layout_differences_are_reported(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         wants = {"match": {"index": 0}, "mode": "static", "partitions": {"1g.10gb": 1}}
         scene.settings = {"full_inventory_interval": 1, "layout": [wants, {"match": {}, "mode": "dynamic"}]}
@@ -60,7 +60,7 @@ def test_what_is_not_as_the_layout_wants_is_told(short: Path) -> None:
     run(short, scenario)
 
 
-def test_steps_of_a_repartitioning_are_told_and_not_twice(short: Path) -> None:
+def test_repartition_steps_are_reported_once(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         directory = str(scene.folder / "kubelet/plugins" / DRIVER)
         await scene.api.start()

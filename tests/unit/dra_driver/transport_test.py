@@ -25,19 +25,19 @@ import dra_driver.node
 """
 
 
-def test_it_is_settled_before_the_daemon_imports_grpc() -> None:
+def test_transport_is_chosen_before_grpc_is_imported() -> None:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run([sys.executable, "-c", WATCH], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "-event_engine_listener"
 
 
-def test_the_release_that_is_tested_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transport_is_set_for_the_tested_grpc_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     settle_transport(importlib.metadata.version("grpcio"))
     assert os.environ[VARIABLE]
 
 
-def test_other_releases_and_what_is_said_already_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transport_of_other_releases_or_an_existing_choice_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     settle_transport("1.99.0")
     assert VARIABLE not in os.environ

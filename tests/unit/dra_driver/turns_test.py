@@ -36,7 +36,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_quick_work_goes_one_after_the_other_in_the_order_of_asking() -> None:
+def test_short_tasks_run_one_after_the_other_in_request_order() -> None:
     async def scenario() -> None:
         entered: list[str] = []
         turns = FairQueue(EVER)
@@ -76,7 +76,7 @@ def test_task_longer_than_its_turn_continues_during_the_next() -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled", "is cancelled as it waits"])
-def test_who_does_not_come_to_its_end_gives_its_turn_back(how: str) -> None:
+def test_failed_or_canceled_task_releases_its_turn(how: str) -> None:
     async def scenario() -> None:
         entered: list[str] = []
         turns = FairQueue(EVER)

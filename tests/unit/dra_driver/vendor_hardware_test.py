@@ -37,7 +37,7 @@ def test_hand_made_partition_appears_and_is_never_destroyed(short: Path) -> None
     run(short, scenario)
 
 
-def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None:
+def test_lost_gpu_is_tainted_and_reported_until_it_returns(short: Path) -> None:
     def tainted(scene: Scene) -> set[str]:
         published = (device for item in scene.api.slices.values() for device in item["spec"].get("devices", ()))
         return {device["name"] for device in published if device.get("taints")}
@@ -59,7 +59,7 @@ def test_a_lost_gpu_is_tainted_and_told_of_until_it_is_back(short: Path) -> None
     run(short, scenario)
 
 
-def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> None:
+def test_lost_hardware_is_withdrawn_and_published_again(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -78,7 +78,7 @@ def test_hardware_that_goes_away_is_withdrawn_and_comes_back(short: Path) -> Non
 
 
 @pytest.mark.parametrize("end", ["returned", "died"])
-def test_the_library_is_lent_for_a_reset_and_taken_up_again(
+def test_library_is_released_for_a_reset_and_opened_again(
     short: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr("dra_driver.claims.device_guard.LENT_SECONDS", 0.1)
@@ -149,7 +149,7 @@ def test_claims_of_other_gpus_are_served_while_one_hangs_from_the_start(
     run(short, scenario)
 
 
-def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitioning_left_on_is_disabled_on_a_late_gpu(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.hardware.AWAIT_SECONDS", 0.01)
 
     async def scenario(scene: Scene) -> None:
@@ -176,7 +176,7 @@ def test_partitioning_left_on_goes_off_on_a_gpu_that_is_read_late(short: Path, m
     run(short, scenario)
 
 
-def test_partitioning_that_did_not_go_off_with_the_last_claim_goes_off_later(short: Path) -> None:
+def test_partitioning_not_disabled_with_the_last_claim_is_disabled_later(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()

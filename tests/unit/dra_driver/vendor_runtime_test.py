@@ -43,7 +43,7 @@ def told(folder: Path, scene: Callable[[Node, Claims], Awaitable[Any]]) -> Any:
     return asyncio.run(main())
 
 
-def test_each_device_of_a_request_names_all_of_them(tmp_path: Path) -> None:
+def test_device_lists_of_a_request_name_all_devices(tmp_path: Path) -> None:
     async def scene(node: Node, claims: Claims) -> Any:
         given_devices = [{"device": f"gpu-{number}", "request": "all"} for number in (3, 0, 2)]
         claim = claims.allocate("a", *given_devices)
@@ -64,7 +64,7 @@ def test_each_device_of_a_request_names_all_of_them(tmp_path: Path) -> None:
         ([{"device": "gpu-0", "request": "r"}, {"device": SLICE, "request": "r"}], "whole devices and partitions"),
     ],
 )
-def test_what_one_variable_cannot_say_is_refused_before_hardware_is_changed(
+def test_contradictory_variables_are_rejected_before_hardware_changes(
     tmp_path: Path, devices: list[Any], words: str
 ) -> None:
     async def scene(node: Node, claims: Claims) -> Any:
@@ -87,7 +87,7 @@ def test_what_one_variable_cannot_say_is_refused_before_hardware_is_changed(
         st.text("abc", min_size=1, max_size=2), st.lists(st.integers(0, 9).map(str), max_size=3), max_size=4
     )
 )
-def test_nothing_that_a_device_is_called_by_is_lost_or_named_twice(devices: dict[str, list[str]]) -> None:
+def test_device_lists_have_each_name_once(devices: dict[str, list[str]]) -> None:
     edits = {name: ContainerEdits(lists=((VARIABLE, tuple(values)),)) for name, values in devices.items()}
     everything = {value for values in devices.values() for value in values}
     for each in with_lists_joined(edits).values():
@@ -96,7 +96,7 @@ def test_nothing_that_a_device_is_called_by_is_lost_or_named_twice(devices: dict
         assert set(said) == everything and len(said) == len(everything)
 
 
-def test_edits_that_name_nothing_are_left_as_they_are() -> None:
+def test_edits_without_device_names_are_unchanged() -> None:
     edits = {"a": ContainerEdits(env=("A=1",)), "b": ContainerEdits(env=("A=2",))}
     assert with_lists_joined(edits) is edits
 

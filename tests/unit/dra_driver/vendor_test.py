@@ -25,7 +25,7 @@ from store_model import write_entry
 from vendor_scene import Scene, run
 
 
-def test_starts_before_everything_and_gets_there(short: Path) -> None:
+def test_driver_started_first_becomes_ready(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.backend.present = False
         await scene.start()  # no API server, no GPU driver, no kubelet directories
@@ -44,7 +44,7 @@ def test_starts_before_everything_and_gets_there(short: Path) -> None:
     run(short, scenario)
 
 
-def test_status_is_the_living_process_own(short: Path) -> None:
+def test_status_comes_from_the_running_process(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         scene.settings = {"inventory_interval": 300}  # so that only requested scans occur
         assert not (await scene.status())["ready"]
@@ -140,7 +140,7 @@ def test_restart_with_a_claim_changes_nothing(short: Path) -> None:
     run(short, scenario)
 
 
-def test_reboot_brings_claims_back_and_drops_those_that_are_gone(short: Path) -> None:
+def test_reboot_restores_claims_and_drops_deleted_ones(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -191,7 +191,7 @@ def test_damaged_store_is_set_aside_and_rebuilt(short: Path, damage: str) -> Non
 
 
 @pytest.mark.parametrize("comes", ["prepare", "unprepare"])
-def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, comes: str) -> None:
+def test_pool_follows_a_recovered_claim(short: Path, comes: str) -> None:
     """Until then the partition counts as an administrator's. Prepare or unprepare updates the published devices without a scan or an event."""
 
     async def scenario(scene: Scene) -> None:
@@ -217,9 +217,7 @@ def test_what_is_published_follows_a_claim_that_is_found_again(short: Path, come
 
 
 @pytest.mark.parametrize("what", ["store", "file"])
-def test_a_driver_waits_for_what_a_newer_release_has_written(
-    short: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_with_a_store_of_a_newer_release_waits(short: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a downgrade the driver serves nothing, and removes nothing. The right release finds all claims unchanged."""
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.05)
 
@@ -261,7 +259,7 @@ def test_a_driver_waits_for_what_a_newer_release_has_written(
     run(short, scenario)
 
 
-def test_a_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_waits_for_the_layout_of_its_device_only(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.device_guard.LOCK_SECONDS", 0.2)
 
     async def scenario(scene: Scene) -> None:
@@ -315,9 +313,7 @@ class Heard(logging.Handler):
         return {operation for operation, about, line in list(self.lines) if about == claim and words in line}
 
 
-def test_the_lines_of_an_operation_its_threads_and_its_event_have_one_id(
-    short: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_operation_lines_threads_and_events_have_one_id(short: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Claims that are prepared in parallel have different operation ids, and so does each request for the same claim."""
     caplog.set_level(logging.INFO)
 
@@ -357,7 +353,7 @@ def test_the_lines_of_an_operation_its_threads_and_its_event_have_one_id(
         logging.getLogger().removeHandler(heard)
 
 
-def test_unforeseen_failure_ends_nothing(short: Path) -> None:
+def test_unexpected_exception_ends_no_part(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         real = scene.backend.discover
@@ -392,7 +388,7 @@ def test_second_process_is_refused(short: Path) -> None:
     run(short, scenario)
 
 
-def test_claim_that_is_gone_is_dropped_only_when_nothing_uses_it(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_claim_is_dropped_only_when_unused(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.reconciler.RECONCILE_SECONDS", 0.1)
 
     async def scenario(scene: Scene) -> None:

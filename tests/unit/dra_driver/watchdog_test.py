@@ -35,11 +35,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "8"}, None),
     ],
 )
-def test_systemd_is_told_as_often_as_it_asks(environment: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_interval_follows_the_environment(environment: dict[str, str], seconds: float | None) -> None:
     assert interval(environment, 7) == seconds
 
 
-def test_a_driver_that_answers_lives_and_one_whose_socket_is_dead_does_not(home: Path) -> None:
+def test_watchdog_live_socket_passes_and_dead_socket_fails(home: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
@@ -56,7 +56,7 @@ def test_a_driver_that_answers_lives_and_one_whose_socket_is_dead_does_not(home:
     run(home, scenario)
 
 
-def test_systemd_is_told_while_all_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_notifies_systemd_while_all_sockets_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "30000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     told: list[str] = []
@@ -84,7 +84,7 @@ def test_systemd_is_told_while_all_answer(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(told) == {"WATCHDOG=1"}
 
 
-def test_threads_and_events_have_the_id_of_the_operation(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_id_is_in_threads_and_events(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[str]] = {}
 
     def noted(method: str) -> None:

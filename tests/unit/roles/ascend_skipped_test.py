@@ -21,7 +21,7 @@ def node(unified_bus: bool | None, *devices: str, **variables: Any) -> dict[str,
     return {"__ascend_driver_node": facts, **variables}
 
 
-def test_node_without_npus_is_passed_over_unless_its_driver_is_for_the_unified_bus(tmp_path: Path) -> None:
+def test_node_without_npus_is_skipped_unless_its_driver_is_for_the_unified_bus(tmp_path: Path) -> None:
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {
         "none": node(False),

@@ -413,7 +413,7 @@ def test_remove_refuses_a_driver_whose_node_is_missing(
     assert "claim-on-b2" in failures(done.stdout)["b2"]
 
 
-def test_remove_goes_on_with_the_other_hosts_of_the_cluster_of_a_host_that_failed(
+def test_remove_continues_with_the_other_hosts_after_a_host_failed(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
     """The first host of a cluster, which queries the claims of all its hosts, has failed before: the other hosts continue."""
@@ -430,7 +430,7 @@ def test_remove_of_a_host_without_driver_and_node_succeeds(
     assert stopped(done.stdout) == {"a1", "a2", "b1", "b2"} and done.returncode == 0, done.stdout
 
 
-def test_remove_goes_on_in_one_cluster_where_another_does_not_answer(
+def test_remove_continues_in_one_cluster_if_another_does_not_answer(
     tmp_path: Path, clusters: tuple[ClusterServer, ClusterServer]
 ) -> None:
     groups = two_clusters(tmp_path, clusters)
@@ -767,7 +767,7 @@ def test_remove_gone_asks_each_cluster_of_the_inventory(
         (True, False, (), True),
     ],
 )
-def test_controller_stays_if_only_nodes_that_are_gone_are_removed(
+def test_controller_stays_if_only_absent_nodes_are_removed(
     tmp_path: Path, nodes: bool, gone: bool, words: tuple[str, ...], removes: bool | None, controllers: bool
 ) -> None:
     """The controller stays, as a Deployment and with localhost in its group. The play shows the hosts instead of a removal.

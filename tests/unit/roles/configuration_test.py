@@ -55,19 +55,19 @@ def by_the_documents() -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", page, re.MULTILINE))
 
 
-def test_the_role_and_the_driver_have_the_same_defaults() -> None:
+def test_defaults_of_role_and_driver_are_equal() -> None:
     written = by_the_role()
     assert {"inventory_interval", "full_inventory_interval", "token_lifetime", "cdi_directory", "log"} <= set(written)
     with_all = parse({"node_name": "node", **written})
     assert dataclasses.asdict(with_all) == dataclasses.asdict(Configuration(node_name="node"))
 
 
-def test_the_role_starts_the_driver_again_for_what_it_does_not_take_over() -> None:
+def test_role_restarts_the_driver_for_settings_that_need_it() -> None:
     variables = yaml.safe_load((ROOT / "roles/dra_driver/vars/main.yml").read_text("utf-8"))
     assert set(variables["__dra_driver_reloadable"]) == set(RELOADABLE) & set(by_the_role())
 
 
-def test_the_documents_name_every_key_that_the_role_writes_and_its_default() -> None:
+def test_docs_name_every_key_that_the_role_writes_and_its_default() -> None:
     table = by_the_documents()
     written = by_the_role()
     assert set(table) == set(written) | OF_THE_NODE | ON_DEMAND

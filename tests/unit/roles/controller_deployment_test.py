@@ -203,7 +203,7 @@ def template_of(written: Written) -> dict[str, Any]:
     return dict(of_kind(written, "Deployment")["spec"]["template"])
 
 
-def test_pods_have_nothing_that_they_do_not_need(sites: dict[str, Written]) -> None:
+def test_pods_have_only_necessary_permissions_and_mounts(sites: dict[str, Written]) -> None:
     written = sites["pods"]
     names = {(each["metadata"]["name"], each["metadata"]["namespace"]) for each in written["objects"]}
     assert names == {(NAME, NAMESPACE)}
@@ -226,7 +226,7 @@ def test_pods_have_nothing_that_they_do_not_need(sites: dict[str, Written]) -> N
     }
 
 
-def test_the_pods_read_what_the_role_has_written(
+def test_pods_read_the_written_configuration(
     sites: dict[str, Written], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = sites["other"]
@@ -249,14 +249,14 @@ def test_the_pods_read_what_the_role_has_written(
     assert pod["imagePullSecrets"] == [{"name": "one"}]
 
 
-def test_without_a_webhook_there_is_nothing_of_it(sites: dict[str, Written]) -> None:
+def test_without_a_webhook_no_webhook_object_is_written(sites: dict[str, Written]) -> None:
     written = sites["anywhere"]
     assert "webhook" not in of_kind(written, "ConfigMap")["data"]["controller.yaml"]
     assert [port["name"] for port in of_kind(written, "Service")["spec"]["ports"]] == ["metrics"]
     assert "secrets" not in rules(written, "Role")
 
 
-def test_the_api_server_asks_the_service_by_a_name_that_the_certificate_has(sites: dict[str, Written]) -> None:
+def test_api_server_calls_the_service_by_a_name_in_the_certificate(sites: dict[str, Written]) -> None:
     written = sites["other"]
     (webhook,) = written["webhook"]["webhooks"]
     client = webhook["clientConfig"]["service"]
@@ -268,18 +268,18 @@ def test_the_api_server_asks_the_service_by_a_name_that_the_certificate_has(site
     assert known.get_values_for_type(DNSName) == [SERVICE]
 
 
-def test_what_is_tried_at_the_webhook_is_what_it_refuses(sites: dict[str, Written]) -> None:
+def test_webhook_rejects_the_object_of_the_dry_run(sites: dict[str, Written]) -> None:
     request = {"uid": "1", "operation": "CREATE", "object": sites["pods"]["wrong"]}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     assert not answer(review, rules_for(["gpu.nvidia.com"], {}))["response"]["allowed"]
 
 
-def test_another_configuration_makes_other_pods(sites: dict[str, Written]) -> None:
+def test_changed_configuration_replaces_the_pods(sites: dict[str, Written]) -> None:
     one, other = (template_of(sites[site])["metadata"]["annotations"] for site in ("pods", "other"))
     assert one != other and list(one) == list(other)
 
 
-def test_a_budget_is_there_for_several_pods_alone(sites: dict[str, Written]) -> None:
+def test_disruption_budget_exists_only_for_several_pods(sites: dict[str, Written]) -> None:
     several, one = sites["pods"], sites["other"]
     kinds = {"ConfigMap", "Service", "NetworkPolicy", "Deployment"}
     assert {each["kind"] for each in several["objects"]} == kinds | {"PodDisruptionBudget"}
@@ -295,7 +295,7 @@ def test_a_budget_is_there_for_several_pods_alone(sites: dict[str, Written]) -> 
     assert apart["podAffinityTerm"]["matchLabelKeys"] == ["pod-template-hash"]
 
 
-def test_pods_run_on_the_nodes_of_the_group_or_where_they_are_told_to(sites: dict[str, Written]) -> None:
+def test_pods_run_on_the_nodes_of_the_group_or_on_chosen_nodes(sites: dict[str, Written]) -> None:
     def terms(site: str) -> Any:
         affinity = template_of(sites[site])["spec"]["affinity"]["nodeAffinity"]
         return affinity and affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -363,7 +363,7 @@ def rules(written: Written, kind: str) -> dict[str, list[str]]:
     return {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
 
 
-def test_each_right_has_its_reason_in_the_document_and_no_other_is_said(sites: dict[str, Written]) -> None:
+def test_docs_give_the_reason_of_each_permission_and_of_no_other(sites: dict[str, Written]) -> None:
     """The documented permissions are those of services and pods with the report, each with a reason, and no others."""
     page = (ROLE.parents[1] / "docs/security.md").read_text(encoding="utf-8").partition("\n## The controller\n")[2]
     table = page.partition("\n### ")[0]
@@ -385,7 +385,7 @@ def test_each_right_has_its_reason_in_the_document_and_no_other_is_said(sites: d
     assert all(said.values())
 
 
-def test_pods_have_the_rights_of_the_service_but_to_renew_a_token(sites: dict[str, Written]) -> None:
+def test_pods_have_the_permissions_of_the_service_except_token_renewal(sites: dict[str, Written]) -> None:
     pods, service = sites["pods"], sites["services"]
     assert rules(pods, "ClusterRole") == rules(service, "ClusterRole")
     wanted = rules(service, "Role")
@@ -393,7 +393,7 @@ def test_pods_have_the_rights_of_the_service_but_to_renew_a_token(sites: dict[st
     assert rules(pods, "Role") == wanted
 
 
-def test_who_is_asked_changes_over_with_what_is_trusted(sites: dict[str, Written]) -> None:
+def test_webhook_clients_and_trusted_cas_change_together(sites: dict[str, Written]) -> None:
     def clients(site: str) -> list[dict[str, Any]]:
         return [each["clientConfig"] for each in sites[site]["webhook"]["webhooks"]]
 
@@ -415,11 +415,11 @@ def test_who_is_asked_changes_over_with_what_is_trusted(sites: dict[str, Written
 
 
 @pytest.mark.parametrize("name", ROLLOUTS)
-def test_it_waits_for_all_pods_of_the_newest_template(sites: dict[str, Written], name: str) -> None:
+def test_role_waits_for_all_pods_of_the_newest_template(sites: dict[str, Written], name: str) -> None:
     assert sites[f"rollout {name}"] == {"done": ROLLOUTS[name][1]}
 
 
-def test_pods_that_are_not_ready_say_why(sites: dict[str, Written]) -> None:
+def test_pods_that_are_not_ready_are_reported_with_the_reason(sites: dict[str, Written]) -> None:
     assert sites["lines"]["lines"] == [
         "pod p1: Pending; 0/2 nodes are available",
         "pod p2: Pending; ErrImageNeverPull",
@@ -428,7 +428,7 @@ def test_pods_that_are_not_ready_say_why(sites: dict[str, Written]) -> None:
 
 
 @pytest.mark.parametrize("told", REFUSALS)
-def test_only_a_refusal_by_the_pods_shows_that_they_answer(sites: dict[str, Written], told: str) -> None:
+def test_only_a_rejection_by_the_pods_shows_that_they_answer(sites: dict[str, Written], told: str) -> None:
     assert sites[f"refusal {told}"] == {"refused": REFUSALS[told]}
 
 
@@ -442,7 +442,7 @@ REFUSED = {
 }
 
 
-def test_the_role_refuses_what_can_be_no_deployment(tmp_path: Path) -> None:
+def test_role_rejects_options_without_a_possible_deployment(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_controller"}}]
     # Each site has its own cluster, because the options of a cluster's controllers must be equal.
     hosts = {name: {**variables, "dra_controller_context": name} for name, (variables, _said) in REFUSED.items()}
@@ -453,7 +453,7 @@ def test_the_role_refuses_what_can_be_no_deployment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("site", ["pods", "report"])
-def test_the_report_brings_its_rights_and_nothing_has_them_without(sites: dict[str, Written], site: str) -> None:
+def test_report_permissions_exist_only_with_the_report(sites: dict[str, Written], site: str) -> None:
     wanted, found = site == "report", sites[site]
     (acting,) = (each for each in found["rights"] if each["kind"] == "ClusterRole" and each["metadata"]["name"] == NAME)
     given = {(resource, verb) for rule in acting["rules"] for resource in rule["resources"] for verb in rule["verbs"]}

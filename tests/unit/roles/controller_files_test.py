@@ -228,7 +228,7 @@ def test_access_to_the_cluster_after_a_failure_does_not_depend_on_the_facts_of_t
         ({"ansible.builtin.include_tasks": {"file": "{{ local }}.yml"}, "vars": {"local": "{{ a }}"}}, "a"),
     ],
 )
-def test_choices_of_a_task_are_found(task: dict[str, Any], chosen: str) -> None:
+def test_files_chosen_by_a_task_are_found(task: dict[str, Any], chosen: str) -> None:
     ((task, scope),) = tasks_of([task], {})
     assert {name for path in paths_of(task) for name in origins(path, scope)} == ({chosen} if chosen else set())
 

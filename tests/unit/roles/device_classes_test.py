@@ -82,7 +82,7 @@ def test_needs_of_all_hosts_are_read_once() -> None:
     assert all(len(re.findall(rf"\b{name}\b", text)) == 2 for name in names)
 
 
-def test_the_classes_of_each_fleet(tmp_path: Path) -> None:
+def test_classes_of_each_fleet(tmp_path: Path) -> None:
     told = classes(tmp_path)
     names = {fleet: [each["metadata"]["name"] for each in objects] for fleet, objects in told.items()}
     assert names["plain"] == NVIDIA

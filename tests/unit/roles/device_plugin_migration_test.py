@@ -64,7 +64,7 @@ EXPRESSION = (
 )
 
 
-def test_the_report_and_the_word_on_evictions(tmp_path: Path) -> None:
+def test_report_and_eviction_option_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     common = {"device_plugin_migration_accept": ["replicas"], "__device_plugin_migration_report": FOUND}
     words = {"asked": "", "yes": True, "no": False, "text": "true"}
@@ -94,7 +94,7 @@ SAID: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
-def test_what_would_change_and_who_is_in_the_way(tmp_path: Path) -> None:
+def test_plan_lists_changes_and_blocking_pods(tmp_path: Path) -> None:
     hosts: dict[str, dict[str, Any]] = {
         name: {
             "device_plugin_migration_state": state,
@@ -118,7 +118,7 @@ def test_what_would_change_and_who_is_in_the_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["prepared", "closed", "open", "absent"])
-def test_what_would_change_comes_first_and_the_run_is_left_out_where_nothing_would(state: str) -> None:
+def test_plan_precedes_the_run_and_the_run_is_skipped_without_changes(state: str) -> None:
     (whole,) = yaml.safe_load((ROLE / f"tasks/{state}.yml").read_text("utf-8"))
     look, *others = whole["block"]
     module = "dra.accelerators.device_plugin_migration"
@@ -138,7 +138,7 @@ def test_each_state_has_its_tasks() -> None:
     )
 
 
-def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
+def test_node_is_closed_first_and_opened_last() -> None:
     """Both roles run only in the migration playbook: a run of ``site`` alone skips them."""
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
     (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")
@@ -149,7 +149,7 @@ def test_a_node_is_closed_before_and_opened_after_everything_else() -> None:
     assert all("accelerator_migration" in tasks[number]["when"] for number in (closed, opened))
 
 
-def test_everything_is_looked_at_before_anything_is_touched() -> None:
+def test_playbook_queries_everything_before_any_change() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/device_plugin_migration.yml").read_text("utf-8"))
     looking = [task["name"] for task in plays[1]["tasks"]]
     assert looking[-1] == "Create a DeviceClass for each extended resource that pods request"

@@ -102,13 +102,13 @@ def asked(folder: Path) -> list[str]:
     return [" ".join(line.split()[: 2 if line.startswith(("image", "manifest")) else 1]) for line in lines]
 
 
-def test_what_the_registry_has_is_neither_built_nor_pushed(tmp_path: Path) -> None:
+def test_image_in_the_registry_is_neither_built_nor_pushed(tmp_path: Path) -> None:
     played = run(tmp_path, NO_DAEMON, "")
     assert played.status == 0 and "changed=0" in played.output, played.output
     assert asked(tmp_path) == ["manifest inspect"]
 
 
-def test_what_is_not_there_is_told_from_who_does_not_answer() -> None:
+def test_patterns_match_missing_images_and_no_failed_queries() -> None:
     known = yaml.safe_load((ROOT / "roles/driver_image/vars/main.yml").read_text("utf-8"))
     for pattern, texts in (
         (known["__driver_image_not_built"], NOT_BUILT),
@@ -118,7 +118,7 @@ def test_what_is_not_there_is_told_from_who_does_not_answer() -> None:
         assert [text for text in NO_ANSWER if re.search(pattern, text)] == []
 
 
-def test_what_is_not_there_is_built_and_pushed(tmp_path: Path) -> None:
+def test_image_missing_is_built_and_pushed(tmp_path: Path) -> None:
     played = run(tmp_path, NOT_BUILT[0], NOT_PUSHED[0])
     assert played.status == 0, played.output
     assert asked(tmp_path) == ["manifest inspect", "image inspect", "build", "push"]
@@ -138,7 +138,7 @@ def test_base_image_without_a_digest_is_rejected(tmp_path: Path, base: str) -> N
         (NO_DAEMON, NOT_PUSHED[0], "Cannot connect to the Docker daemon", ["manifest inspect", "image inspect"]),
     ],
 )
-def test_who_does_not_answer_has_not_said_that_there_is_none(
+def test_image_query_without_an_answer_fails(
     tmp_path: Path, image: str, manifest: str, said: str, commands: list[str]
 ) -> None:
     played = run(tmp_path, image, manifest)
@@ -150,7 +150,7 @@ def test_who_does_not_answer_has_not_said_that_there_is_none(
 @pytest.mark.parametrize(
     ("pushing", "changed"), [("1: Layer already exists\n", "changed=0"), ("1: Pushed\n", "changed=1")]
 )
-def test_a_registry_that_is_not_asked_says_so_when_it_is_pushed_to(tmp_path: Path, pushing: str, changed: str) -> None:
+def test_image_pushed_without_a_registry_query_reports_the_change(tmp_path: Path, pushing: str, changed: str) -> None:
     played = run(tmp_path, "", DENIED, pushing=pushing, driver_image_ask_registry=False)
     assert played.status == 0 and changed in played.output, played.output
     assert asked(tmp_path) == ["image inspect", "push"]
@@ -158,14 +158,14 @@ def test_a_registry_that_is_not_asked_says_so_when_it_is_pushed_to(tmp_path: Pat
 
 @pytest.mark.prove
 @pytest.mark.parametrize("delivery", ["push", "import"])
-def test_who_only_builds_it_gives_it_to_nobody(tmp_path: Path, delivery: str) -> None:
+def test_image_state_built_is_not_delivered(tmp_path: Path, delivery: str) -> None:
     """With ``built`` the image is only built, independent of the delivery in the fleet file or an extra variable."""
     played = run(tmp_path, NOT_BUILT[0], NO_REGISTRY, delivery=delivery, driver_image_state="built")
     assert played.status == 0, played.output
     assert asked(tmp_path) == ["image inspect", "build"]
 
 
-def test_the_driver_s_images_are_taken_off_a_node_and_no_others(tmp_path: Path) -> None:
+def test_image_removal_removes_only_images_of_the_driver(tmp_path: Path) -> None:
     ours, theirs = "registry.example/driver:0.1.0-1a2b3c4d-0a1b2c3d", "registry.example/driver:mine"
     rows = [
         ("REF", "TYPE", "DIGEST", "SIZE", "PLATFORMS", "LABELS"),

@@ -65,7 +65,7 @@ def test_labels_of_a_deleted_node_are_not_written(tmp_path: Path) -> None:
     assert set(play(tmp_path, tasks, hosts).told) == {"present"}
 
 
-def test_the_role_refuses_a_layout_without_the_rights_for_it(tmp_path: Path) -> None:
+def test_layout_without_its_permissions_is_rejected(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.dra_driver"}}]
     played = play(tmp_path, tasks, {name: variables for name, (variables, _said) in REFUSED.items()})
     assert set(played.failed) == set(REFUSED), played.output
@@ -184,7 +184,7 @@ def values(folder: Path, hosts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return play(folder, [read, {"ansible.builtin.debug": {"msg": TOLD}}], given).told
 
 
-def test_a_node_keeps_its_image_if_no_image_is_named(tmp_path: Path) -> None:
+def test_node_without_a_named_image_keeps_its_image(tmp_path: Path) -> None:
     """Without a configured image the node keeps its current image, for example in a repartition, which builds no image."""
 
     def daemon_set(revision: str, image: str, created: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_a_node_keeps_its_image_if_no_image_is_named(tmp_path: Path) -> None:
     assert [each["lacks"] for each in told.values()] == [[], []]
 
 
-def test_the_daemonset_has_what_was_asked_for_and_no_more(tmp_path: Path) -> None:
+def test_daemonset_follows_the_variables_exactly(tmp_path: Path) -> None:
     told = values(tmp_path, HOSTS)
     assert set(told) == set(HOSTS)
     specs = {name: each["set"]["spec"]["template"]["spec"] for name, each in told.items()}
@@ -284,7 +284,7 @@ WRITTEN_BY = {
 }
 
 
-def test_the_pod_writes_where_it_is_named_alone_and_reads_the_rest(tmp_path: Path) -> None:
+def test_pod_writes_only_to_the_listed_directories(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {name: {**defaults, **variables} for name, variables in PLACES.items()}
@@ -331,7 +331,7 @@ NODES = {
 }
 
 
-def test_of_a_fleet_with_several_vendors_each_node_serves_what_it_has(tmp_path: Path) -> None:
+def test_fleet_with_several_vendors_serves_the_devices_of_each_node(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     hosts = {
@@ -383,7 +383,7 @@ OFFERED = (
 )
 
 
-def test_a_node_whose_devices_are_resources_has_the_kubelets_folder_for_them_and_no_other(tmp_path: Path) -> None:
+def test_device_plugin_node_mounts_only_the_kubelets_plugin_directory(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     ways = {"claims": {}, "plugin": {"dra_driver_kubelet_interface": "device-plugin"}}

@@ -55,7 +55,7 @@ HOSTS = {
 }
 
 
-def test_the_unit_keeps_its_promise_on_every_kind_of_node(tmp_path: Path) -> None:
+def test_unit_exposure_is_within_the_limit_on_every_kind_of_node(tmp_path: Path) -> None:
     (tmp_path / "templates").symlink_to(ROLE / "templates")
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text("utf-8"))
     read = {"ansible.builtin.include_vars": str(ROLE / "vars/main.yml")}

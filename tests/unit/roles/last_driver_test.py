@@ -42,7 +42,7 @@ def value_of(folder: Path, name: str, **given: Any) -> Any:
         ([], ["gone"], [], ["gone"], True),
     ],
 )
-def test_last_driver_ignores_accounts_of_nodes_that_are_gone(
+def test_last_driver_ignores_accounts_of_deleted_nodes(
     tmp_path: Path, accounts: list[str], orphans: list[str], pods: list[str], bindings: list[str], last: bool
 ) -> None:
     names = ["dra-accelerators-driver", *(f"dra-accelerators-driver-{node}:node" for node in bindings)]

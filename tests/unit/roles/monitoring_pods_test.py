@@ -32,7 +32,7 @@ def kinds(tmp_path: Path, **hosts: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: {each["kind"]: each for each in objects} for name, objects in told.items()}
 
 
-def test_a_pod_monitor_is_written_where_a_driver_is_a_pod_and_the_kind_is_known(tmp_path: Path) -> None:
+def test_pod_monitor_is_written_for_driver_pods_if_the_kind_exists(tmp_path: Path) -> None:
     services = kinds(tmp_path / "services", known=KNOWN)
     assert set(services["known"]) == {"ConfigMap", "PrometheusRule"}
     found = kinds(

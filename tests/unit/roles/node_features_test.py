@@ -51,7 +51,7 @@ EXPRESSION = (
 TASKS = [{"include_vars": {"file": str(ROLE / "vars/main.yml")}}, {"debug": {"msg": EXPRESSION}}]
 
 
-def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
+def test_desired_labels_and_file_changes(tmp_path: Path) -> None:
     played = play(tmp_path, TASKS, HOSTS)
     assert played.status == 0, played.output
     told = played.told
@@ -68,7 +68,7 @@ def test_what_is_wanted_and_what_becomes_of_the_file(tmp_path: Path) -> None:
     assert told["absent"] == {"labels": {}, "alone": {}, "known": True, "files": [], "leaves": False}
 
 
-def test_the_file_goes_before_the_note_of_it() -> None:
+def test_file_is_removed_before_its_record() -> None:
     """An interrupted run leaves a note without a file, but never a file without a note."""
     document = yaml.safe_load((ROLE / "tasks/main.yml").read_text(encoding="utf-8"))
     (tasks,) = [task["block"] for task in document if "block" in task]
@@ -80,7 +80,7 @@ def test_the_file_goes_before_the_note_of_it() -> None:
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_what_is_said_of_the_labels(by_file: bool, tmp_path: Path) -> None:
+def test_messages_list_label_changes(by_file: bool, tmp_path: Path) -> None:
     """The query at the start counts, not the records of an earlier run. Without changes there is no message."""
     said = {"way": "file" if by_file else "api", "had_file": by_file, "file_content": TEXT}
     none = {"coming": {}, "changing": {}, "going": []}

@@ -28,7 +28,7 @@ def node(release: dict[str, str], *, gpus: bool = True, machine: str = "x86_64")
 
 
 @pytest.mark.parametrize("role", ["nvidia_container_toolkit", "nvidia_fabric_manager"])
-def test_other_platforms_are_refused_by_name_and_so_are_packages_without_a_digest(role: str, tmp_path: Path) -> None:
+def test_unsupported_platforms_and_packages_without_a_digest_are_rejected(role: str, tmp_path: Path) -> None:
     brought = {
         f"{role}_source": "files",
         f"{role}_files": ["/srv/a_1_amd64.deb", "/srv/b_1_amd64.deb"],
@@ -70,7 +70,7 @@ def test_coherent_memory_becomes_a_parameter_of_the_module(tmp_path: Path) -> No
     }
 
 
-def test_where_the_toolkit_comes_from_and_who_gets_none(tmp_path: Path) -> None:
+def test_toolkit_source_and_skipped_nodes(tmp_path: Path) -> None:
     role = ROLES / "nvidia_container_toolkit"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
     given: dict[str, dict[str, Any]] = {
@@ -152,7 +152,7 @@ KNOWN_BY = {
 FAMILY_OF = {"rocky": "rhel", "almalinux": "rhel", "ol": "rhel", "opensuse-leap": "sles", "openEuler": "rhel"}
 
 
-def test_where_the_driver_comes_from_on_each_platform(tmp_path: Path) -> None:
+def test_driver_source_on_each_platform(tmp_path: Path) -> None:
     """The role reads the variables of the family, then those of the release. The second host of each is an ARM server."""
     role = ROLES / "nvidia_driver"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text("utf-8"))
@@ -234,7 +234,7 @@ def with_stand_ins(tasks: list[dict[str, Any]], stand_ins: dict[str, dict[str, A
 
 
 @pytest.mark.parametrize("role", ["nvidia_container_toolkit", "nvidia_fabric_manager"])
-def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp_path: Path) -> None:
+def test_uploaded_packages_are_removed_if_not_installed(role: str, tmp_path: Path) -> None:
     brought = tmp_path / "brought"
     brought.mkdir()
     (brought / "a_1_amd64.deb").write_text("a package")
@@ -262,7 +262,7 @@ def test_nothing_that_was_brought_stays_where_it_is_not_installed(role: str, tmp
     ("restarts", "reboot", "says"),
     [(True, True, ""), (True, "", "requires a reboot"), (False, True, "")],
 )
-def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
+def test_driver_without_published_devices_is_rolled_back(
     *, restarts: bool, reboot: bool | str, says: str, tmp_path: Path
 ) -> None:
     """A driver that publishes no devices is rolled back. If that needs a reboot, the role reboots with consent and asks for it without."""
@@ -305,7 +305,7 @@ def test_a_driver_with_which_nothing_is_published_gives_way_to_the_one_before(
         ({"nvidia_driver_reboot": True, "nvidia_fabric_manager_reboot": False}, False, ""),
     ],
 )
-def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_unasked(
+def test_fabric_manager_that_waits_for_a_driver_stops_the_run_by_default(
     given: dict[str, Any], *, after: bool, says: str, tmp_path: Path
 ) -> None:
     """The driver role left a pending reboot: with consent the reboot and the check run, without consent the run fails."""
@@ -344,7 +344,7 @@ def test_a_fabric_manager_that_waits_for_a_driver_does_not_let_the_run_go_on_una
     assert (owed in played.output) != consents
 
 
-def test_what_is_said_of_the_toolkit_and_of_engines(tmp_path: Path) -> None:
+def test_messages_of_toolkit_and_engines(tmp_path: Path) -> None:
     """A message appears only for changes. Skipped engines are not reported."""
     skipped = {"changed": False, "skipped": True}
     quiet: dict[str, Any] = {"steps": [], "lacking": {}, "left": [], "settled": True}

@@ -38,7 +38,7 @@ def host(
     }
 
 
-def test_what_is_said_before_anything_is_set(tmp_path: Path) -> None:
+def test_messages_come_before_any_change(tmp_path: Path) -> None:
     held = gpu(0, claims=["team-a/one", "team-a/two"], pods=["team-a/pod"])
     hosts = {
         "changes": host(held, gpu(1, claims=["b/c"]), gpu(2), steps=("set power_limit",), files=(FILE,)),
@@ -67,9 +67,7 @@ def test_what_is_said_before_anything_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reboot", "restarts"), [("", False), (False, False), ("no", False), (True, True), ("yes", True)]
 )
-def test_a_start_of_the_machine_is_owed_by_what_was_seen_last(
-    *, reboot: bool | str, restarts: bool, tmp_path: Path
-) -> None:
+def test_reboot_is_required_by_the_last_query(*, reboot: bool | str, restarts: bool, tmp_path: Path) -> None:
     waits = gpu(3, reset_required=True, changed=False)
     hosts = {
         "seen": host(waits, gpu(4), nvidia_settings_reboot=reboot),

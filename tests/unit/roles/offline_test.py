@@ -143,7 +143,7 @@ def test_the_driver_is_needed_by_its_own_plan(said: dict[str, list[dict[str, Any
     assert ["nvidia-driver-cuda", "nvidia-kernel-open-dkms"] in [each["packages"] for each in driver["catalog"]]
 
 
-def test_what_goes_with_the_driver_is_needed_in_its_version(said: dict[str, list[dict[str, Any]]]) -> None:
+def test_requirements_include_driver_packages_in_the_driver_version(said: dict[str, list[dict[str, Any]]]) -> None:
     (toolkit,) = of(said["vendor"], "nvidia_container_toolkit", "group")
     assert (toolkit["version"], len(toolkit["parts"])) == ("1.18", 4)
     assert toolkit["source"]["uris"] == ["https://nvidia.github.io/libnvidia-container/stable/deb/amd64"]
@@ -285,7 +285,7 @@ def as_venv() -> None:
 
 
 @pytest.mark.usefixtures("as_venv")
-def test_a_host_is_told_where_its_wheels_are(tmp_path: Path) -> None:
+def test_host_gets_the_path_of_its_wheels(tmp_path: Path) -> None:
     archive = bundle(tmp_path)
     played = take(tmp_path, archive)
     assert played.status == 0 and "changed=0" in played.output, played.output
@@ -374,14 +374,14 @@ def test_bundle_without_a_checksum_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("as_venv")
-def test_what_a_bundle_does_not_have_is_refused_beforehand(tmp_path: Path) -> None:
+def test_bundle_without_a_requirement_is_rejected_before_any_change(tmp_path: Path) -> None:
     archive = bundle(tmp_path, requirements="another list")
     played = take(tmp_path, archive)
     assert "does not have what node needs: the wheels of cp" in played.failed["node"]["msg"], played.output
     assert not Path(f"{archive}.d").exists()
 
 
-def test_a_host_that_ends_early_keeps_no_index() -> None:
+def test_host_that_ends_early_removes_the_index() -> None:
     """In check mode a host without a driver ends early and skips the task at the end of the play: its index is removed before."""
     plays = yaml.safe_load((ROOT / "playbooks/site.yml").read_text("utf-8"))
     (tasks,) = (each["tasks"] for each in plays if each["name"] == "Prepare the nodes")

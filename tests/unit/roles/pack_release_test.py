@@ -76,7 +76,7 @@ def test_installed_collection_takes_its_version_from_the_manifest(collection: Pa
     assert pack(collection, tmp_path / "a.tar.gz")["version"] == "4.5.6"
 
 
-def test_what_is_missing_is_named(collection: Path, tmp_path: Path) -> None:
+def test_missing_directory_is_named(collection: Path, tmp_path: Path) -> None:
     shutil.rmtree(collection / "plugins")
     done = subprocess.run(
         [sys.executable, PROGRAM, "--collection", collection, "--output", tmp_path / "a.tar.gz"],

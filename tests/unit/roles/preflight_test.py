@@ -154,7 +154,7 @@ REFUSED = {
 
 
 @pytest.mark.prove
-def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+def test_options_unsupported_in_a_pod_are_rejected_by_name(tmp_path: Path) -> None:
     played = play(tmp_path, [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}], HOSTS)
     assert set(played.failed) == set(REFUSED), played.output
     for name, words in REFUSED.items():
@@ -163,7 +163,7 @@ def test_what_a_pod_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         assert [word for word in words if word not in texts[0]] == [], texts
 
 
-def test_the_site_playbook_gives_it_the_nodes_own_layout() -> None:
+def test_site_playbook_passes_the_layout_of_the_node() -> None:
     """A layout of accelerator_layouts is not in the role's own default variable: the playbook passes it."""
     tasks = [task for play in yaml.safe_load(SITE.read_text("utf-8")) for task in play.get("tasks", ())]
     (given,) = (
@@ -174,7 +174,7 @@ def test_the_site_playbook_gives_it_the_nodes_own_layout() -> None:
     assert given["preflight_layout"] == "{{ accelerator_node_layout }}"
 
 
-def test_devices_that_the_fleet_leaves_out_are_named(tmp_path: Path) -> None:
+def test_devices_outside_the_fleet_file_are_named(tmp_path: Path) -> None:
     tasks = [{"ansible.builtin.include_role": {"name": "dra.accelerators.preflight"}}]
     played = play(tmp_path, tasks, {"plain": host(), "left": host(node=BOTH)})
     assert not played.failed, played.output

@@ -61,7 +61,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 @pytest.mark.prove
-def test_a_password_of_the_index_shows_nowhere(tmp_path: Path) -> None:
+def test_index_password_is_in_no_file_or_process_list(tmp_path: Path) -> None:
     with PackageIndex(VERSIONS) as index:
         url = f"http://{USER}:{PASSWORD}@{index.address}/simple"
         done = run(tmp_path, {"python_environment_index_url": url})
@@ -81,7 +81,7 @@ def test_a_password_of_the_index_shows_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path) -> None:
+def test_proxy_password_is_not_shown_if_pip_fails(tmp_path: Path) -> None:
     with PackageIndex({"grpcio": "1.0"}) as index:
         done = run(
             tmp_path,
@@ -104,7 +104,7 @@ def test_a_password_of_a_proxy_shows_nowhere_also_where_pip_fails(tmp_path: Path
     assert leftovers(tmp_path) == []
 
 
-def test_an_interpreter_that_is_too_old_is_refused_by_name(tmp_path: Path) -> None:
+def test_too_old_interpreter_is_rejected_by_name(tmp_path: Path) -> None:
     old = tmp_path / "old-python"
     # This interpreter, with the version 3.9 in its output.
     old.write_text(f'#!/bin/sh\n{sys.executable} "$@" | sed -E "s/3[.]1[0-9][.][0-9]+/3.9.18/"\n')
@@ -129,7 +129,7 @@ def make(root: Path, *files: str) -> None:
         (root / name).touch()
 
 
-def test_removal_leaves_what_somebody_else_has_there(tmp_path: Path) -> None:
+def test_removal_keeps_files_of_other_owners(tmp_path: Path) -> None:
     root = tmp_path / "opt"
     release, environment = "0.1.0-1a2b3c4d", "0123456789ab"
     make(root, f"releases/{release}/complete", f"venvs/{environment}/bin/python")
@@ -143,7 +143,7 @@ def test_removal_leaves_what_somebody_else_has_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_removal_leaves_nothing_of_what_is_ours(tmp_path: Path) -> None:
+def test_removal_removes_all_own_files(tmp_path: Path) -> None:
     root = tmp_path / "opt"
     make(root, "releases/0.1.0-1a2b3c4d/complete", "venvs/0123456789ab/complete", "venvs/ba9876543210/bin/python")
     (root / "current").symlink_to("releases/0.1.0-1a2b3c4d")

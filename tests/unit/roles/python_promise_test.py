@@ -17,7 +17,7 @@ def read(path: str) -> str:
     return (ROOT / path).read_text("utf-8")
 
 
-def test_every_place_names_the_same_version() -> None:
+def test_minimum_python_version_is_the_same_everywhere() -> None:
     (oldest,) = re.findall(r"version\('(3\.\d+)', '>='\)", read("roles/python_environment/tasks/build.yml"))
     found = {
         "pyproject.toml": re.findall(r"3\.\d+", tomllib.loads(read("pyproject.toml"))["project"]["requires-python"]),

@@ -39,7 +39,7 @@ def renew(kubeconfig: Path) -> int:
     return renew_token.main(["--kubeconfig", str(kubeconfig), "--lifetime", str(LIFETIME)])
 
 
-def test_young_token_is_left_alone(server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_young_token_is_not_renewed(server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.6))
     before = kubeconfig.read_text(encoding="utf-8")
     assert renew(kubeconfig) == 0
@@ -48,7 +48,7 @@ def test_young_token_is_left_alone(server: TokenServer, tmp_path: Path, capsys: 
     assert kubeconfig.read_text(encoding="utf-8") == before
 
 
-def test_older_token_is_renewed_by_itself(server: TokenServer, tmp_path: Path) -> None:
+def test_older_token_is_renewed_with_its_own_identity(server: TokenServer, tmp_path: Path) -> None:
     old = token_of(server, age=LIFETIME * 0.7)
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", old)
     assert renew(kubeconfig) == 0
@@ -79,7 +79,7 @@ def test_renewal_killed_before_any_step_next_run_completes_it(server: TokenServe
             return
 
 
-def test_shorter_life_than_asked_is_said(
+def test_shorter_lifetime_than_requested_is_reported(
     server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.longest = 3600
@@ -144,7 +144,7 @@ def test_renew_rejected_for_all_audiences_keeps_the_token(
 
 
 @given(st.floats(600, 1e8), st.floats(0, 2))
-def test_every_life_is_looked_at_in_time(life: float, age: float) -> None:
+def test_checks_of_any_lifetime_are_in_time(life: float, age: float) -> None:
     """For any lifetime that the server grants: the token is due with a third left, checked four times in its lifetime, and before its end."""
     claims = Claims("a", 1000.0, 1000.0 + life, "n", "u")
     now = 1000.0 + life * age
@@ -156,7 +156,7 @@ def test_every_life_is_looked_at_in_time(life: float, age: float) -> None:
 
 
 @given(st.floats(600, 1e7), st.integers(1, 30))
-def test_a_token_that_is_renewed_at_its_looks_never_ends(life: float, lives: int) -> None:
+def test_token_renewed_at_its_checks_never_expires(life: float, lives: int) -> None:
     now, claims = 0.0, Claims("a", 0.0, life, "n", "u")
     while now < life * lives:
         assert now < claims.expires
@@ -181,7 +181,7 @@ def keeper(kubeconfig: Path, lifetime: int = LIFETIME) -> tuple[IdentityKeeper, 
     return IdentityKeeper(client, str(kubeconfig), lifetime=lifetime, system=System()), client  # type: ignore[arg-type]
 
 
-def test_the_driver_renews_by_the_granted_life(
+def test_driver_renews_by_the_granted_lifetime(
     server: TokenServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.longest = 600
@@ -199,7 +199,7 @@ def test_the_driver_renews_by_the_granted_life(
     assert caplog.text.count("for 600 seconds and not for") == 1
 
 
-def test_look_server_is_overloaded_waits_at_least_its_retry_after(server: TokenServer, tmp_path: Path) -> None:
+def test_check_server_is_overloaded_waits_at_least_its_retry_after(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
     server.retry_after = 120
     kept, _client = keeper(kubeconfig)
@@ -209,7 +209,7 @@ def test_look_server_is_overloaded_waits_at_least_its_retry_after(server: TokenS
     assert len(server.requests) == 6
 
 
-def test_the_driver_goes_on_trying_and_says_what_to_do(
+def test_driver_retries_and_reports_the_remedy(
     server: TokenServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token_of(server, age=LIFETIME * 0.9))
@@ -232,7 +232,7 @@ def test_the_driver_goes_on_trying_and_says_what_to_do(
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0])
-def test_a_step_of_the_system_clock_delays_no_look(
+def test_system_clock_step_does_not_delay_checks(
     server: TokenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     """Hosts whose hardware clock has local time start with a wrong time, and a token can last less than the difference: checks are not delayed."""
@@ -278,7 +278,7 @@ def test_a_step_of_the_system_clock_delays_no_look(
     asyncio.run(main())
 
 
-def test_credentials_that_somebody_else_looks_after_are_left_alone(server: TokenServer, tmp_path: Path) -> None:
+def test_externally_managed_credentials_are_unchanged(server: TokenServer, tmp_path: Path) -> None:
     kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", "opaque")
     before = kubeconfig.read_text(encoding="utf-8")
     assert keeper(kubeconfig)[0].look() == 600
@@ -294,7 +294,7 @@ def test_credentials_that_somebody_else_looks_after_are_left_alone(server: Token
         (0.1, "", ["the service account was deleted"]),
     ],
 )
-def test_refusal_says_why_and_which_command(server: TokenServer, age: float, node: str, words: list[str]) -> None:
+def test_rejection_reports_reason_and_command(server: TokenServer, age: float, node: str, words: list[str]) -> None:
     text = refusal(token_of(server, LIFETIME * age, node), time.time())
     for word in [*words, "ansible-playbook dra.accelerators.site"]:
         assert word in text
@@ -305,7 +305,7 @@ def test_refusal_says_why_and_which_command(server: TokenServer, age: float, nod
 
 
 @pytest.mark.parametrize("case", ["refused", "unreachable", "unbound", "not a token"])
-def test_failure_is_said_and_the_file_is_kept(
+def test_failure_is_reported_and_the_file_is_kept(
     server: TokenServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     token = {"unbound": token_of(server, LIFETIME, node=""), "not a token": "x"}.get(case, token_of(server, LIFETIME))

@@ -85,7 +85,7 @@ def driver_variables(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_each_step_of_the_rollback_of_a_driver_is_made_and_each_failure_named(tmp_path: Path) -> None:
+def test_driver_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
     played = rollback(tmp_path, "dra_driver", "back.yml", **driver_variables(tmp_path))
     first, result, *problems = message(played)
     assert CAUSE in first and result == "The rollback to release a is incomplete. These steps failed:", played.output
@@ -102,7 +102,7 @@ def test_each_step_of_the_rollback_of_a_driver_is_made_and_each_failure_named(tm
     assert (tmp_path / "etc/kubeconfig").read_text() == "previous"
 
 
-def test_each_step_of_the_rollback_of_a_pod_is_made_and_each_failure_named(tmp_path: Path) -> None:
+def test_pod_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
     played = rollback(tmp_path, "dra_driver", "pod_back.yml", **driver_variables(tmp_path))
     first, cause, result, *problems = message(played)
     assert "the driver in a pod of revision r (i)" in first and CAUSE in cause, played.output
@@ -150,7 +150,7 @@ def controller_variables(folder: Path, address: str) -> dict[str, Any]:
     }
 
 
-def test_each_step_of_the_rollback_of_a_controller_is_made_and_each_failure_named(tmp_path: Path) -> None:
+def test_controller_rollback_runs_each_step_and_names_each_failure(tmp_path: Path) -> None:
     played = rollback(tmp_path, "dra_controller", "back.yml", **controller_variables(tmp_path, "127.0.0.1:1"))
     (text,) = message(played)
     assert CAUSE in text and "The rollback is incomplete" in text and "runs again" not in text, played.output

@@ -67,7 +67,7 @@ def batches(
         ("site.yml", {"accelerator_serial": [1, "100%"]}, {}, [["a"], ["b", "c"]]),
     ],
 )
-def test_how_many_nodes_at_a_time(
+def test_batches_follow_the_variables(
     tmp_path: Path, playbook: str, group: dict[str, Any], extra: dict[str, Any], expected: list[list[str]]
 ) -> None:
     assert batches(tmp_path, playbook, group, extra) == expected
@@ -105,7 +105,7 @@ def test_batch_size_that_is_no_number_is_refused_with_its_host(value: object) ->
 
 
 @pytest.mark.parametrize(("at_a_time", "expected"), [(2, [["a", "b"], ["c"]]), (1, [["a"], ["b"], ["c"]])])
-def test_as_many_nodes_at_a_time_as_the_plan_says(tmp_path: Path, at_a_time: int, expected: list[list[str]]) -> None:
+def test_batches_follow_the_plan(tmp_path: Path, at_a_time: int, expected: list[list[str]]) -> None:
     fact = {"accelerator_fleet_planned": {"plan": {"at_a_time": at_a_time}}}
     # With --limit the first host of the group has no plan.
     planned = {"hosts": "b", "gather_facts": False, "tasks": [{"ansible.builtin.set_fact": fact}]}

@@ -65,7 +65,7 @@ def test_first_token_is_bound_to_the_node(server: TokenServer, run: Run) -> None
     assert abs(result["expires"] - time.time() - LIFETIME) < 60
 
 
-def test_shorter_life_than_asked_is_said(server: TokenServer, run: Run) -> None:
+def test_shorter_lifetime_than_requested_is_reported(server: TokenServer, run: Run) -> None:
     # Ansible collects the warnings of all modules in one process.
     flag = "--service-account-max-token-expiration"
     result = run()
@@ -107,13 +107,13 @@ def test_token_that_is_no_longer_good_is_replaced(
 
 
 @pytest.mark.parametrize("text", ["nonsense", "a.b.c", "e30.bm90IGpzb24.e30", "VALUE.W10.x"])
-def test_what_is_not_a_token_is_replaced(run: Run, text: str) -> None:
+def test_file_without_a_token_is_replaced(run: Run, text: str) -> None:
     result = run(token=text)
     assert result["changed"], result
     assert result["reason"] == "what is there is not a token"
 
 
-def test_check_mode_says_so_and_requests_nothing(server: TokenServer, run: Run) -> None:
+def test_check_mode_reports_the_change_and_requests_nothing(server: TokenServer, run: Run) -> None:
     result = run(check=True)
     assert result["changed"], result
     assert (result["token"], result["expires"]) == ("", 0)

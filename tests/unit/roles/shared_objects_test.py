@@ -151,7 +151,7 @@ def test_removal_fails_if_an_object_still_exists(tmp_path: Path) -> None:
     assert "still has ResourceSlice a1-gpu after" in failed["slice"]["msg"]
 
 
-def test_nodes_with_similar_names_have_objects_of_their_own(tmp_path: Path) -> None:
+def test_nodes_with_similar_names_have_separate_objects(tmp_path: Path) -> None:
     hosts = {name: {"dra_driver_node_name": name} for name in ("gpu", "gpu-node", "gpu-node-node")}
     written = run(tmp_path, hosts, told("__dra_driver_node_objects")).told["gpu"]
     keys = [(each["kind"], each["metadata"]["name"]) for each in written]

@@ -34,7 +34,7 @@ HOSTS: dict[str, dict[str, Any]] = {
 OF_NPUS = [{"match": {"index": 0, "vendor": "ascend"}, "mode": "static", "partitions": {"vir02": 1}}]
 
 
-def test_the_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
+def test_layout_of_a_node_and_its_vendors(tmp_path: Path) -> None:
     _check, read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     names = ("accelerator_vendors_of_fleet", "accelerator_vendors_of_node")
     told_of = {name: prepare["vars"][name] for name in names}
@@ -86,7 +86,7 @@ def test_layouts_of_a_playbook_that_imports_it_are_used(tmp_path: Path, playbook
     assert found == {"a": MIG, "named": FLEET[0]["layout"], "other": []}, played.output
 
 
-def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_before_it() -> None:
+def test_removal_removes_the_vendors_runtime_before_it_restores_settings() -> None:
     plays = yaml.safe_load(SITE.with_name("remove.yml").read_text("utf-8"))
     loops = re.findall(r"'loop': \"(.*?)\", 'loop_control'", str(plays))
     (loop,) = (each for each in loops if "container_runtime" in each)
@@ -98,7 +98,7 @@ def test_removal_takes_the_vendors_runtime_before_the_settings_that_were_there_b
     )
 
 
-def test_a_node_is_asked_again_only_where_a_driver_was_touched(tmp_path: Path) -> None:
+def test_node_is_queried_again_only_after_a_driver_change(tmp_path: Path) -> None:
     """The facts from before the driver installation stay valid if no driver changed, so the node is queried only after a change."""
     _check, _read, prepare, *_others = yaml.safe_load(SITE.read_text("utf-8"))
     (again,) = (task for task in prepare["tasks"] if task.get("register") == "accelerator_node_asked_again")

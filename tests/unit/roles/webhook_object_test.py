@@ -71,7 +71,7 @@ def webhooks(
 
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_what_becomes_of_an_object_when_nobody_answers_is_the_sites_choice(tmp_path: Path, policy: str | None) -> None:
+def test_webhooks_failure_policy_is_configurable(tmp_path: Path, policy: str | None) -> None:
     chosen = {"dra_controller_webhook_failure_policy": policy} if policy else {}
     found = webhooks(tmp_path, **chosen)
     urls = ["https://10.0.0.1:9443/validate", "https://[fd00::2]:9443/validate"]
@@ -116,7 +116,7 @@ def test_webhooks_host_without_a_node_does_not_shift_addresses(tmp_path: Path) -
     ]
 
 
-def test_it_is_asked_about_three_kinds_and_never_about_a_status(tmp_path: Path) -> None:
+def test_webhooks_select_three_kinds_without_status(tmp_path: Path) -> None:
     (first, _second) = webhooks(tmp_path, dra_controller_drivers=["gpu.nvidia.com", "mine.example.com"])
     asked = {resource: rule["scope"] for rule in first["rules"] for resource in rule["resources"]}
     assert asked == {"resourceclaims": "Namespaced", "resourceclaimtemplates": "Namespaced", "deviceclasses": "Cluster"}

@@ -80,7 +80,7 @@ def test_names_follow_the_naming_rule(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", PARTITIONED)
-def test_placements_stay_on_the_board_and_what_is_offered_fits_together(key: str) -> None:
+def test_placements_stay_on_the_board_and_offered_ones_fit_together(key: str) -> None:
     mig = CATALOGUE.boards[key].mig
     assert mig is not None
     for profile in mig.profiles:
@@ -98,7 +98,7 @@ def test_placements_stay_on_the_board_and_what_is_offered_fits_together(key: str
 
 
 @pytest.mark.parametrize("key", PARTITIONED)
-def test_the_id_says_the_fraction_of_the_board(key: str) -> None:
+def test_profile_id_is_the_fraction_of_the_board(key: str) -> None:
     mig = CATALOGUE.boards[key].mig
     assert mig is not None
     by_fraction = {
@@ -218,7 +218,7 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_broken_board_is_refused_with_its_reason(name: str) -> None:
+def test_invalid_board_is_rejected_with_its_reason(name: str) -> None:
     change, message = MUTATIONS[name]
     data = copy.deepcopy(read("h100-80"))
     change(data)

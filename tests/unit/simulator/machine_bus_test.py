@@ -37,7 +37,7 @@ def to_vfio(bus: Bus, address: str, former: str) -> None:
     assert write(bus, f"{DRIVERS}/vfio-pci/bind", address) == [True]
 
 
-def test_a_gpu_goes_to_vfio_and_back(machine: Path) -> None:
+def test_gpu_is_bound_to_vfio_and_back(machine: Path) -> None:
     told: list[str] = []
     bus = Bus(str(machine), MAJORS, attached=told.append)
     shown = bus.path(f"/proc/driver/nvidia/gpus/{GPU}/information")
@@ -55,7 +55,7 @@ def test_a_gpu_goes_to_vfio_and_back(machine: Path) -> None:
     assert bus.driver_of(GPU) == "nvidia" and shown.read_bytes() == before and told == [GPU]
 
 
-def test_what_the_kernel_refuses(machine: Path) -> None:
+def test_invalid_bus_writes_are_rejected(machine: Path) -> None:
     bus = Bus(str(machine), MAJORS)
     assert write(bus, f"{DRIVERS}/vfio-pci/unbind", GPU) == [False], "another driver has it"
     assert write(bus, f"{DRIVERS}/nvidia/bind", GPU) == [False], "it has a driver"
@@ -67,7 +67,7 @@ def test_what_the_kernel_refuses(machine: Path) -> None:
     assert bus.driver_of(GPU) == ""
 
 
-def test_nobody_loses_a_gpu_that_is_open(machine: Path) -> None:
+def test_unbind_waits_for_an_open_gpu(machine: Path) -> None:
     users = [True, True, False]
     asked: list[str] = []
 
@@ -84,7 +84,7 @@ def test_nobody_loses_a_gpu_that_is_open(machine: Path) -> None:
     assert write(impatient, f"{DRIVERS}/nvidia/unbind", other) == [False] and impatient.driver_of(other) == "nvidia"
 
 
-def test_a_group_has_its_node_as_long_as_one_of_its_functions_is_bound(machine: Path) -> None:
+def test_group_has_its_node_while_a_function_is_bound(machine: Path) -> None:
     bus = Bus(str(machine), MAJORS)
     to_vfio(bus, GPU, "nvidia")
     to_vfio(bus, AUDIO, "snd_hda_intel")
@@ -97,7 +97,7 @@ def test_a_group_has_its_node_as_long_as_one_of_its_functions_is_bound(machine: 
     assert write(bus, f"{DRIVERS}/vfio-pci/unbind", GPU) == [True] and not group.exists()
 
 
-def test_a_gpu_is_taken_out_whoever_has_it_and_put_in_again(machine: Path) -> None:
+def test_gpu_in_use_is_unplugged_and_plugged_again(machine: Path) -> None:
     told: list[str] = []
     bus = Bus(str(machine), MAJORS, in_use=lambda _address: True, attached=told.append)
     listed, shown = bus.path(f"{DEVICES}/{GPU}"), bus.path(f"/proc/driver/nvidia/gpus/{GPU}/information")
@@ -110,7 +110,7 @@ def test_a_gpu_is_taken_out_whoever_has_it_and_put_in_again(machine: Path) -> No
     assert bus.driver_of(GPU) == "nvidia" and told == [GPU]
 
 
-def test_a_gpu_that_a_virtual_machine_had_comes_back_to_its_own_driver(machine: Path) -> None:
+def test_gpu_bound_to_vfio_is_plugged_with_its_own_driver(machine: Path) -> None:
     bus = Bus(str(machine), MAJORS)
     to_vfio(bus, GPU, "nvidia")
     group = bus.path(f"{DEVICES}/{GPU}/iommu_group").readlink().name
@@ -119,7 +119,7 @@ def test_a_gpu_that_a_virtual_machine_had_comes_back_to_its_own_driver(machine: 
     assert bus.driver_of(GPU) == "nvidia"
 
 
-def test_all_is_gone_when_the_machine_is_off(tmp_path: Path) -> None:
+def test_power_off_removes_all_nodes(tmp_path: Path) -> None:
     power = Power(Configuration("1xL4", "test"), tmp_path, use_library=False)
     power.power_on()
     to_vfio(power.bus(), "0000:3b:00.0", "nvidia")

@@ -127,7 +127,7 @@ def test_every_number_of_the_profiles_is_the_figures_or_named_unknown(board: str
 
 
 @pytest.mark.parametrize("board", sorted(FIGURES))
-def test_what_is_named_unknown_is_there(board: str) -> None:
+def test_names_of_unknown_figures_exist(board: str) -> None:
     """An unknown name without a number would hide a later number with that name."""
     paths = {path for path, _value in numbers(shipped(board))}
     assert UNKNOWN.get(board, set()) <= paths
@@ -175,7 +175,7 @@ def described(machine: str) -> list[dict[str, Any]]:
     return parse(render(load_machine(FILES, machine, CATALOGUE), CATALOGUE, settings))[1]
 
 
-def test_what_boards_tell_reaches_the_library() -> None:
+def test_board_figures_are_in_the_library_configuration() -> None:
     grace = described("4xGB200")
     assert [gpu["coherent-numa-node"] for gpu in grace] == ["2", "10", "18", "26"]
     assert {gpu["addressing-mode"] for gpu in grace} == {"ats"}

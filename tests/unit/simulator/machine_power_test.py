@@ -33,7 +33,7 @@ RECORD = {"fingerprint": "f", "description": "d", "boot_id": "b"}
         ({**RECORD, "description": "old"}, "c", False, True, True, False, "load"),
     ],
 )
-def test_what_a_power_on_does(
+def test_power_on_plan_for_each_state(
     previous: dict[str, Any], boot_id: str, placed: bool, loaded: bool, place: bool, withdraw: bool, library: str | None
 ) -> None:
     plan = plan_power_on(previous, "f", "d", boot_id, placed, loaded)
@@ -71,13 +71,13 @@ def test_boot_removes_the_nodes_of_nvidia_uvm(tmp_path: Path, monkeypatch: pytes
     assert not node.exists()
 
 
-def test_check_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+def test_check_reports_the_steps_and_changes_nothing(tmp_path: Path) -> None:
     power = Power(Configuration(machine="1xT4"), tmp_path, use_library=False)
     assert power.power_on(check=True).place
     assert not list(tmp_path.iterdir())
 
 
-def test_the_configuration_file_gives_way_to_the_command_line(tmp_path: Path) -> None:
+def test_command_line_overrides_the_configuration_file(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_text(json.dumps({"machine": "4xA30", "identity": "n7", "cluster_uuid": "", "clique": None}))
     assert read_configuration(path, {"machine": None}) == Configuration(machine="4xA30", identity="n7")
@@ -184,7 +184,7 @@ class Bare:
         return version.read_text().strip() if version.exists() else ""
 
 
-def test_a_driver_that_is_installed_by_itself_is_loaded_and_unloaded(tmp_path: Path) -> None:
+def test_driver_installed_separately_is_loaded_and_unloaded(tmp_path: Path) -> None:
     bare = Bare(tmp_path)
     assert bare.boot().place and bare.driver() == ""
     with pytest.raises(SimulatorError, match=r"nvidia\.ko does not exist: no kernel module is installed"):
@@ -201,7 +201,7 @@ def test_a_driver_that_is_installed_by_itself_is_loaded_and_unloaded(tmp_path: P
     assert bare.power().load_driver().changes and bare.driver() == "580.105.08"
 
 
-def test_a_start_of_the_machine_loads_the_driver_that_is_installed(tmp_path: Path) -> None:
+def test_boot_loads_the_installed_driver(tmp_path: Path) -> None:
     bare = Bare(tmp_path)
     bare.install("version=580.95.05\nloads=yes\n")
     assert bare.power().power_on(check=True).place and not (tmp_path / "run").exists()

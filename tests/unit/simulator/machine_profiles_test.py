@@ -39,12 +39,12 @@ def boards(machine: Machine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_profile_holds_what_its_name_says(name: str) -> None:
+def test_profile_contains_the_devices_in_its_name(name: str) -> None:
     assert boards(MACHINES[name]) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bridges_own_the_buses_of_what_is_behind_them(name: str) -> None:
+def test_bridges_own_the_buses_of_devices_behind_them(name: str) -> None:
     machine = MACHINES[name]
     by_address = {device.address: device for device in machine.devices}
     behind: dict[str, set[int]] = {}
@@ -86,7 +86,7 @@ def test_minors_of_the_mixed_machine_are_not_its_indices() -> None:
     assert all(minor != index for index, minor in enumerate(minors[:4]) if index != 1)
 
 
-def test_another_domain_moves_everything_and_nothing_else() -> None:
+def test_another_domain_moves_only_addresses() -> None:
     machine = MACHINES["4xA30"]
     moved = shift_domain(machine, 0x10)
     assert [gpu.address for gpu in moved.gpus] == ["0010" + gpu.address[4:] for gpu in machine.gpus]
@@ -131,7 +131,7 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_broken_machine_is_refused_with_its_reason(name: str) -> None:
+def test_invalid_machine_is_rejected_with_its_reason(name: str) -> None:
     change, message = MUTATIONS[name]
     data = copy.deepcopy(json.loads((FILES / "machines" / "4xA30.json").read_text(encoding="utf-8")))
     change(data)
@@ -139,7 +139,7 @@ def test_a_broken_machine_is_refused_with_its_reason(name: str) -> None:
         parse_machine(data, CATALOGUE, "4xA30.json")
 
 
-def test_an_unknown_machine_is_answered_with_the_known_ones() -> None:
+def test_unknown_machine_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(DescriptionError, match=r"'9xH100' is unknown, expected one of .*8xH100.*mixed"):
         load_machine(FILES, "9xH100", CATALOGUE)
 
@@ -163,7 +163,7 @@ def test_the_text_holds_only_documented_statements(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_reads_back_as_the_data(name: str) -> None:
+def test_rendered_machine_parses_to_the_same_data(name: str) -> None:
     machine = MACHINES[name]
     _machine, gpus = parse(render(machine, CATALOGUE, SETTINGS))
     assert [gpu["pci-address"] for gpu in gpus] == [device.address for device in machine.gpus]

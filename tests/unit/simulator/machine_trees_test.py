@@ -63,7 +63,7 @@ def test_the_real_path_of_each_function_starts_at_its_root_bus(placed: tuple[Mac
         assert int(Path(real, "numa_node").read_text()) == numa[parts[1]]
 
 
-def test_what_sysfs_says_of_a_gpu_is_what_the_board_is(placed: tuple[Machine, Path]) -> None:
+def test_sysfs_of_a_gpu_agrees_with_its_board(placed: tuple[Machine, Path]) -> None:
     machine, root = placed
     for gpu in machine.gpus:
         board = CATALOGUE.boards[gpu.board or ""]
@@ -138,7 +138,7 @@ def test_proc_names_every_gpu_with_its_identity(placed: tuple[Machine, Path]) ->
     assert (root / "proc/modules").read_text().splitlines()[-1].startswith("loop ")
 
 
-def test_placing_again_changes_nothing_and_removing_leaves_nothing(tmp_path: Path) -> None:
+def test_placing_twice_changes_nothing_and_removal_is_complete(tmp_path: Path) -> None:
     tree = tree_of(load_machine(FILES, "mixed", CATALOGUE))
     folder = Folder(tmp_path)
     assert set(folder.place(tree)) >= {path for path, entry in tree.items() if isinstance(entry, Node)}
@@ -164,7 +164,7 @@ def test_another_machine_leaves_no_trace_of_the_one_before(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_device_nodes_have_the_numbers_that_proc_devices_names(name: str) -> None:
+def test_device_node_majors_equal_proc_devices(name: str) -> None:
     tree = tree_of(load_machine(FILES, name, CATALOGUE))
     nodes = {path: entry for path, entry in tree.items() if isinstance(entry, Node)}
     listed = {
@@ -186,7 +186,7 @@ def test_device_nodes_have_the_numbers_that_proc_devices_names(name: str) -> Non
 @pytest.mark.parametrize(
     "name", ["2xH100-2x310P", *sorted(path.stem for path in (FILES / "ascend/machines").glob("*"))]
 )
-def test_nodes_of_npus_are_the_drivers_own_and_have_its_numbers(name: str) -> None:
+def test_device_nodes_of_npus_have_the_names_and_numbers_of_the_driver(name: str) -> None:
     machine = load_machine(FILES, name, CATALOGUE)
     tree = tree_of(machine)
     nodes = {path[5:]: entry for path, entry in tree.items() if isinstance(entry, Node)}
@@ -261,7 +261,7 @@ def host(root: Path) -> Original:
     return Original(str(root))
 
 
-def test_layers_keep_everything_that_the_system_showed(tmp_path: Path) -> None:
+def test_layers_keep_all_entries_of_the_system(tmp_path: Path) -> None:
     layers = plan_layers(tree_of(load_machine(FILES, "1xL4", CATALOGUE)), host(tmp_path))
     by_path = {layer.path: layer for layer in layers}
     assert set(by_path) == {
@@ -284,14 +284,14 @@ def test_layers_keep_everything_that_the_system_showed(tmp_path: Path) -> None:
     assert sorted(entries) == sorted(path for path in tree if not path.startswith("/dev/"))
 
 
-def test_an_address_that_the_host_uses_is_refused(tmp_path: Path) -> None:
+def test_address_of_the_host_is_rejected(tmp_path: Path) -> None:
     original = host(tmp_path)
     (tmp_path / "sys/bus/pci/devices/0000:3b:00.0").symlink_to("../../../devices/pci0000:00/0000:3b:00.0")
     with pytest.raises(SimulatorError, match=r"/sys/bus/pci/devices/0000:3b:00\.0 exists .*\(pci_domain_offset\)"):
         plan_layers(tree_of(load_machine(FILES, "1xL4", CATALOGUE)), original)
 
 
-def test_a_system_without_sysfs_is_refused(tmp_path: Path) -> None:
+def test_system_without_sysfs_is_rejected(tmp_path: Path) -> None:
     original = host(tmp_path)
     (tmp_path / "sys/module").rename(tmp_path / "elsewhere")
     with pytest.raises(SimulatorError, match="/sys has none of the folders above /sys/module"):

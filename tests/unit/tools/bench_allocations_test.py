@@ -54,7 +54,7 @@ def sixteen() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 
 @pytest.mark.parametrize(("layout", "name", "parallel"), ROWS)
-def test_each_claim_of_a_row_has_a_place_of_its_own(
+def test_claims_of_a_row_have_distinct_placements(
     sixteen: Mapping[str, Any], layout: str, name: str, parallel: int
 ) -> None:
     kind, devices = KINDS[name], sixteen[layout]
@@ -66,25 +66,25 @@ def test_each_claim_of_a_row_has_a_place_of_its_own(
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind.admin and name != "mps-mig"])
-def test_the_last_row_of_a_kind_is_all_that_fit(sixteen: Mapping[str, Any], name: str) -> None:
+def test_last_row_of_a_kind_fills_all_devices(sixteen: Mapping[str, Any], name: str) -> None:
     kind, most = KINDS[name], PARALLEL[name][-1]
     with pytest.raises(ValueError, match=f"there is room for {most}"):
         places(kind, sixteen[kind.layout], most + 1)
 
 
 @pytest.mark.parametrize(("machine", "number", "layout"), PUBLISHED)
-def test_the_curve_is_over_what_it_says(machine: str, number: int, layout: Layout) -> None:
+def test_curve_covers_the_stated_range(machine: str, number: int, layout: Layout) -> None:
     devices = published(machine, layout)
     assert len(devices) == number and places(KINDS["whole"], devices, 1)
 
 
 @pytest.mark.parametrize(("name", "number"), [("whole", 32), ("dynamic", 128)])
-def test_32_boards_have_room_for_as_many_as_are_measured(name: str, number: int) -> None:
+def test_32_boards_have_room_for_all_measured_claims(name: str, number: int) -> None:
     assert len(places(KINDS[name], published("32xRTX-PRO-6000", LAYOUTS["dynamic"]), number)) == number
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_npus_have_as_much_room_as_is_measured_and_no_more(name: str) -> None:
+def test_npus_have_room_for_exactly_the_measured_claims(name: str) -> None:
     layout, numbers = BESIDE[name]
     rules = [rule for rule in parse_rules([dict(rule) for rule in layout]) if "nvidia" not in (rule.match.vendor or ())]
     cut = tuple(chip_model.partition("310P", "vir01", Placement(start, 1)) for start in range(7))

@@ -18,7 +18,7 @@ def turns(factor: float, spread: float, seed: int) -> list[list[float]]:
     ]
 
 
-def test_an_interval_holds_the_ratio_and_is_as_wide_as_the_turns_differ() -> None:
+def test_interval_contains_the_ratio_and_reflects_the_variation() -> None:
     widths = []
     for spread in (0.0, 0.05, 0.3):
         low, high = between(turns(1.1, spread, 1), turns(1.0, spread, 2))

@@ -10,21 +10,21 @@ import pytest
 from break_product import BREAKS, ROOT, Break
 
 
-def test_every_break_can_still_be_made() -> None:
+def test_every_break_applies_to_the_checkout() -> None:
     assert len(BREAKS) >= 10
     assert [problem for each in BREAKS if (problem := each.problem(ROOT))] == []
     assert all(each.text != each.instead for each in BREAKS)
     assert len({each.name for each in BREAKS}) == len(BREAKS)
 
 
-def test_the_readme_lists_them() -> None:
+def test_readme_lists_every_break() -> None:
     readme = (ROOT / "tests/README.md").read_text(encoding="utf-8")
     for each in BREAKS:
         assert f"| `{each.name}` | {each.what} | `{each.file}` |" in readme
 
 
 @pytest.mark.parametrize(("content", "count"), [("one two", "0 times"), ("three three", "2 times")])
-def test_a_break_that_cannot_be_made_says_so(tmp_path: Path, content: str, count: str) -> None:
+def test_inapplicable_break_is_reported(tmp_path: Path, content: str, count: str) -> None:
     (tmp_path / "file").write_text(content)
     made = Break("name", "what", "file", "three", "four", ())
     assert count in made.problem(tmp_path)

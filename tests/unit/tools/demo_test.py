@@ -29,18 +29,18 @@ def shown(*chips: tuple[int, str]) -> str:
         (RING, [(number, "910") for number in range(8)]),
     ],
 )
-def test_what_is_not_as_claimed_ends_the_demo(story: Story, chips: list[tuple[int, str]]) -> None:
+def test_check_other_devices_end_the_demo(story: Story, chips: list[tuple[int, str]]) -> None:
     with pytest.raises(DemoFailed):
         story.check("pod", shown(*chips))
 
 
-def test_what_is_as_claimed_is_told() -> None:
+def test_check_expected_devices_are_reported() -> None:
     assert len(PAIR.check("pod", shown((1, "310P3"), (1, "310P3")))) == 2
     assert len(RING.check("pod", shown(*((number, "910") for number in range(4, 8))))) == 4
 
 
 @pytest.mark.parametrize("name", DEMOS)
-def test_a_demo_is_made_of_what_there_is(name: str) -> None:
+def test_demo_uses_existing_files(name: str) -> None:
     demo = DEMOS[name]
     assert len(demo.looks) == len(demo.nodes)
     for file in (demo.fleet, demo.unfit, demo.again, *(story.file for story in demo.stories)):

@@ -22,7 +22,7 @@ def those_who_name(name: str) -> list[str]:
     return [path for path, text in CLUSTER.items() if pattern.search(text)]
 
 
-def test_there_are_examples_and_no_part_of_a_name_is_one() -> None:
+def test_examples_exist_and_parts_of_names_do_not_count() -> None:
     assert len(EXAMPLES) > 10 and "shares.yaml" in EXAMPLES
     assert those_who_name("iommufd.yaml") == []
 

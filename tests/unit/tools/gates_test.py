@@ -20,12 +20,12 @@ def passes(folder: Path) -> bool:
     return done.returncode == 0
 
 
-def test_a_test_that_only_prove_runs_is_imported_as_well(tmp_path: Path) -> None:
+def test_check_imports_tests_that_only_prove_runs(tmp_path: Path) -> None:
     (tmp_path / "test_marked.py").write_text(MARKED, encoding="utf-8")
     assert passes(tmp_path)
     (tmp_path / "test_marked.py").write_text(f"from pathlib import no_such_name\n{MARKED}", encoding="utf-8")
     assert not passes(tmp_path)
 
 
-def test_it_is_among_the_gates(tmp_path: Path) -> None:
+def test_check_is_one_of_the_gates(tmp_path: Path) -> None:
     assert found_gate().name in [each.name for each in gates(tmp_path)]

@@ -30,7 +30,7 @@ def imported(folder: Path, printed: str, status: int = 0) -> int:
     return importer.main(folder / "venv", folder / "built")
 
 
-def test_an_import_without_a_finding_passes_and_has_the_dependencies(tmp_path: Path) -> None:
+def test_import_without_findings_passes_and_has_the_dependencies(tmp_path: Path) -> None:
     assert imported(tmp_path, f"INFO: Linting collection\n{COMPLETED}") == 0
     linked = tmp_path / "venv/lib/python3.11/site-packages/ansible_collections"
     wanted = yaml.safe_load((importer.ROOT / "galaxy.yml").read_text(encoding="utf-8"))["dependencies"]
@@ -46,12 +46,10 @@ def test_an_import_without_a_finding_passes_and_has_the_dependencies(tmp_path: P
         (COMPLETED, 1),
     ],
 )
-def test_a_finding_an_early_end_and_a_bad_exit_fail(tmp_path: Path, printed: str, status: int) -> None:
+def test_import_with_a_finding_an_early_end_or_an_error_status_fails(tmp_path: Path, printed: str, status: int) -> None:
     assert imported(tmp_path, printed, status) == 1
 
 
-def test_a_linter_that_was_cut_off_is_told_from_one_that_found_something(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_distinguishes_a_killed_linter_from_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert imported(tmp_path, f"ERROR: Timeout on call to ansible-lint: 180 s\n{COMPLETED}") == 1
     assert "too slow or too busy" in capsys.readouterr().out

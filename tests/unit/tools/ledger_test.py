@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_digest_is_of_all_that_git_does_not_ignore(checkout: Path) -> None:
+def test_digest_covers_all_files_that_git_does_not_ignore(checkout: Path) -> None:
     before = digest_of(checkout)
     (checkout / "x.log").write_text("ignored")
     git(
@@ -71,7 +71,7 @@ def test_a_digest_is_of_all_that_git_does_not_ignore(checkout: Path) -> None:
     assert is_new()
 
 
-def test_what_is_noted_is_known_for_the_same_files_alone(checkout: Path, tmp_path: Path) -> None:
+def test_results_are_known_only_for_the_same_files(checkout: Path, tmp_path: Path) -> None:
     ledger = Ledger.of(checkout, tmp_path / "results")
     assert ledger is not None
     assert (ledger.steps(), ledger.modules()) == ({}, {})
@@ -87,7 +87,9 @@ def test_what_is_noted_is_known_for_the_same_files_alone(checkout: Path, tmp_pat
     assert Ledger.of(checkout, tmp_path / "results").steps()
 
 
-def test_what_is_no_checkout_is_tested_and_not_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_without_a_checkout_is_tested_without_a_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "unpacked").mkdir()
     assert Ledger.of(tmp_path / "unpacked", tmp_path / "results") is None
     assert Ledger.of(tmp_path / "not there", tmp_path / "results") is None
@@ -95,7 +97,7 @@ def test_what_is_no_checkout_is_tested_and_not_remembered(tmp_path: Path, capsys
     assert "all is run" in capsys.readouterr().out
 
 
-def test_states_long_gone_are_forgotten(checkout: Path, tmp_path: Path) -> None:
+def test_old_states_are_deleted(checkout: Path, tmp_path: Path) -> None:
     for number in range(KEPT + 3):
         (checkout / "a").write_text(str(number))
         ledger = Ledger.of(checkout, tmp_path / "results")
@@ -104,9 +106,7 @@ def test_states_long_gone_are_forgotten(checkout: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "results/passed").iterdir())) == KEPT and ledger.folder.is_dir()
 
 
-def test_a_step_that_has_passed_is_not_run_again_and_one_that_others_need_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_passed_step_is_skipped_unless_others_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def step(name: str, script: str, *after: str, always: bool = False) -> Step:
         return Step(
             name, "no time", ["sh", "-c", f"echo {name} >>{tmp_path}/run; {script}"], after=after, always=always
@@ -134,7 +134,7 @@ def test_a_step_that_has_passed_is_not_run_again_and_one_that_others_need_is(
     assert "before  good" in shown and "passed before, on" in shown and "before  build" not in shown
 
 
-def test_a_run_of_tests_goes_on_with_the_modules_that_have_not_passed(tmp_path: Path) -> None:
+def test_resumed_test_run_skips_passed_modules(tmp_path: Path) -> None:
     modules = {
         "test_good": "def test_one(): pass\ndef test_two(): pass\n",
         "test_half": "import os\ndef test_one(): pass\ndef test_two(): assert 'WELL' in os.environ\n",
@@ -164,7 +164,7 @@ def test_a_run_of_tests_goes_on_with_the_modules_that_have_not_passed(tmp_path: 
     assert code == 1 and "4 passed" in line, "without being told to go on, all is run"
 
 
-def test_a_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Step("a", "no time", [ROOT / "tests/tools/give_way", "pytest"]).work
     monkeypatch.setattr("steps.ROOT", Path("/elsewhere"))
     assert (
@@ -174,7 +174,7 @@ def test_a_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_of_modules_that_passed_before_those_of_the_step_count() -> None:
+def test_result_counts_only_passed_modules_of_its_step() -> None:
     """A part of a run has only some of the modules in the ledger: only those of its step count."""
     ours = Step("prove", "4 h", ["true"], modules=("tests/prove/a.py", "tests/prove/b.py"))
     results = [

@@ -19,7 +19,7 @@ FILES = sorted(path for path in PLUGINS.rglob("*.py") if path.relative_to(PLUGIN
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_plugin_is_under_the_licence_of_ansible(path: Path) -> None:
+def test_plugin_has_the_license_of_ansible(path: Path) -> None:
     header = path.read_text(encoding="utf-8").splitlines()[:12]
     assert any("SPDX-License-Identifier" in line and line.endswith(IDENTIFIER) for line in header)
     assert any(line.endswith(LINE) for line in header)

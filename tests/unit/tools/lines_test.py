@@ -45,11 +45,11 @@ def lines() -> Any:
         ("LICENSE", "shared", ""),
     ],
 )
-def test_whose_a_file_is(lines: Any, path: str, vendor: str, part: str) -> None:
+def test_vendor_and_part_of_a_file(lines: Any, path: str, vendor: str, part: str) -> None:
     assert (lines.vendor_of(path), lines.part_of(path)) == (vendor, part)
 
 
-def test_the_table_counts_all_that_git_knows(lines: Any) -> None:
+def test_table_counts_all_tracked_files(lines: Any) -> None:
     rows = lines.present()
     assert set(rows) == set(lines.PARTS) and all(set(row) == {"shared", "ascend", "nvidia"} for row in rows.values())
     assert all(int(rows["core"][name]) > 1000 for name in rows["core"])

@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_one_thing_that_is_another_is_named_alone(node_state: types.ModuleType, node: Path, change: str) -> None:
+def test_changed_file_is_the_only_difference(node_state: types.ModuleType, node: Path, change: str) -> None:
     """A created, removed, or changed file is the only reported line."""
     name, make = CHANGES[change]
     before = node_state.files(str(node))
@@ -80,7 +80,7 @@ def test_one_thing_that_is_another_is_named_alone(node_state: types.ModuleType, 
     assert [line.partition(": ")[0] for line in lines] == [f"file {node / name}"]
 
 
-def test_what_runs_by_itself_is_no_difference(node_state: types.ModuleType, node: Path) -> None:
+def test_files_changed_without_a_role_are_no_difference(node_state: types.ModuleType, node: Path) -> None:
     """Python caches, directory times, and the boards' own file, which each query writes, are not differences."""
     before = node_state.files(str(node))
     (node / "etc/__pycache__/a.pyc").touch()
@@ -89,7 +89,7 @@ def test_what_runs_by_itself_is_no_difference(node_state: types.ModuleType, node
     assert node_state.differences(before, node_state.files(str(node))) == []
 
 
-def test_an_object_is_another_by_what_somebody_wrote(node_state: types.ModuleType) -> None:
+def test_object_labels_and_content_are_compared(node_state: types.ModuleType) -> None:
     """Status, version, and managers of an object are ignored. Labels and content are compared."""
     written = {
         "kind": "Node",
@@ -102,7 +102,7 @@ def test_an_object_is_another_by_what_somebody_wrote(node_state: types.ModuleTyp
     )
 
 
-def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) -> None:
+def test_units_installed_or_enabled_are_compared(node_state: types.ModuleType) -> None:
     """Static units of packages are ignored. A unit that restarts repeatedly has no run to compare."""
     shown = "\n\n".join(
         f"NRestarts={restarts}\nId={name}\nActiveState=active\nFragmentPath={place}/{name}\nUnitFileState={enabled}\nInvocationID=a1"
@@ -120,7 +120,7 @@ def test_units_that_somebody_put_there_or_enabled(node_state: types.ModuleType) 
     }
 
 
-def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
+def test_boards_are_compared_by_their_settings(node_state: types.ModuleType) -> None:
     """Boards of one or two vendors: a reader causes no difference, a partition does."""
     gpu = {"index": 0, "mig_mode_current": 0, "gpu_instances": [], "open": False}
 
@@ -139,7 +139,7 @@ def test_boards_are_what_they_are_set_to(node_state: types.ModuleType) -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_each_scenario_tries_check_mode(scenario: str) -> None:
+def test_each_scenario_runs_check_mode(scenario: str) -> None:
     """Check mode runs before the role changes anything, and after the idempotence run, if the scenario has one."""
     shared = yaml.safe_load((ROOT / ".config/molecule/config.yml").read_text(encoding="utf-8"))
     own = yaml.safe_load((ROOT / "molecule" / scenario / "molecule.yml").read_text(encoding="utf-8"))

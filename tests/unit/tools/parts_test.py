@@ -26,7 +26,7 @@ def step(name: str, usual: str = "2 min", after: tuple[str, ...] = (), always: b
     needed=st.sets(st.integers(min_value=0, max_value=29)),
     parts=st.integers(min_value=1, max_value=6),
 )
-def test_each_step_is_in_one_part(lengths: list[int], needed: set[int], parts: int) -> None:
+def test_parts_have_each_step_once(lengths: list[int], needed: set[int], parts: int) -> None:
     """Only steps that always run, and steps that others need, are in several parts."""
     given_steps = [step("build", always=True), step("tools", "1 min")]
     given_steps += [
@@ -48,13 +48,13 @@ def test_each_step_is_in_one_part(lengths: list[int], needed: set[int], parts: i
     lengths=st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30),
     parts=st.integers(min_value=1, max_value=6),
 )
-def test_no_part_is_longer_than_another_by_more_than_one_step(lengths: list[int], parts: int) -> None:
+def test_parts_differ_by_at_most_one_step(lengths: list[int], parts: int) -> None:
     given_steps = [step(f"s{number}", f"{length} min") for number, length in enumerate(lengths)]
     sums = [sum(minutes(each.usual) for each in Part(n + 1, parts).of_steps(given_steps)) for n in range(parts)]
     assert max(sums) - min(sums) <= max(lengths)
 
 
-def test_what_is_proved_is_proved_by_the_parts_together(tmp_path: Path) -> None:
+def test_parts_together_are_the_complete_run(tmp_path: Path) -> None:
     """The parts have each step and each module of tests/prove, and only the command of the divided step differs from the complete run."""
     whole = suites.graph(WHOLE, tmp_path)
     divided = [Part(number, 3).of_steps(whole) for number in (1, 2, 3)]
@@ -72,7 +72,7 @@ def test_what_is_proved_is_proved_by_the_parts_together(tmp_path: Path) -> None:
     assert sorted(modules) == sorted(f"tests/prove/{path.name}" for path in (ROOT / "tests/prove").glob("test_*.py"))
 
 
-def test_the_heavy_steps_are_apart(tmp_path: Path) -> None:
+def test_parts_separate_the_heavy_steps(tmp_path: Path) -> None:
     """Chaos and the cluster's long tests use both processors for hours: they are in different parts."""
     whole = suites.graph(WHOLE, tmp_path)
     homes = {
@@ -84,14 +84,14 @@ def test_the_heavy_steps_are_apart(tmp_path: Path) -> None:
     assert len(set(homes.values())) == 2
 
 
-def test_more_parts_than_modules_leave_the_step_out() -> None:
+def test_parts_without_a_module_have_no_step() -> None:
     divisible = Step("prove", "4 h", ["pytest", "tests/prove", "-v"], modules=("tests/prove/a.py", "tests/prove/b.py"))
     found = [[list(map(str, each.command)) for each in Part(number, 3).of_steps([divisible])] for number in (1, 2, 3)]
     assert found == [[["pytest", "tests/prove/a.py", "-v"]], [["pytest", "tests/prove/b.py", "-v"]], []]
 
 
 @pytest.mark.parametrize("text", ["", "0/3", "4/3", "2", "2/0", "a/b", "2/3/4", "-1/3"])
-def test_what_is_no_part_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_invalid_part_is_rejected(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArgumentTypeError, match="expected K/N with K from 1 to N, such as 2/3"):
         Part.parse(text)
     with pytest.raises(SystemExit) as ended:
@@ -100,7 +100,7 @@ def test_what_is_no_part_is_refused(text: str, capsys: pytest.CaptureFixture[str
     assert "is no part of a run" in capsys.readouterr().err
 
 
-def test_how_long_a_step_usually_takes_is_read(tmp_path: Path) -> None:
+def test_minutes_of_a_step_are_parsed(tmp_path: Path) -> None:
     assert [minutes(words) for words in ("2 h beside the others", "10 min cold, a few seconds warm", "30 s")] == [
         120.0,
         10.0,

@@ -37,7 +37,7 @@ def listed(path: str) -> dict[str, Requirement]:
     return requirements((ROOT / path).read_text(encoding="utf-8").splitlines())
 
 
-def test_tests_run_with_all_that_a_node_has_in_a_version_that_a_node_takes() -> None:
+def test_test_environment_has_node_packages_in_allowed_versions() -> None:
     tests = listed(OF_TESTS)
     node = listed(ON_A_NODE)
     assert len(node) >= 9
@@ -49,7 +49,7 @@ def test_tests_run_with_all_that_a_node_has_in_a_version_that_a_node_takes() -> 
     assert not wrong
 
 
-def test_the_distribution_depends_on_what_a_node_has() -> None:
+def test_distribution_requires_the_packages_of_a_node() -> None:
     said = requirements(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
     node = listed(ON_A_NODE)
     assert {name: each.specifier for name, each in said.items()} == {
@@ -89,7 +89,7 @@ def brought() -> set[str]:
     return found
 
 
-def test_all_that_is_imported_comes_with_what_is_said() -> None:
+def test_imported_packages_come_with_the_requirements() -> None:
     there = brought()
     assert len(there) > 50
     distributions = metadata.packages_distributions()

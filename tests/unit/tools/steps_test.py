@@ -46,7 +46,7 @@ def test_one_lane_keeps_its_order(tmp_path: Path) -> None:
     assert (tmp_path / "order").read_text().split() == ["one", "two", "three"]
 
 
-def test_a_step_waits_for_what_it_needs_in_another_lane(tmp_path: Path) -> None:
+def test_step_waits_for_a_step_in_another_lane(tmp_path: Path) -> None:
     results = run(
         tmp_path,
         shell("build", "sleep 0.3; touch $HERE/built", lane="build"),
@@ -55,7 +55,7 @@ def test_a_step_waits_for_what_it_needs_in_another_lane(tmp_path: Path) -> None:
     assert [result.problem for result in results] == ["", ""]
 
 
-def test_what_needs_a_failed_step_is_not_run_and_the_others_are(
+def test_steps_after_a_failed_step_are_skipped_and_others_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = (
@@ -75,7 +75,7 @@ def test_what_needs_a_failed_step_is_not_run_and_the_others_are(
     assert "[2/4 use] NOT RUN: it needs build" in printed
 
 
-def test_a_program_that_is_missing_is_a_failed_step(tmp_path: Path) -> None:
+def test_step_with_a_missing_program_fails(tmp_path: Path) -> None:
     missing = Step("missing", "no time", [tmp_path / "not-there"])
     results = run(tmp_path, missing, shell("alone", "true"), shell("use", "true", "missing"))
     assert "not-there" in results[0].problem
@@ -83,7 +83,7 @@ def test_a_program_that_is_missing_is_a_failed_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [("a", "a"), ("a", "b")], ids=["twice", "need that comes later"])
-def test_a_graph_that_cannot_end_is_refused(tmp_path: Path, given: tuple[str, str]) -> None:
+def test_graph_with_a_cycle_is_rejected(tmp_path: Path, given: tuple[str, str]) -> None:
     needs = ("b",) if given == ("a", "b") else ()
     with pytest.raises(ValueError, match="step a"):
         run(tmp_path, shell(given[0], "true", *needs), shell(given[1], "true"))
@@ -100,7 +100,7 @@ def test_tests_are_counted_and_the_slowest_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_ends_with_what_failed_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_ends_with_the_failed_steps_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The end of the output alone shows the failed tests and their errors."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
@@ -134,11 +134,11 @@ def test_cluster_steps_run_in_parallel_with_priority(tmp_path: Path) -> None:
     assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
 
 
-def test_alone_nothing_gives_way(tmp_path: Path) -> None:
+def test_single_suites_have_no_nice_value(tmp_path: Path) -> None:
     assert not [step.name for step in suites.graph(["lint", "unit"], tmp_path) if step.command[0] in suites.GIVING_WAY]
 
 
-def test_what_gives_way_does_so_where_the_kernel_shares_by_sessions(tmp_path: Path) -> None:
+def test_nice_value_applies_with_autogroup(tmp_path: Path) -> None:
     """Niceness alone has no effect between two sessions with autogroup, and each step has its own session: the session is niced too."""
     script = "nice; cat /proc/self/autogroup 2>/dev/null || echo no autogroup"
     step = Step("polite", "no time", [*suites.GIVING_WAY, "sh", "-c", script])
@@ -149,7 +149,7 @@ def test_what_gives_way_does_so_where_the_kernel_shares_by_sessions(tmp_path: Pa
     assert session == "no autogroup" or session.endswith(" nice 19")
 
 
-def test_a_run_that_is_told_to_end_ends_its_steps(tmp_path: Path) -> None:
+def test_run_that_gets_a_signal_ends_its_steps(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys; import suites; from steps import Step, run_steps; suites.end_by_signal(); "
         f"run_steps([Step('long', 'no time', ['sh', '-c', 'echo $$ >pid.new; mv pid.new pid; exec sleep 600'], "
@@ -166,7 +166,7 @@ def test_a_run_that_is_told_to_end_ends_its_steps(tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_step_that_begins_while_the_run_is_stopped_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_begins_while_the_run_stops_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is stopped after a process was started, but before it was registered: the process ends."""
     step = Step("late", "no time", ["sleep", "5"], cwd=tmp_path)
     run = steps.Run([step], tmp_path, {"PATH": "/usr/bin:/bin"})
@@ -234,7 +234,7 @@ def test_one_scenario_is_run_alone_with_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "no-such", "default"])
-def test_a_scenario_that_is_none_is_answered_by_those_that_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_scenario_is_rejected_with_the_known_ones(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert suites.main([f"molecule={name}"]) == 2
     said = capsys.readouterr().out
     assert f"no molecule scenario {name!r}" in said and "SCENARIO=NAME" in said and "nvidia_driver" in said

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_wheel_holds_both_folders_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_both_directories_and_nothing_else(wheel: Path) -> None:
     expected = {
         f"{package}/{path.relative_to(ROOT / folder)}"
         for folder, package in FOLDERS.items()
@@ -37,17 +37,17 @@ def test_the_wheel_holds_both_folders_and_nothing_else(wheel: Path) -> None:
     assert {Path(name).suffix for name in names} <= {".py", ".pyi", ".proto", ".typed"}
 
 
-def test_every_folder_of_modules_is_a_package() -> None:
+def test_directories_with_modules_are_packages() -> None:
     for folder in FOLDERS:
         assert [path for path in (ROOT / folder).rglob("*.py") if not (path.parent / "__init__.py").exists()] == []
 
 
-def test_the_version_is_the_collections(wheel: Path) -> None:
+def test_version_is_that_of_the_collection(wheel: Path) -> None:
     version = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))["version"]
     assert wheel.name == f"dra_accelerators-{version}-py3-none-any.whl"
 
 
-def test_the_core_is_found_inside_the_package(wheel: Path) -> None:
+def test_core_is_found_in_the_package(wheel: Path) -> None:
     program = "import dra_driver.core.dra.resource_slices as slices; print(slices.__file__)"
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],

@@ -23,7 +23,7 @@ def maker(text: str = "content", calls: list[Path] | None = None) -> Callable[[P
     return make
 
 
-def test_what_is_whole_is_made_once(tmp_path: Path) -> None:
+def test_ensure_complete_entry_is_built_once(tmp_path: Path) -> None:
     calls: list[Path] = []
     assert cache.ensure(tmp_path / "x", maker(calls=calls)) is True
     assert cache.ensure(tmp_path / "x", maker(calls=calls)) is False
@@ -32,7 +32,7 @@ def test_what_is_whole_is_made_once(tmp_path: Path) -> None:
     assert cache.damage(tmp_path / "x", thorough=True) is None
 
 
-def test_a_build_that_fails_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_ensure_failed_build_leaves_no_valid_entry(tmp_path: Path) -> None:
     def fail(target: Path) -> None:
         (target / "half").write_text("half")
         raise RuntimeError("no space")
@@ -45,7 +45,7 @@ def test_a_build_that_fails_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob(".*.partial")] == []
 
 
-def test_what_a_killed_build_left_is_cleared_away(tmp_path: Path) -> None:
+def test_ensure_removes_files_of_a_killed_build(tmp_path: Path) -> None:
     left = tmp_path / ".x.partial"
     (left / "bin").mkdir(parents=True)
     (left / "bin/old").write_text("old")
@@ -88,7 +88,7 @@ def test_damage_is_noticed_and_repaired(tmp_path: Path, spoil: Callable[[Path], 
     assert (tmp_path / "x/bin/program").read_text() == "content"
 
 
-def test_a_change_that_hides_its_time_is_found_by_reading_all(tmp_path: Path) -> None:
+def test_change_with_the_old_time_is_found_by_a_full_read(tmp_path: Path) -> None:
     cache.ensure(tmp_path / "x", maker())
     program = tmp_path / "x/bin/program"
     times = program.stat()
@@ -98,13 +98,13 @@ def test_a_change_that_hides_its_time_is_found_by_reading_all(tmp_path: Path) ->
     assert cache.damage(tmp_path / "x", thorough=True) == "has a changed bin/program"
 
 
-def test_a_new_time_alone_is_no_damage(tmp_path: Path) -> None:
+def test_new_time_alone_is_no_damage(tmp_path: Path) -> None:
     cache.ensure(tmp_path / "x", maker())
     os.utime(tmp_path / "x/bin/program", ns=(1, 1))
     assert cache.damage(tmp_path / "x") is None
 
 
-def test_runs_side_by_side_make_it_once(tmp_path: Path) -> None:
+def test_ensure_parallel_runs_build_once(tmp_path: Path) -> None:
     calls: list[Path] = []
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: cache.ensure(tmp_path / "x", maker(calls=calls)), range(8)))
@@ -112,7 +112,7 @@ def test_runs_side_by_side_make_it_once(tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_write_atomically_replaces_the_whole_file_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "folder/state.json"
     cache.write_atomically(path, "first", 0o600)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -122,7 +122,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["state.json"]
 
 
-def test_a_key_tells_where_one_part_ends() -> None:
+def test_digest_depends_on_the_boundaries_of_its_parts() -> None:
     assert cache.digest("ab", "c") != cache.digest("a", "bc")
     assert cache.digest("a", b"b") == cache.digest(b"a", "b")
 
@@ -135,5 +135,5 @@ def test_a_key_tells_where_one_part_ends() -> None:
         ({"HOME": "/h"}, "/h/.cache/dra-accelerators"),
     ],
 )
-def test_the_place_of_the_cache(environment: dict[str, str], expected: str) -> None:
+def test_cache_directory_follows_the_environment(environment: dict[str, str], expected: str) -> None:
     assert str(cache.cache_root(environment)) == expected

@@ -23,12 +23,12 @@ from world_cli.state import Node, World
         ["run", "node1", "--name=dev", "--", "ls", "--name", "x"],
     ],
 )
-def test_the_name_of_the_world_may_stand_anywhere_before_the_command(words: list[str]) -> None:
+def test_parse_accepts_the_world_name_anywhere_before_the_command(words: list[str]) -> None:
     arguments = cli.parse(words)
     assert (arguments.name, arguments.node, arguments.command) == ("dev", "node1", ["ls", "--name", "x"])
 
 
-def test_kubectl_gets_its_words_as_they_are() -> None:
+def test_parse_passes_kubectl_arguments_unchanged() -> None:
     arguments = cli.parse(["--name", "dev", "kubectl", "run", "x", "--", "ls", "-l"])
     assert arguments.arguments == ["run", "x", "--", "ls", "-l"]
     arguments = cli.parse(["kubectl", "--name", "dev", "--", "get", "pods", "-A"])
@@ -36,19 +36,19 @@ def test_kubectl_gets_its_words_as_they_are() -> None:
     assert arguments.arguments in (["get", "pods", "-A"], ["--", "get", "pods", "-A"])
 
 
-def test_a_command_must_be_given() -> None:
+def test_parse_run_without_a_command_is_rejected() -> None:
     with pytest.raises(WorldError, match=r"world run node1 -- COMMAND"):
         cli.parse(["run", "node1"])
 
 
-def test_errors_are_told_in_one_line_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_error_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--name", "nowhere"]) == 1
     assert capsys.readouterr().err == (
         "world: there is no world named 'nowhere' (there are: none): start it with `world up --name nowhere`.\n"
     )
 
 
-def test_a_failing_command_shows_its_end() -> None:
+def test_execute_failed_command_shows_its_last_lines() -> None:
     script = "import sys; print('\\n'.join(map(str, range(100)))); sys.exit(3)"
     with pytest.raises(WorldError) as caught:
         commands.execute([sys.executable, "-c", script])
@@ -57,21 +57,21 @@ def test_a_failing_command_shows_its_end() -> None:
     assert len(str(caught.value).splitlines()) < 20
 
 
-def test_a_missing_command_and_a_slow_one() -> None:
+def test_execute_missing_or_slow_command_raises_world_error() -> None:
     with pytest.raises(WorldError, match="was not found on this machine"):
         commands.execute(["/no/such/program"])
     with pytest.raises(WorldError, match="did not end within"):
         commands.execute([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
 
 
-def test_waiting_ends_with_what_to_know() -> None:
+def test_wait_until_timeout_has_the_remedy() -> None:
     answers = iter([False, False, True])
     commands.wait_until("it", lambda: next(answers), 10, pause=0)
     with pytest.raises(WorldError, match=r"it did not happen within 0 s\.\nthe log"):
         commands.wait_until("it", lambda: False, 0, pause=0, remedy=lambda: "the log")
 
 
-def test_every_failure_of_a_parallel_step_is_told() -> None:
+def test_parallel_step_reports_every_failure() -> None:
     done: list[int] = []
 
     def fail(name: str) -> None:
@@ -82,7 +82,7 @@ def test_every_failure_of_a_parallel_step_is_told() -> None:
     assert done == [1]
 
 
-def test_the_inventory_reads_back_as_what_was_meant() -> None:
+def test_inventory_yaml_parses_to_the_same_data() -> None:
     world = World("w", 215, (Node("w-node1", 1, "8xH100"), Node("w-node2", 2)))
     text = inventory.as_yaml(inventory.inventory(world, '/a "quoted"\\path'))
     read = yaml.safe_load(text)
@@ -93,7 +93,7 @@ def test_the_inventory_reads_back_as_what_was_meant() -> None:
     assert "simulator_machine" not in group["hosts"]["w-node2"]
 
 
-def test_an_inventory_without_nodes_is_still_one() -> None:
+def test_inventory_without_nodes_is_valid() -> None:
     read = yaml.safe_load(inventory.as_yaml(inventory.inventory(World("w", 215), "/k")))
     assert read["all"]["children"]["accelerator_nodes"]["hosts"] == {}
 
@@ -140,14 +140,14 @@ def test_gates_that_differ_from_the_component(tmp_path: Path) -> None:
     ]
 
 
-def test_the_list_of_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_list_prints_the_worlds(capsys: pytest.CaptureFixture[str]) -> None:
     state.save(World("b", 216))
     state.save(World("a", 215))
     assert cli.main(["list"]) == 0
     assert capsys.readouterr().out == "a\nb\n"
 
 
-def test_readiness_is_said_of_a_boot() -> None:
+def test_readiness_applies_to_one_boot() -> None:
     def node(name: str, status: dict[str, object]) -> dict[str, object]:
         return {"metadata": {"name": name}, "status": status}
 

@@ -22,7 +22,7 @@ from world_cli import engine
         (None, b"/usr/sbin/dockerd\0", None),
     ],
 )
-def test_only_what_was_started_is_recognized(
+def test_only_started_processes_are_recognized(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     written: str | None,

@@ -32,16 +32,18 @@ def machine(root: Path, *, unified: bool, capabilities: str, last: int = 40) -> 
         (True, "000001fffefeffff", Host(2, ("SYS_MODULE", "SYS_RESOURCE"))),
     ],
 )
-def test_a_machine_is_looked_at(tmp_path: Path, unified: bool, capabilities: str, expected: Host) -> None:
+def test_inspect_host_returns_the_capabilities(
+    tmp_path: Path, unified: bool, capabilities: str, expected: Host
+) -> None:
     assert host.inspect_host(machine(tmp_path, unified=unified, capabilities=capabilities)) == expected
 
 
-def test_what_an_older_kernel_does_not_know_is_not_missing(tmp_path: Path) -> None:
+def test_capabilities_unknown_to_an_older_kernel_are_not_missing(tmp_path: Path) -> None:
     root = machine(tmp_path, unified=True, capabilities="0000003fffffffff", last=37)
     assert host.inspect_host(root).missing_capabilities == ()
 
 
-def test_packages_for_what_is_missing_without_repeats() -> None:
+def test_missing_packages_are_listed_once() -> None:
     present = dict.fromkeys(HOST_PROGRAMS, True)
     assert host.missing_packages(present) == []
     assert host.missing_packages({**present, "docker": False, "dockerd": False, "gcc": False}) == [
@@ -123,12 +125,12 @@ def test_pip_takes_over_links_that_are_addresses() -> None:
     assert pip("global.find-links='https://wheels.example/'")["find-links"] == "https://wheels.example/"
 
 
-def test_pods_do_not_ask_what_only_answers_on_the_machine() -> None:
+def test_pods_do_not_use_servers_of_the_machine_only() -> None:
     text = "search x\nnameserver 127.0.0.53\nnameserver 10.0.0.1\nnameserver ::1\nnameserver fd00::1\nnameserver\n"
     assert host.resolver_settings(text) == "nameserver 10.0.0.1\nnameserver fd00::1\n"
 
 
-def test_proxies_never_stand_before_the_world() -> None:
+def test_proxies_are_not_used_for_the_world() -> None:
     assert host.proxy_variables({"PATH": "/bin", "NO_PROXY": "x"}, "10.215.0.0/16") == {}
     chosen = host.proxy_variables({"HTTPS_PROXY": "http://p:1", "no_proxy": "site"}, "10.215.0.0/16")
     assert chosen["HTTPS_PROXY"] == "http://p:1"

@@ -22,7 +22,7 @@ from world_cli.state import World
 WORLD = World("w", 215, state.plan_nodes("w", 1, []))
 
 
-def test_an_image_is_whole_and_always_the_same() -> None:
+def test_image_is_complete_and_reproducible() -> None:
     entries = (Entry("bin", folder=True, mode=0o755), Entry("bin/x", b"x", 0o755), Entry("y", link="bin/x"))
     image = Image("localhost/a:1", entries, ("/bin/x",), {"A": "1"})
     written = archive.write_images([image])
@@ -70,13 +70,13 @@ Package: unrelated
 """
 
 
-def test_a_package_brings_what_it_depends_on() -> None:
+def test_package_includes_its_dependencies() -> None:
     packages = pods.read_status(STATUS)
     assert pods.closure(packages, ["libc6"]) == ["libc6"]
     assert pods.closure(packages, ["python3"]) == sorted(set(packages) - {"unrelated"})
 
 
-def test_a_package_that_is_not_there_is_named() -> None:
+def test_missing_package_is_named() -> None:
     with pytest.raises(WorldError, match="no package perl"):
         pods.closure(pods.read_status(STATUS), ["perl"])
 
@@ -186,7 +186,7 @@ def test_every_program_of_a_node_is_built() -> None:
     assert {name for names in NODE_PROGRAMS.values() for name in names} <= built
 
 
-def test_a_change_of_what_is_compiled_changes_the_key(tmp_path: Path) -> None:
+def test_component_key_changes_with_the_source(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module a\n")
     (tmp_path / "go.sum").write_text("")
     plain = Component("a", "1", {"a": "x/a"}, {})

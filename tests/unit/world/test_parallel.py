@@ -26,19 +26,19 @@ def test_jobs_run_in_parallel() -> None:
     parallel.in_parallel([partial(meet.wait, LONG), partial(meet.wait, LONG)], workers=2)
 
 
-def test_all_end_and_every_failure_is_told() -> None:
+def test_jobs_all_end_and_every_failure_is_reported() -> None:
     done: list[str] = []
     with pytest.raises(WorldError, match=r"(?s)no disk.*no network"):
         parallel.in_parallel([partial(fail, "no disk"), partial(fail, "no network"), partial(done.append, "third")])
     assert done == ["third"]
 
 
-def test_a_mistake_of_the_program_is_no_world_error() -> None:
+def test_programming_error_is_no_world_error() -> None:
     with pytest.raises(ZeroDivisionError):
         parallel.in_parallel([lambda: 1 // 0, partial(fail, "no disk")])
 
 
-def test_an_interruption_begins_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_starts_no_new_job(monkeypatch: pytest.MonkeyPatch) -> None:
     shut = threading.Event()
 
     class Pool(ThreadPoolExecutor):

@@ -21,12 +21,12 @@ def world(nodes: int = 2, name: str = "w") -> World:
 
 
 @pytest.mark.parametrize("name", ["a", "dev", "my-world-2", "a" * 31])
-def test_names_that_are_allowed(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert state.check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "2a", "a" * 32, "a/b", "a b", "a\n"])
-def test_names_that_are_not(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(WorldError, match="cannot name a world"):
         state.check_name(name)
 
@@ -95,7 +95,7 @@ def test_networks_of_other_kinds_do_not_disturb() -> None:
     assert state.free_block(["172.17.0.0/16", "fd00::/64"], []) == state.BLOCKS[0]
 
 
-def test_what_is_saved_is_loaded() -> None:
+def test_saved_state_is_loaded() -> None:
     saved = World("w", 220, (Node("w-node1", 1, "mixed"), Node("w-node2", 2)))
     state.save(saved)
     assert state.load("w") == saved
@@ -104,14 +104,14 @@ def test_what_is_saved_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"name": "w"}', '{"name": "w", "block": "x", "nodes": []}'])
-def test_state_that_cannot_be_read_is_none(text: str, own_cache: Path) -> None:
+def test_load_unreadable_state_returns_none(text: str, own_cache: Path) -> None:
     folder = own_cache / "worlds/w"
     folder.mkdir(parents=True)
     (folder / "world.json").write_text(text)
     assert state.load("w") is None
 
 
-def test_an_unknown_world_is_told_apart_from_the_known_ones() -> None:
+def test_unknown_world_is_rejected_with_the_known_ones() -> None:
     state.save(world(name="one"))
     with pytest.raises(WorldError, match=r"no world named 'two' \(there are: one\)"):
         state.require("two")
@@ -125,7 +125,7 @@ def test_a_new_world() -> None:
     assert cluster.plan("w", None, [], None, block) == World("w", 230, state.plan_nodes("w", cluster.DEFAULT_NODES, []))
 
 
-def test_a_present_world_keeps_its_network_nodes_and_profiles() -> None:
+def test_plan_existing_world_keeps_its_network_nodes_and_profiles() -> None:
     present = World("w", 215, (Node("w-node1", 1, "mixed"), Node("w-node2", 2, "8xH100")))
     assert cluster.plan("w", None, [], present, block) == present
     larger = cluster.plan("w", 3, [], present, block)
@@ -135,7 +135,7 @@ def test_a_present_world_keeps_its_network_nodes_and_profiles() -> None:
     assert [node.silicon for node in cluster.plan("w", None, ["1xT4"], present, block).nodes] == ["1xT4", "1xT4"]
 
 
-def test_what_a_world_is_made_of_is_said_when_it_begins_and_kept() -> None:
+def test_plan_keeps_the_release_and_gates_of_the_world() -> None:
     nodes = state.plan_nodes("w", cluster.DEFAULT_NODES, [])
     assert cluster.plan("w", None, [], None, block, PINNED, own_gates=True) == World("w", 230, nodes, PINNED, True)
     # The file of gates is for the pinned release.
@@ -148,6 +148,6 @@ def test_what_a_world_is_made_of_is_said_when_it_begins_and_kept() -> None:
 
 
 @pytest.mark.parametrize(("release", "own_gates"), [(OLDEST, False), (None, True)])
-def test_a_world_that_is_up_is_not_made_of_something_else(release: str | None, own_gates: bool) -> None:
+def test_plan_running_world_keeps_its_components(release: str | None, own_gates: bool) -> None:
     with pytest.raises(WorldError, match="is up with the pinned Kubernetes and the gates of"):
         cluster.plan("w", None, [], world(), block, release, own_gates)
