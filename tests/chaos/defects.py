@@ -117,14 +117,14 @@ def exceptions(node: Node, number: int, chance: random.Random) -> None:
     before = snapshot(node)
     tenants = Tenants(node, ("static", "three"))
     node.kill()
-    said = node.log.read_text().count("failed and begins anew")
+    said = node.log.read_text().count("failed and restarts")
     node.start(has_defects=True)
     node.wait_ready(90)
     load = Load(node, (node.vendor.another, "admin"))
     with load.running():
         node.until(
             "supervisors have ended with exceptions",
-            lambda: node.log.read_text().count("failed and begins anew") - said >= EXCEPTIONS,
+            lambda: node.log.read_text().count("failed and restarts") - said >= EXCEPTIONS,
             90,
         )
         done = dict(load.prepared)

@@ -133,7 +133,7 @@ def test_a_configuration_that_names_an_alternative_which_it_does_not_fit_is_refu
     wish, user = example("first-available.yaml")
     wish["spec"]["devices"]["config"][0]["requests"] = ["gpu/part"]
     clean.apply(wish, user)
-    reason = "DeviceSettings is for a device, and the request was given a partition"
+    reason = "DeviceSettings is for a device, but the request has a partition"
     clean.wait(
         "the refusal as an Event",
         lambda: reason in " ".join(clean.kubectl("get", "events", "-n", "default", "-o", "yaml").split()),

@@ -125,7 +125,7 @@ def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
         said = clean.wait(
             "the refusal as an event",
             lambda: (
-                "cannot be given away" in (text := " ".join(clean.kubectl("get", "events", "-o", "yaml").split()))
+                "cannot be passed through" in (text := " ".join(clean.kubectl("get", "events", "-o", "yaml").split()))
                 and text
             ),
         )

@@ -107,7 +107,7 @@ def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
     clean.apply(document)
     try:
         clean.wait("it goes", lambda: {item["metadata"]["name"] for item in clean.slices(node)} == before)
-        clean.wait("the driver tells of it", lambda: clean.said(node, "removed a slice of a former pool", name))
+        clean.wait("the driver tells of it", lambda: clean.said(node, "removed a slice of a previous pool", name))
         assert name not in problems(clean, node, "SliceLeftOver")
         assert is_well(clean, node)
         assert len(clean.devices(node)) == ALL

@@ -153,7 +153,7 @@ def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_roo
     )
     for kind in ("ResourceClaim", "Pod"):
         said = npus.wait(f"the Event of the {kind}", lambda kind=kind: events(npus, kind, "PrepareFailed"), timeout=60)
-        assert "vir01 at 0:1" in said[0] and "goes elsewhere when it is deleted" in said[0], said
+        assert "vir01 at 0:1" in said[0] and "its claim is then allocated again" in said[0], said
     npus.wait("the taint", lambda: "partition-refused" in taints(npus).get(held["device"], ()), timeout=60)
     kept = taints(npus)
     assert "npu-1" not in kept and all(name.startswith("npu-1-") for name in kept), kept

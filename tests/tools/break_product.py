@@ -195,7 +195,7 @@ BREAKS = (
         "write-storm",
         "the publisher does not wait as long as the API server asks for",
         f"{DRIVER}/publish/publish_plan.py",
-        "    return replace(found, told=now + retry_after) if retry_after is not None else found\n",
+        "    return replace(found, retry_at=now + retry_after) if retry_after is not None else found\n",
         "    return found\n",
         ("tests/unit/dra_driver/reducer_test.py::test_throttled_server_gets_no_requests_until_its_retry_after",),
     ),

@@ -451,7 +451,7 @@ def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
         stage.control("clear", str(SICK))
         stage.control("power-cycle")
         again = await driver.again("boot-2")
-        (uuid,) = again.node.service.undoing.owing
+        (uuid,) = again.node.service.undoing.pending_uuids
         assert again.slices(SICK) == [("vir02", 6)]
         await again.node.service.housekeeping.settle(uuid)
         assert again.slices(SICK) == [] and again.node.service.undoing.debts == ()

@@ -34,7 +34,7 @@ def both_chips_of_a_card_are_one_device(stage: Stage) -> None:
         # A vNPU that was created by hand blocks its card, and no other card.
         stage.by_hand("create-vnpu", "-i", "2", "-c", "1", "-f", "vir01")
         error = await driver.prepare("late", "npu-card-4")
-        assert "npu-card-4 cannot be given whole" in error and "vir01 at " in error, error
+        assert "npu-card-4 cannot be prepared as a whole device" in error and "vir01 at " in error, error
         await driver.node.look()
         assert {"npu-card-4", "npu-node"}.isdisjoint(driver.node.inventory.offers)
         assert await driver.prepare("late", "npu-card-2") == ""

@@ -54,7 +54,7 @@ def test_claim_and_its_errors(tmp_path: Path) -> None:
         with pytest.raises(ApiError, match="not a ResourceClaim"):
             await resources.claim("default", "c")
         api.failures = [("GET", 403, "forbidden")]
-        with pytest.raises(ApiError, match="lacks a right"):
+        with pytest.raises(ApiError, match="lacks a permission"):
             await resources.claim("default", "a")
         assert [path for _unused, path in api.log].count("/apis/resource.k8s.io") == 1
 

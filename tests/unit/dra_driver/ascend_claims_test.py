@@ -303,7 +303,9 @@ def test_config_with_a_different_template_is_rejected() -> None:
     (offer, *_others) = scene.fitting("vir02")
     scene.prepare("same", offer, configs=asks_for("vir02"))
     (other, *_others) = scene.fitting("vir01")
-    with pytest.raises(ClaimError, match=f"VnpuConfig asks for vir02, and the request was given {other.name}") as found:
+    with pytest.raises(
+        ClaimError, match=f"VnpuConfig requires the profile vir02, but the request has {other.name}"
+    ) as found:
         scene.prepare("other", other, configs=asks_for("vir02"))
     assert found.value.code == "config-refused" and "other" not in scene.records
     with pytest.raises(ClaimError, match="the name of a template"):

@@ -299,7 +299,7 @@ def test_layout_store_with_a_damaged_row_is_reported_and_other_rows_are_read(
         connection.commit()
     damaged = read_store(str(path))
     assert (damaged.records, damaged.meta) == ((record("u2"),), {"mark": "x"})
-    assert "'u1', that is not as it was written" in damaged.problem
+    assert "The claim 'u1' in the store" in damaged.problem
 
 
 def test_status(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> None:

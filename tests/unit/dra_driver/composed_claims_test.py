@@ -130,7 +130,11 @@ def test_composite_member_with_partitions_is_rejected(tmp_path: Path) -> None:
         profile = device.profile(19)
         node.backend.create_partition(B, 19, profile.placements[0])
         error = await prepare(node, claims.allocate("a", PAIR))
-        assert "pair-0 cannot be given whole" in error and "1g.10gb at 0:1" in error and node.store.claims == {}
+        assert (
+            "pair-0 cannot be prepared as a whole device" in error
+            and "1g.10gb at 0:1" in error
+            and node.store.claims == {}
+        )
         await node.look()
         assert PAIR not in node.inventory.offers and OTHER in node.inventory.offers
         assert node.survey is not None and node.survey.left_out == {PAIR: f"{B} is not offered whole"}

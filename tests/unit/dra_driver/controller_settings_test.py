@@ -69,10 +69,10 @@ def test_drift_command_shows_the_current_findings(tmp_path: Path, capsys: pytest
         file = tmp_path / "controller.yaml"
         settings = {"name": "here", "kubeconfig": str(tmp_path / "kubeconfig"), "drivers": [DRIVER]}
         file.write_text(json.dumps(settings))
-        assert await asyncio.to_thread(shown) == "Nothing is out of order.\n"
+        assert await asyncio.to_thread(shown) == "No drift found.\n"
         cluster_of(server)
         text = await asyncio.to_thread(shown)
-        assert "ResourceSlices of node gone are there and no Node object at this moment" in text
+        assert "Node gone has ResourceSlices but no Node object at this moment" in text
         assert {method for method, _path in server.log} == {"GET"}
 
     run(tmp_path, scenario)

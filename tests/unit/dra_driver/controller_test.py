@@ -224,10 +224,10 @@ def test_pass_removes_objects_of_the_absent_node_only(tmp_path: Path) -> None:
 
         def told() -> list[str]:
             said = [one["message"] for path, one in server.objects.items() if "/events/" in path]
-            return [text.partition(";")[2] for text in said if "deleted" in text]
+            return [text.partition(").")[2] for text in said if "deleted" in text]
 
         await until(told)
-        assert told() == [" 1 ResourceSlice and 1 DeviceTaintRule of it were deleted."]
+        assert told() == [" The controller deleted 1 ResourceSlice and 1 DeviceTaintRule of it."]
         assert server.objects[f"{OWN_CLAIMS}/gone-used"]["metadata"]["finalizers"][0] == "dra.accelerators/held"
         assert b'actions_total{action="delete-slice",outcome="done"} 1.0' in measurements.text()
 

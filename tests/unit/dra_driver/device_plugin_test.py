@@ -105,7 +105,7 @@ def test_device_plugin_reports_a_fault_and_its_end(short: Path) -> None:
         scene.backend.faults[1] = Fault("gpu-lost", "It has fallen off the bus")
         scene.driver.look_again()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Healthy", SECOND: "Unhealthy"})
-        with pytest.raises(grpc.aio.AioRpcError, match="given to nobody: gpu-lost"):
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be allocated: gpu-lost"):
             await kubelet.allocate(GPUS, [SECOND])
         assert (await scene.status())["ready"], "a device's fault is not the driver's"
         samples = Samples()
@@ -183,7 +183,7 @@ def test_device_plugin_existing_partitions_have_separate_resources(short: Path) 
             await kubelet.allocate(SLICES, [made.uuid])
         scene.driver.look_again()
         await scene.until(lambda: kubelet.lists.get(SLICES) == {})
-        with pytest.raises(grpc.aio.AioRpcError, match="any more"):
+        with pytest.raises(grpc.aio.AioRpcError, match="no longer a device"):
             await kubelet.allocate(SLICES, [made.uuid])
 
     run(short, scenario)
@@ -314,7 +314,7 @@ def test_status_lists_resources_for_pods(short: Path) -> None:
         told = await scene.status()
         text = _table({**told, "answer": {"message": "no DRA"}, "claims": []})
         assert "2 devices, offered by the device plugin" in text and "no DRA" not in text
-        assert f"  {GPUS}: 2 of 2 can be given to pods, the kubelet follows it\n" in text
+        assert f"  {GPUS}: 2 of 2 can be allocated to pods, the kubelet is connected\n" in text
 
     run(short, scenario)
 

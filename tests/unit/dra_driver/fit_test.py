@@ -22,7 +22,7 @@ def test_fit_server_drops_shares_shared_devices_are_exclusive() -> None:
     assert [(offer.name, dict(offer.policies), "shares" in offer.capacities) for offer in kept.offers] == [
         (offer.name, {}, False) for offer in plain.offers
     ]
-    assert "are given to one at a time" in told.describe() and "DRAConsumableCapacity" in told.describe()
+    assert "are allocated to one claim at a time" in told.describe() and "DRAConsumableCapacity" in told.describe()
     assert fit(wanted, set()) == (wanted, ())
 
 

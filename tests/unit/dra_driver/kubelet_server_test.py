@@ -356,7 +356,7 @@ def test_unwritable_directory_ends_the_process(short: Path, monkeypatch: pytest.
 
         monkeypatch.setattr(sockets, "make_room", refuse)
         (short / "plugins_registry").rename(short / "former")
-        with pytest.raises(FolderReplaced, match="plugins_registry was removed or made anew"):
+        with pytest.raises(FolderReplaced, match="plugins_registry was removed or created again"):
             await asyncio.wait_for(plugin.watch_sockets(interval=0.02), 10)
 
     run(short, scenario)

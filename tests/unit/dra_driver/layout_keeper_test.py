@@ -126,7 +126,7 @@ def test_lasting_difference_and_its_end_are_reported_once(tmp_path: Path) -> Non
     scene.look(700, OTHER, gpu(1))
     assert scene.noted == {0, 1} and [each for each, _text in scene.events] == [DIFFERS, DIFFERS]
     scene.look(701, GOOD, gpu(1))
-    assert scene.noted == {1} and scene.events[2][1].startswith("1 device is")
+    assert scene.noted == {1} and scene.events[2][1].startswith("1 device differs")
     scene.look(702, GOOD, gpu(1, (SMALL, 0), (LARGE, 4)))
     assert scene.notes[-1] == {ANNOTATION: ""} and scene.events[-1][0] == AGREES and scene.known.value.number == 0
 

@@ -144,7 +144,7 @@ class Node:
         self.looks_asked = 0
         self.ownership = Ownership(self.store, None if self.backend.partitions_outlive_boot else boot_id)
         folder_of_files = device_metadata.folder("/var/run/cdi", self.backend.cdi_kind)
-        files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, former="/var/lib/metadata")
+        files = ContainerFiles(self.backend, DRIVER, self.system, folder_of_files, previous="/var/lib/metadata")
         context = ClaimContext(
             driver=DRIVER,
             hardware=HardwareExecutor(self.backend, DRIVER, self.system, "/var/run/cdi", files, known, self.keeper),
@@ -225,7 +225,7 @@ class Node:
 
     def owing(self) -> frozenset[str]:
         """Return the UUIDs of the GPUs with pending cleanup."""
-        return self.service.undoing.owing
+        return self.service.undoing.pending_uuids
 
     def partitions(self) -> list[tuple[str, str]]:
         """Return the UUID of the GPU and of the partition, for each partition."""

@@ -100,7 +100,7 @@ def test_explain_prepared_claim_with_and_without_the_driver(home: Path, capsys: 
         status, text = await said(capsys, "devices", *options)
         assert "the driver does not run" in text and SMALL in text
         status, text = await said(capsys, "probe", "liveness", *options)
-        assert status == 1 and "Nobody answers" in text
+        assert status == 1 and "No process answers" in text
 
     run(home, scenario)
 
@@ -436,7 +436,7 @@ def test_output_tables_and_outlines() -> None:
         ({}, ""),
         ({"f_flag": os.ST_RDONLY}, "is read-only"),
         ({"f_bavail": 100}, "is full"),
-        (None, "cannot be looked at"),
+        (None, "cannot be examined"),
     ],
 )
 def test_status_unwritable_store_is_reported_before_the_next_claim(

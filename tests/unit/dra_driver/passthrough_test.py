@@ -172,7 +172,7 @@ def test_passthrough_device_in_use_names_the_processes(tmp_path: Path) -> None:
         with node.gpus.state() as state:
             state[node.gpus.template(0).uuid]["pids"] = [4711]
         said = await prepare(node, claims.allocate("machine", GPU))
-        assert "cannot be given away" in said and "4711" in said
+        assert "cannot be passed through" in said and "4711" in said
         assert drivers(node) == ["nvidia", "nvidia"]
 
     run(tmp_path, scenario, rules=RULES)

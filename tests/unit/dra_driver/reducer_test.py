@@ -423,7 +423,7 @@ def test_failed_writes_refused_always_wait_longer_each_time(status: int, monkeyp
 def test_failed_jitter_shortens_the_pause_and_not_the_retry_after() -> None:
     assert publish_plan.failed(State(), PACE, 100.0).not_before == 100.0 + PACE.retry
     found = publish_plan.failed(State(), PACE, 100.0, retry_after=5.0, jitter=0.5)
-    assert (found.not_before, found.told) == (100.0 + PACE.retry * 0.5, 105.0)
+    assert (found.not_before, found.retry_at) == (100.0 + PACE.retry * 0.5, 105.0)
 
 
 def test_decide_unacceptable_content_is_a_problem_without_a_retry_loop() -> None:

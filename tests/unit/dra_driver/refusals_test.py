@@ -170,7 +170,12 @@ def test_refusal_error_names_the_taint_and_ends_with_the_next_partition(tmp_path
         claim = claims.allocate("a", SMALL)
         refusing(node, 1)
         error = await prepare(node, claim)
-        assert NO_ROOM in error and "Look elsewhere." in error and "60 s" in error and "when it is deleted" in error
+        assert (
+            NO_ROOM in error
+            and "Look elsewhere." in error
+            and "60 s" in error
+            and "its claim is then allocated again" in error
+        )
         assert node.reports.failures[-1][2].code == "does-not-fit"
         assert node.partitions() == [] and node.store.claims == {} and node.cdi_files() == ()
         await node.look()
@@ -306,7 +311,7 @@ def test_refusal_is_reported_on_claim_and_pod_and_taints_the_offer(short: Path) 
         await scene.until(lambda: reasons(scene, "Pod") and taints(scene).get(SMALL))
         for kind in ("ResourceClaim", "Pod"):
             assert reasons(scene, kind) == {("PrepareFailed", "Warning")}
-        assert all("goes elsewhere when it is deleted" in each["message"] for each in scene.api.events)
+        assert all("its claim is then allocated again" in each["message"] for each in scene.api.events)
         (taint,) = taints(scene)[SMALL]
         assert (taint["key"], taint["effect"]) == (f"{DRIVER}/{REFUSED}", "NoSchedule")
         assert NEXT not in taints(scene) and "gpu-0" not in taints(scene)

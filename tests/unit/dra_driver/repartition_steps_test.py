@@ -35,7 +35,7 @@ class Scene:
             node="node-1",
             directory=str(self.folder),
             repartition=Watch(str(self.folder), lambda: Moment("boot", self.now, self.now)),
-            told=Shared(frozenset[StartedStep]()),
+            reported=Shared(frozenset[StartedStep]()),
             devices=lambda: {GPU.uuid: GPU},
             teller=self,
             counts=self,

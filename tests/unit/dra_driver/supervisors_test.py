@@ -112,7 +112,7 @@ def test_keep_restarts_work_canceled_by_other_code(
             await task
 
     asyncio.run(main())
-    assert caplog.records[0].getMessage() == "work failed and begins anew"
+    assert caplog.records[0].getMessage() == "work failed and restarts"
 
 
 def test_keep_ends_before_its_canceled_caller() -> None:
@@ -351,9 +351,9 @@ def test_library_release_waits_for_running_claims_and_blocks_new_ones(
 
         working = asyncio.ensure_future(claim())
         await asyncio.sleep(0)
-        assert not lending.is_asked_for
+        assert not lending.is_requested
         assert module.take(REQUEST)
-        assert lending.is_asked_for
+        assert lending.is_requested
         giving = asyncio.ensure_future(lending.give_way(lambda: note("close"), lambda: note("open")))
         await asyncio.sleep(0.05)
         assert events == []

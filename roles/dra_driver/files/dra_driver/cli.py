@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
             "--vendor",
             action="append",
             metavar="VENDOR",
-            help="only this vendor's devices; may be given several times (default: those that the node has)",
+            help="only this vendor's devices; can be repeated (default: the vendors with devices on the node)",
         )
         action.add_argument(
             "--wait",
@@ -81,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 
     asking("status", "show how the driver is, and the claims prepared on this node", _status)
     asking("claims", "show the claims of this node, their devices, programs and containers", _claims)
-    asking("devices", "show this node's devices, their faults and who has them", _devices)
-    explain = asking("explain", "say why a claim is, or is not, prepared on this node", _explain)
+    asking("devices", "show this node's devices, their faults, and their users", _devices)
+    explain = asking("explain", "show why a claim is, or is not, prepared on this node", _explain)
     explain.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, NAME or UID")
     explain.add_argument("--kubeconfig", default="", help="who to ask the API server as (default: as the driver)")
     probe = asking("probe", "end with 0 where the driver lives, or is ready to prepare claims", _probe)
@@ -94,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     collect.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     collect.add_argument(
-        "--file", default="", help="the .tar.gz to write (default: named by node and time, in this folder)"
+        "--file", default="", help="the .tar.gz to write (default: named by node and time, in the current directory)"
     )
     collect.set_defaults(run=_collect)
 
-    reload = commands.add_parser("reload", help="have the running driver work by the configuration file as it is now")
+    reload = commands.add_parser("reload", help="apply the current configuration file to the running driver")
     reload.add_argument("--config", default=config.default_path(), help="configuration file (default %(default)s)")
     reload.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="wait so long (default 60)")
     reload.set_defaults(run=_reload)

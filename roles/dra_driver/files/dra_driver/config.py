@@ -201,7 +201,7 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
         )
     values: dict[str, Any] = {key: _text(document, key, source) for key in (*_PATHS, *_TEXTS) if key in document}
     for key in _PATHS:
-        if values.get(key) and not os.path.isabs(values[key]):  # noqa: PTH117  a text is tested, no file is looked at
+        if values.get(key) and not os.path.isabs(values[key]):  # noqa: PTH117  only the string is tested, no file is read
             raise InvalidConfiguration(f"{key} in {source} is {values[key]!r}; expected an absolute path")
         if key in values:
             values[key] = values[key].rstrip("/") if key != "kubeconfig" else values[key]
@@ -216,13 +216,13 @@ def parse(document: Any, *, source: str = "the configuration") -> Configuration:
     if both:
         raise InvalidConfiguration(
             f"{source} names {', '.join(both)} in vendor_runtimes and in network_tools",
-            hint="The vendor's runtime has mount lists of its own. Remove the vendor from one of them.",
+            hint="The vendor's runtime has separate mount lists. Remove the vendor from one of the two options.",
         )
     values["kubelet_interface"] = _interface(document.get("kubelet_interface"), source)
     if len(values["backends"]) > 1 and (values.get("driver_name") or values.get("state_directory")):
         raise InvalidConfiguration(
             f"{source} sets driver_name or state_directory with {len(values['backends'])} backends",
-            hint="Each backend has a driver name and a folder of its own; leave both out.",
+            hint="Each backend has a separate driver name and directory. Remove both options.",
         )
     rules = document.get("layout") or []
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
@@ -267,7 +267,7 @@ def _instance(value: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    return {dict: "a mapping", list: "a list", str: "a text", bool: "a truth value"}.get(type(value), repr(value))
+    return {dict: "a mapping", list: "a list", str: "a string", bool: "a boolean"}.get(type(value), repr(value))
 
 
 def _text(document: Mapping[str, Any], key: str, source: str) -> str:

@@ -156,7 +156,7 @@ def _name_conflict(device: Device, other: Device) -> AcceleratorError:
     Claims could get the wrong device, so it is not published.
     """
     return AcceleratorError(
-        f"{device.describe()} is not published: it has the names of {other.describe()}, expected names of its own",
+        f"{device.describe()} is not published: it has the names of {other.describe()}, expected unique names",
         hint="Restart the driver. If this remains, report it with the output of `dra-driver collect`.",
     )
 

@@ -232,7 +232,7 @@ def arrange(
             if locked is not None:
                 if not devices_of(result.plan) <= set(locked):
                     raise InUse(
-                        f"{device.describe()} has changed while the locks were waited for, and is left as it is",
+                        f"{device.describe()} changed while this run waited for the locks. This run does not change it",
                         hint="Apply the layout again.",
                         code="changed-meanwhile",
                     )
@@ -252,7 +252,7 @@ def _aim(
     """Return the rule with the placements of the previous boot, or the rule itself if these do not fit the layout."""
     if rule is None:
         return None
-    restoring = at_former_places(device, rule, former)
+    restoring = at_previous_placements(device, rule, former)
     if restoring != rule:
         try:
             plan_layout(device, restoring, prepared=holding, refuse=False)
@@ -261,7 +261,7 @@ def _aim(
     return restoring
 
 
-def at_former_places(device: Device, rule: Rule, former: Sequence[PreparedPartition]) -> Rule:
+def at_previous_placements(device: Device, rule: Rule, former: Sequence[PreparedPartition]) -> Rule:
     """Return a rule that fixes its partitions at the placements that claims had before a reboot.
 
     Partitions without such a placement stay unchanged.

@@ -177,17 +177,17 @@ class MetricsRegistry:
         build.labels(__version__).set(1)
         self.requests = histogram(
             "request_duration_seconds",
-            "How long the kubelet waited for the answer to one call, which may be about several claims",
+            "How long the kubelet waited for the answer to one call, which can contain several claims",
             ("driver", "method", "outcome"),
         )
         self.stages = histogram(
             "stage_duration_seconds",
-            "Duration of one stage of an operation on a claim, by what the claim has",
+            "Duration of one stage of an operation on a claim, by kind",
             ("driver", "operation", "kind", "stage", "outcome"),
         )
         self.operations = histogram(
             "operation_duration_seconds",
-            "Duration of preparing, unpreparing or restoring one claim, by what the claim has",
+            "Duration of preparing, unpreparing, or restoring one claim, by kind",
             ("driver", "operation", "kind", "outcome"),
         )
         self.errors = counter(
@@ -205,18 +205,18 @@ class MetricsRegistry:
         )
         self.commits = histogram(
             "store_commit_duration_seconds",
-            "Duration of one transaction of the store of prepared claims, with its sync where it has one",
+            "Duration of one transaction of the store, including its sync",
             ("driver", "outcome"),
             COMMIT_BUCKETS,
         )
         self.recoveries = counter(
             "recovery_steps",
-            "What an earlier run had begun and this one brought to an end",
+            "Operations of an earlier run that this run completed",
             ("driver", "step", "outcome"),
         )
         self.findings = counter(
             "reconcile_findings",
-            "What was prepared and is not as the cluster or the machine wants it",
+            "Prepared claims that differ from the cluster or the node",
             ("driver", "finding"),
         )
         self.repartitions = counter(
@@ -229,7 +229,7 @@ class MetricsRegistry:
         )
         self.api_seconds = histogram(
             "api_request_duration_seconds",
-            "Duration of requests to the API server; watches are not among them",
+            "Duration of requests to the API server, without watches",
             ("verb", "resource"),
             API_BUCKETS,
         )

@@ -38,10 +38,10 @@ def enter(root: str) -> None:
     own = os.open("/", os.O_PATH | os.O_DIRECTORY)  # stays open until the process ends
     os.set_inheritable(own, False)
     image = f"/proc/self/fd/{own}"
-    if not os.path.exists(f"{root}/proc/self/fd"):  # noqa: PTH110  a look at the mount, before paths mean something else
+    if not os.path.exists(f"{root}/proc/self/fd"):  # noqa: PTH110  checks the mount before the root changes
         raise NoHost(
             f"{root} does not show the node's /proc",
-            hint=f"The pod has to mount the node's root file system there; {HOST_VARIABLE} names the folder.",
+            hint=f"The pod has to mount the node's root file system there; {HOST_VARIABLE} names the directory.",
         )
     os.environ[SERVICE_ACCOUNT_VARIABLE] = image + os.path.realpath(SERVICE_ACCOUNT)
     sys.path[:] = [image + os.path.realpath(entry or ".") for entry in sys.path]
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         root = os.environ.get(HOST_VARIABLE, "")
         if not root:
-            raise NoHost(f"{HOST_VARIABLE} is not set", hint="It names the folder of the node's root file system.")
+            raise NoHost(f"{HOST_VARIABLE} is not set", hint="It names the directory of the node's root file system.")
         enter(root)
     except NoHost as error:
         sys.stderr.write(f"dra-driver: {error}\n")

@@ -35,7 +35,7 @@ def metrics_readers(client: ApiClient) -> Readers:
 
 
 def add_metrics(application: web.Application, text: Callable[[], bytes], readers: Readers | None) -> None:
-    """Serve the metrics at METRICS_PATH, to all callers if ``readers`` is None. ``text`` runs on a thread."""
+    """Serve the metrics at METRICS_PATH; with ``readers`` None, to all callers. ``text`` runs on a thread."""
 
     async def get(request: web.Request) -> web.Response:
         if readers is not None:

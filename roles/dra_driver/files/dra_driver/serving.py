@@ -96,7 +96,7 @@ class Serving:
         soon: asyncio.Event,
         pictures: Shared[Picture],
         differing: Shared[Differing],
-        steps_told: Shared[frozenset[StartedStep]],
+        reported_steps: Shared[frozenset[StartedStep]],
         conditions: Conditions,
     ) -> None:
         self._configuration = configuration
@@ -114,7 +114,7 @@ class Serving:
         self._snapshots = Shared(Snapshot())
         self.pictures = pictures
         self.differing = differing
-        self.steps_told = steps_told
+        self.reported_steps = reported_steps
         self.conditions = conditions
         self.service: ClaimService | None = None
         #: The device plugin, if the devices are not offered for claims.
@@ -249,7 +249,7 @@ class Serving:
                     self._driver,
                     self._system,
                     device_metadata.folder(configuration.cdi_directory, self._backend.cdi_kind),
-                    former=f"{directory}/metadata",
+                    previous=f"{directory}/metadata",
                 ),
                 self._reached,
                 ServiceManager(self._system),
@@ -335,7 +335,7 @@ class Serving:
             reset=watch.reset,
             was_reset=keeper.was_reset,
             report=self._reports.problem,
-            told=self._reports.done,
+            report_done=self._reports.done,
         )
         listener = Listener(self._backend, driver=self._driver, soon=self._soon, heard=keeper.heard)
         pool = PoolKeeper(
@@ -362,7 +362,7 @@ class Serving:
             node=configuration.node_name,
             directory=directory,
             repartition=repartition,
-            told=self.steps_told,
+            reported=self.reported_steps,
             devices=lambda: survey.devices if (survey := self._snapshots.value.survey) is not None else {},
             teller=self._reports,
             counts=self._metrics,
@@ -425,14 +425,14 @@ class Serving:
 
         def held() -> frozenset[str]:
             records = service.store.claims.values()
-            return service.undoing.owing | {
+            return service.undoing.pending_uuids | {
                 uuid for record in records for each in record.devices for uuid in each.device_uuids
             }
 
         return PluginKeeper(
             backend=self._backend,
             driver=self._driver,
-            folder=self._configuration.plugins_directory,
+            directory=self._configuration.plugins_directory,
             cdi_file=self._plugin_file,
             system=self._system,
             pictures=self.pictures,

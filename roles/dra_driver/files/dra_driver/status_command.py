@@ -210,8 +210,8 @@ def _state(entry: dict[str, Any]) -> str:
 
 
 def _resource(told: Mapping[str, Any]) -> str:
-    connected = "the kubelet follows it" if told["connected"] else "the kubelet is not connected"
-    return f"  {told['resource']}: {told['healthy']} of {told['devices']} can be given to pods, {connected}"
+    connected = "the kubelet is connected" if told["connected"] else "the kubelet is not connected"
+    return f"  {told['resource']}: {told['healthy']} of {told['devices']} can be allocated to pods, {connected}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

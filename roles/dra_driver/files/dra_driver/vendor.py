@@ -250,7 +250,7 @@ class VendorDriver:
             problems=problems,
             published=self.status().published,
             behind_seconds=0.0 if behind is None else time.monotonic() - behind,
-            owing=service.undoing.owing if service is not None else frozenset(),
+            pending=service.undoing.pending_uuids if service is not None else frozenset(),
             under_way=service.under_way if service is not None else 0,
             resources=self._serving.plugin.resources if self._serving.plugin is not None else (),
             differing=self._serving.differing.value.number,
@@ -290,7 +290,7 @@ class VendorDriver:
             soon=self._look_soon,
             pictures=former.pictures if former is not None else Shared(Picture()),
             differing=former.differing if former is not None else Shared(Differing()),
-            steps_told=former.steps_told if former is not None else Shared(frozenset()),
+            reported_steps=former.reported_steps if former is not None else Shared(frozenset()),
             conditions=former.conditions if former is not None else Conditions(*PARTS),
         )
 
@@ -405,7 +405,7 @@ class VendorDriver:
         registry = self._configuration.registry_directory
         removed = remove_stale(self._directory, registry, self.driver, self._paths)
         if removed:
-            LOG.info("removed sockets that nobody serves", extra=fields(driver=self.driver, sockets=removed))
+            LOG.info("removed sockets of ended processes", extra=fields(driver=self.driver, sockets=removed))
 
     def _stand_by(self, started: asyncio.Event) -> None:
         self._role = Role.STANDBY
@@ -429,7 +429,7 @@ class VendorDriver:
                 self._serving.conditions.report(TURN, text)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, driver_state.RETRY_LIMIT)
-        self._serving.conditions.report(TURN, "another instance serves, and is asked to hand over")
+        self._serving.conditions.report(TURN, "another instance serves; waiting until it hands over")
         await face()
         deadline = time.monotonic() + REGISTER_SECONDS
         while self._configuration.serves_claims and not server.registered and time.monotonic() < deadline:

@@ -188,9 +188,7 @@ class ApiClient:
         except (asyncio.TimeoutError, OSError) as error:
             raise self._unreachable(access, error) from error
         except ValueError as error:
-            raise ApiError(
-                f"{method} {path!r} cannot be asked for: {error}", status=400, reason="BadRequest"
-            ) from error
+            raise ApiError(f"Cannot send {method} {path!r}: {error}", status=400, reason="BadRequest") from error
         finally:
             self._observe(method, path, code, time.perf_counter() - began)
         if status >= 300:  # the API server does not redirect
@@ -445,7 +443,7 @@ def _error(
         message, reason = str(document.get("message") or message), status_reason(document, path)
     hints = {
         401: refusal(headers.get("Authorization", "").partition(" ")[2], time.time()),
-        403: "This identity lacks a right; run the role that grants what is needed again: dra_driver, or dra_controller.",
+        403: "This identity lacks a permission. Run the role that grants it again: dra_driver or dra_controller.",
     }
     return ApiError(
         f"{method} {path} was answered with {status}: {message}",

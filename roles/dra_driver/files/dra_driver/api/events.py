@@ -41,7 +41,7 @@ PENDING_LIMIT = 300
 # The time, in seconds, during which an Event rejected with status 429 or 503 is sent again.
 THROTTLED_SECONDS = 60.0
 MESSAGE_LIMIT = 1024
-# The annotation with the operation's ID. The log lines of the operation have the same ID.
+# The annotation with the operation's ID. The operation's log lines contain this ID too.
 OPERATION = "dra-accelerators/operation"
 
 

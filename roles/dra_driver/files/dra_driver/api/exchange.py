@@ -339,7 +339,7 @@ def _expire(awaited: asyncio.Future[Any]) -> None:
 
 
 def _checked(allowed: re.Pattern[str], text: str) -> str:
-    """Return the text if it is allowed in the head of a request.
+    """Return the text if a request's head may contain it.
 
     Raises ValueError: a line end would start another header.
     """

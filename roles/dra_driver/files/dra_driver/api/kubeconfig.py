@@ -67,7 +67,7 @@ class Access:
         return context
 
     def has_same_server_as(self, other: Access) -> bool:
-        """Return whether both have the same server and certificates, so that connections can be kept.
+        """Return whether server and certificates are equal, so that connections can be kept.
 
         Tokens are ignored, because each request sends the current token.
         """

@@ -79,7 +79,7 @@ def shortened(claims: Claims, asked: float) -> str:
     if claims.life >= asked * NEARLY:
         return ""
     return (
-        f"the API server grants tokens for {int(claims.life)} seconds and not for the {int(asked)} that were asked for "
+        f"the API server grants tokens for {int(claims.life)} seconds, but {int(asked)} seconds were requested "
         "(its option --service-account-max-token-expiration); a node that is off for longer than that loses its identity"
     )
 
@@ -95,7 +95,7 @@ def refusal(token: str, now: float) -> str:
     elif claims.node:
         why = (
             f"The token of {claims.subject} lasts until {until}, but belongs to the Node object {claims.node} with UID "
-            f"{claims.node_uid}: that, or the service account, was deleted (and made anew)."
+            f"{claims.node_uid}: the Node object or the service account was deleted, and possibly created again."
         )
     else:
         why = f"The token of {claims.subject} lasts until {until}: the service account was deleted, or the cluster's keys."

@@ -68,7 +68,7 @@ class PublishedDeviceStatus:
 class AllocatedDevice:
     """One device of the allocation. ``configs`` are sorted from lowest to highest precedence.
 
-    ``consumed`` is the claim's part of each capacity of a device that claims share. ``told`` is the device's data in
+    ``consumed`` is the claim's part of each capacity of a device that claims share. ``published`` is the device's data in
     the claim's status, None if the status does not show that it was prepared.
     """
 
@@ -79,12 +79,12 @@ class AllocatedDevice:
     admin: bool
     configs: tuple[OpaqueConfig, ...]
     consumed: Mapping[str, int] = field(default_factory=dict)
-    told: PublishedDeviceStatus | None = None
+    published: PublishedDeviceStatus | None = None
 
     @property
     def made(self) -> str:
         """Return the UUID of the partition that was created for it according to the claim's status, or ""."""
-        return self.told.made if self.told is not None else ""
+        return self.published.made if self.published is not None else ""
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,18 @@ class Allocation:
     @property
     def was_prepared(self) -> bool:
         """Return whether the claim's status shows all devices as prepared, now or earlier for the same allocation."""
-        return bool(self.devices) and all(device.told is not None for device in self.devices)
+        return bool(self.devices) and all(device.published is not None for device in self.devices)
 
     @property
-    def told_fabric_partition(self) -> int | None:
+    def published_fabric_partition(self) -> int | None:
         """Return the fabric partition that the driver activated for the claim, from the claim's status, or None."""
-        told = (each.told.fabric_partition for each in self.devices if each.told is not None)
-        return next((number for number in told if number is not None), None)
+        published = (each.published.fabric_partition for each in self.devices if each.published is not None)
+        return next((number for number in published if number is not None), None)
 
-    def is_told_by(self, store: str) -> bool:
+    def is_from_store(self, store: str) -> bool:
         """Return whether all devices' data in the status is from the store with this identity."""
         return bool(self.devices) and all(
-            device.told is not None and device.told.store == store for device in self.devices
+            device.published is not None and device.published.store == store for device in self.devices
         )
 
 
@@ -135,7 +135,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
     content = allocation.get("devices") or {}
     try:
         configs = _configs(_with_names(claim, content), driver, reference)
-        told = told_as_prepared(claim, driver)
+        published = prepared_device_statuses(claim, driver)
         devices = tuple(
             AllocatedDevice(
                 request=str(result["request"]),
@@ -145,7 +145,7 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
                 admin=bool(result.get("adminAccess")),
                 configs=tuple(config for config in configs if config.applies_to(str(result["request"]))),
                 consumed=consumed(result.get("consumedCapacity") or {}) if result.get("shareID") else {},
-                told=told.get(_place(result)),
+                published=published.get(_place(result)),
             )
             for result in content.get("results") or ()
             if result["driver"] == driver
@@ -164,7 +164,9 @@ def decode_allocation(claim: Mapping[str, Any], reference: ClaimReference, drive
     return Allocation(claim=reference, devices=devices, pod_claim=pod_claim)
 
 
-def told_as_prepared(claim: Mapping[str, Any], driver: str) -> Mapping[tuple[str, str, str], PublishedDeviceStatus]:
+def prepared_device_statuses(
+    claim: Mapping[str, Any], driver: str
+) -> Mapping[tuple[str, str, str], PublishedDeviceStatus]:
     """Return the devices of a driver that a claim's status shows as prepared, with their data.
 
     Invalid data in the status is ignored, because other programs can write there.

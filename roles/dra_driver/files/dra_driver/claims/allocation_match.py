@@ -49,9 +49,9 @@ def refuse_in_use(
         "; ".join(f"{uuid}: {text}" for uuid, text in faults.items()) or f"processes {', '.join(map(str, pids))} use it"
     )
     raise InUse(
-        f"Claim {record.describe()} was prepared with {before} and has {now} now, and what it had cannot be taken back: {why}",
+        f"Claim {record.describe()} was prepared with {before}, and {now} is allocated now. Its previous devices cannot be unprepared: {why}",
         pids=pids,
         claims=(record.describe(),),
-        hint="Delete the pods that use the claim; it is prepared anew when nothing uses the former devices.",
+        hint="Delete the pods that use the claim. It is prepared again when nothing uses the previous devices.",
         code="allocation-changed",
     )

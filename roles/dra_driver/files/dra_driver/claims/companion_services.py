@@ -171,8 +171,8 @@ class ServiceManager:
     def _refuse_apart(self, what: str) -> None:
         if is_apart(self._system):
             raise AcceleratorError(
-                f"{what}: the driver is in a pod that does not see the node's processes, and systemd answers only who sees its own",
-                hint="Set dra_driver_pod_host_pid to true, or have the driver as a service (dra_driver_form: service).",
+                f"{what}: the driver is in a pod that does not see the node's processes, and systemd answers only processes that it sees",
+                hint="Set dra_driver_pod_host_pid to true, or run the driver as a service (dra_driver_form: service).",
                 code="companion-failed",
             )
 

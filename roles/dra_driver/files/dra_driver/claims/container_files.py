@@ -23,13 +23,13 @@ from .records import ClaimRecord, DeviceRecord
 
 @dataclass(frozen=True)
 class ContainerFiles:
-    """The files of one vendor, below ``directory``. ``former`` is the directory of earlier releases, or ""."""
+    """The files of one vendor, below ``directory``. ``previous`` is the directory of earlier releases, or ""."""
 
     backend: Backend
     driver: str
     system: System
     directory: str
-    former: str = ""
+    previous: str = ""
 
     def write(
         self,
@@ -81,7 +81,7 @@ class ContainerFiles:
 
     def uids(self) -> tuple[str, ...]:
         """Return the UIDs of the claims that have files."""
-        folders = filter(None, (self.directory, self.former))
+        folders = filter(None, (self.directory, self.previous))
         return tuple(sorted({uid for each in folders for uid in self.system.list_directory(each)}))
 
     def remove(self, claim_uid: str) -> None:
@@ -90,7 +90,7 @@ class ContainerFiles:
             self.system.remove_tree(folder, durable=False)
 
     def _paths(self, claim_uid: str) -> tuple[str, ...]:
-        return (self.path(claim_uid), *([f"{self.former}/{claim_uid}"] if self.former else []))
+        return (self.path(claim_uid), *([f"{self.previous}/{claim_uid}"] if self.previous else []))
 
     def _written_pod_claim(self, record: ClaimRecord) -> str | None:
         """Return the pod's name for the claim from the existing files; None without files."""

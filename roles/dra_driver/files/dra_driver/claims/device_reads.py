@@ -32,7 +32,7 @@ def refuse_missing(uuids: Iterable[str], found: Collection[str]) -> None:
     if missing:
         raise ClaimError(
             f"Device {', '.join(missing)} is no longer on this node",
-            hint="Delete the pod, so that the claim is allocated anew.",
+            hint="Delete the pod, so that the claim is allocated again.",
             code="device-gone",
         )
 

@@ -369,10 +369,10 @@ class HardwareExecutor:
             except AcceleratorError as error:
                 LOG.warning("%s is destroyed later: %s", destruction.description, error)
                 debts.append(destruction.debt)
-        owing = {debt.device_uuid for debt in debts}
+        waiting = {debt.device_uuid for debt in debts}
         switched_off = []
         for change in plan.mode_changes:
-            if change.device_uuid in owing:
+            if change.device_uuid in waiting:
                 continue
             try:
                 self.backend.set_partitioning(change.device_uuid, change.enabled)

@@ -3,7 +3,7 @@
 """Restore claims whose records and CDI files are lost. ``lost_claim_plan.py`` decides what to restore.
 
 The kubelet calls with the names of claims when pods start or end, and the driver reads these claims from the API
-server. While it does not answer, nothing is treated as left over.
+server. While it does not answer, no device is treated as a leftover.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LostClaimRecovery:
             record,
             knobs,
             has_companions=record.uid in companions,
-            is_of_this_store=allocation.is_told_by(service.store.identity),
+            is_of_this_store=allocation.is_from_store(service.store.identity),
         ):
             return None
         record = record.as_prepared(record.devices, self._boot_id)
@@ -69,7 +69,7 @@ class LostClaimRecovery:
         await service.store.commit(Change(put=record, meta=noted_with(record, service.store.meta, self._boot_id)))
         service.metrics.finding("claim-found-again")
         LOG.warning(
-            "the claim's record and its CDI file were lost: what was prepared for it is taken up again",
+            "restored the claim from its devices, because its record and its CDI file were lost",
             extra=fields(claim=record.describe(), uid=record.uid, devices=[held.name for held in record.devices]),
         )
         return record
@@ -82,10 +82,10 @@ class LostClaimRecovery:
         The record is returned unchanged if the partition is not active, or if other claims can share it: they may be
         lost as well. Raises BackendUnavailable.
         """
-        hardware, number = self._service.hardware, allocation.told_fabric_partition
+        hardware, number = self._service.hardware, allocation.published_fabric_partition
         if (
             number is None
-            or allocation.is_told_by(self._service.store.identity)
+            or allocation.is_from_store(self._service.store.identity)
             or any(held.share_id for held in record.devices)
             or not hardware.needs_fabric_partition(record)
         ):
@@ -115,7 +115,7 @@ class LostClaimRecovery:
                 raise AcceleratorError(
                     f"Nothing is known of claim {reference.describe()}, {what} there, and the API server "
                     f"does not say whether it was made for the claim: {error.message}",
-                    hint="It is asked again when the kubelet calls again.",
+                    hint="The driver reads the claim again at the kubelet's next call.",
                     code=error.code,
                 ) from error
             return None

@@ -37,7 +37,7 @@ def configurations_of(
                 chosen[found.kind.name] = found
             elif config.requests:
                 raise ConfigRefused(
-                    f"{found.kind.name} is for a {found.kind.device_kind}, and the request was given a {device_kind}",
+                    f"{found.kind.name} is for a {found.kind.device_kind}, but the request has a {device_kind}",
                     hint="Use the kind that fits the request's DeviceClass.",
                 )
     return tuple(chosen.values())
@@ -60,8 +60,8 @@ def refuse_unfitting(kinds: Sequence[ConfigKind], devices: Sequence[tuple[Alloca
             kind = decode_configuration(kinds, config.parameters).kind
         if not any(kind.suits(device_kind) for _device, device_kind in devices):
             raise ClaimError(
-                f"The opaque configuration for all requests cannot be used: {kind.name} is for a {kind.device_kind}, and the claim "
-                f"was given {given}",
+                f"The opaque configuration for all requests cannot be used: {kind.name} is for a {kind.device_kind}, but the claim "
+                f"has {given}",
                 hint="Use the kind that fits the requests' DeviceClasses, or leave the configuration out.",
                 code=ConfigRefused.default_code,
             )
@@ -85,7 +85,7 @@ def refuse_other_profile(
             wanted = each.kind.profile(each.values)
             if wanted and wanted != profile:
                 raise ConfigRefused(
-                    f"{each.kind.name} asks for {wanted}, and the request was given {name}, which is {profile}",
+                    f"{each.kind.name} requires the profile {wanted}, but the request has {name} with {profile}",
                     hint="The scheduler does not read configurations: select the same profile by the DeviceClass or by a selector.",
                 )
 

@@ -135,7 +135,7 @@ class ClaimOperations:
             ) from None
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run blocking work on a thread of the driver's pool. Its log lines have the ID of the operation."""
+        """Run blocking work on a thread of the driver's pool. Its log lines contain the operation's ID."""
         return await on_thread(self._executor, function, *arguments)
 
     def holding(self, uuids: Collection[str]) -> AbstractAsyncContextManager[None]:
@@ -155,9 +155,9 @@ class ClaimOperations:
         """Return fresh facts of locked devices, after their pending cleanup. Raises ClaimError."""
         found = await look_at(self.hardware, uuids, self.thread)
         refuse_faulty(reference, uuids, found.faults)
-        owing = self.undoing.owing_on_device & set(uuids)
-        if owing:
-            for uuid in sorted(owing & set(found.devices)):
+        waiting = self.undoing.pending_uuids_on_device & set(uuids)
+        if waiting:
+            for uuid in sorted(waiting & set(found.devices)):
                 await self.undoing.pay(found.devices[uuid])
             found = await self.thread(self.hardware.facts, uuids)
             refuse_faulty(reference, uuids, found.faults)

@@ -52,7 +52,7 @@ def with_number(
     if profile is None:
         raise ClaimError(
             f"{device.describe()} no longer knows the profile {entry.profile} of {entry.name}",
-            hint="Delete the pod, so that the claim is allocated anew.",
+            hint="Delete the pod, so that the claim is allocated again.",
             code="device-gone",
         )
     taken = {each.placement for each in mine} | {each.placement for each in device.partitions}

@@ -104,13 +104,13 @@ class PlacementRetry:
         # free.
         service.suspect.update(record.uid for record in found.movable)
         names = [record.describe() for record in (*found.leftovers, *found.movable)]
-        LOG.warning("taken away, so that what is free lies together", extra=fields(claims=names))
+        LOG.warning("destroying unused partitions to make free space contiguous", extra=fields(claims=names))
         try:
             for record in found.leftovers:
                 await service.undo(record)
             await service.thread(service.hardware.destroy, found.destructions)
         except AcceleratorError as error:
-            LOG.warning("not all of it could be taken away: %s", error)
+            LOG.warning("cannot destroy all of these partitions: %s", error)
         return (*found.leftovers, *found.movable)
 
     async def _bring_back(self, record: ClaimRecord) -> None:
@@ -130,11 +130,13 @@ class PlacementRetry:
         """Record a final rejection, and return an error with its consequences."""
         held = refusal.held
         self._service.metrics.finding("partition-refused")
-        hint = f"{refusal.hint} A pod that is bound to this node already goes elsewhere when it is deleted: its claim is allocated anew then."
+        hint = f"{refusal.hint} Delete a pod that is already bound to this node: its claim is then allocated again, on another node."
         offer = self._inventory().offers.get(held.name)
         if offer is not None:
             seconds = self._refusals.note(offer, facts[held.device_uuid])
-            hint += f" New claims are kept from it for {seconds:.0f} s, or until a partition has gone from the device."
+            hint += (
+                f" New claims are kept from it for {seconds:.0f} s, or until a partition of the device is destroyed."
+            )
         return PartitionRefused(DoesNotFit(refusal.message, blockers=refusal.blockers, hint=hint.strip()), held)
 
 

@@ -145,8 +145,8 @@ def offers_of(allocation: Allocation, inventory: Inventory) -> Mapping[str, Offe
         if offer is None:
             raise ClaimError(
                 f"Claim {allocation.claim.describe()} holds device {device.device}, which this node no longer has",
-                hint="A layout change or a lost device took it away after scheduling. Delete the pod, so that the "
-                "claim is allocated anew.",
+                hint="It was lost, or removed by a layout change, after scheduling. Delete the pod, so that the "
+                "claim is allocated again.",
                 code="device-gone",
             )
         found[device.device] = offer
@@ -243,7 +243,7 @@ def plan_prepare(
             if _conflict(entry, held):
                 raise ClaimError(
                     f"Claim {allocation.claim.describe()} holds {entry.name} and {held.name}, which overlap",
-                    hint="Allocate the claim anew.",
+                    hint="Delete the pod, so that the claim is allocated again.",
                     code="overlap",
                 )
         if offer.kind == PASSTHROUGH:
@@ -301,7 +301,7 @@ def _passed_through(entry: DeviceRecord, device: Device, prefers_iommufd: bool, 
         )
     if device.processes:
         raise InUse(
-            f"{entry.name} cannot be given away: {device.describe()} is used by {', '.join(map(str, device.processes))}",
+            f"{entry.name} cannot be passed through: {device.describe()} is in use by {', '.join(map(str, device.processes))}",
             pids=[process.pid for process in device.processes],
             hint="End these processes.",
         )
@@ -358,15 +358,15 @@ def _whole(entry: DeviceRecord, device: Device, dynamic: bool) -> ModeChange | N
         return None
     if device.partitions:
         raise InUse(
-            f"{entry.name} cannot be given whole: {device.describe()} holds "
+            f"{entry.name} cannot be prepared as a whole device: {device.describe()} has "
             + ", ".join(partition.describe() for partition in device.partitions),
             pids=[process.pid for partition in device.partitions for process in partition.processes],
             hint="Remove the partitions, or delete the pod so that the claim is allocated elsewhere.",
         )
     if not dynamic or device.partitioning.needs_reset:
         raise ClaimError(
-            f"{entry.name} cannot be given whole: partitioning is on for {device.describe()}",
-            hint="Give the device mode whole in the layout and apply it.",
+            f"{entry.name} cannot be prepared as a whole device: partitioning is on for {device.describe()}",
+            hint="Set the device's mode to whole in the layout and apply it.",
             code="partitioning-on",
         )
     return ModeChange(device.uuid, enabled=False)
@@ -406,7 +406,7 @@ def plan_restore(
         if missing:
             raise ClaimError(
                 f"Claim {record.describe()} holds {held.name}, and device {', '.join(missing)} is not on this node",
-                hint="The device was lost or replaced. Delete the pod, so that the claim is allocated anew.",
+                hint="The device was lost or replaced. Delete the pod, so that the claim is allocated again.",
                 code="device-gone",
             )
         device = devices[held.device_uuid]

@@ -2,7 +2,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 """Execute a plan on one thread: record its start, execute it, and record its completion.
 
-A change between threads costs as much as most of the steps, so there is none in between.
+All steps run on the same thread, because a switch between threads takes as long as most steps.
 """
 
 from __future__ import annotations

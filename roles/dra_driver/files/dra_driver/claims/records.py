@@ -76,7 +76,7 @@ class ClaimReference:
         ):
             if not form.fullmatch(value):
                 shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
-                return f"A claim's {what} {shown!r} is none; expected {expected}"
+                return f"A claim's {what} {shown!r} is invalid; expected {expected}"
         return ""
 
 
@@ -93,7 +93,7 @@ class DeviceRecord:
 
     ``request`` is the full request name (``request`` or ``request/subrequest``). ``kind`` is "device", "partition",
     "passthrough" or "group". With ``created`` the driver creates and destroys the partition. ``partition_uuid`` and
-    ``instance_id`` are None until the partition exists. An ID that the driver chooses is set earlier, so that a
+    ``instance_id`` stay None until the partition exists. An ID that the driver chooses is set earlier, so that a
     partition of another program at the same placement can be recognized; earlier releases wrote None. ``cdi_id`` is the
     qualified CDI name. ``settings`` are the changed settings of a whole device, by name. ``sharing`` is the
     configuration of a companion that lets the claim's containers share the device. ``consumed`` is the claim's part of

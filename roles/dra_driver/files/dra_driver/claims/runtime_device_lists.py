@@ -25,9 +25,9 @@ def refuse_unlistable(record: ClaimRecord, common: ContainerEdits) -> None:
     requests = sorted({held.base_request for held in record.devices})
     if len(requests) > 1:
         raise ClaimError(
-            f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), and the vendor's container "
-            f"runtime is told of devices by {names}, which has one value in a container",
-            hint="Ask for all of them in one request, or in claims of different containers; or leave the vendor out of the "
+            f"Claim {record.describe()} has devices by {len(requests)} requests ({', '.join(requests)}), but the vendor's container "
+            f"runtime reads the devices from {names}, which has one value in a container",
+            hint="Request all of them in one request, or in claims of different containers; or remove the vendor from the "
             "driver's vendor_runtimes.",
             code="one-request",
         )

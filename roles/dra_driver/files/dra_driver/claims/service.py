@@ -148,7 +148,7 @@ class ClaimService(ClaimOperations):
             with watch.stage("undo"):
                 await self._undo_former(record, allocation)
         may_be_lost = record is None and allocation.was_prepared
-        if len(uuids) == 1 and not may_be_lost and not self.undoing.owing_on_device & uuids:
+        if len(uuids) == 1 and not may_be_lost and not self.undoing.pending_uuids_on_device & uuids:
             visit = SingleDevicePrepare(self, self._runner, allocation, next(iter(uuids)), watch)
             await visit.make()
             return await self._placements.prepare(allocation, visit.plan, visit.facts, watch, visit.tried)

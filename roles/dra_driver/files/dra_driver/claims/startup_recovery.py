@@ -114,7 +114,7 @@ def amended(
     files = {record.uid: record for record in told if record.boot_id == boot_id}
     holders = {place for uid, record in stored.items() if uid not in files for place in _places(record)}
     if all(
-        _tell_the_same(stored[uid], record)
+        _has_same_devices(stored[uid], record)
         if uid in stored
         else _is_files_alone(record) and not _places(record) & holders
         for uid, record in files.items()
@@ -149,7 +149,7 @@ def _is_files_alone(record: ClaimRecord) -> bool:
     )
 
 
-def _tell_the_same(stored: ClaimRecord, told: ClaimRecord) -> bool:
+def _has_same_devices(stored: ClaimRecord, told: ClaimRecord) -> bool:
     """Return whether two records are equal in their devices.
 
     The file has the ID of a restored partition before the store does.
@@ -244,7 +244,7 @@ def records_in_files(system: System, directory: str, kind: str) -> tuple[ClaimRe
                 code="store-unreadable",
             ) from error
         except (ValueError, KeyError, TypeError) as error:
-            LOG.warning("the CDI file %s tells nothing about its claim (%s)", path, error)
+            LOG.warning("the CDI file %s has no readable data about its claim (%s)", path, error)
             continue
         found.append(record)
     return tuple(found)

@@ -247,7 +247,7 @@ class Store:
                 self._hand_over(pending)
             else:
                 self._write_group([*self._next_group(), pending], in_time=in_time)
-        except BaseException as error:  # noqa: BLE001  whoever waits was told
+        except BaseException as error:  # noqa: BLE001  the waiting callers get the error
             self._give_up(error)
         finally:
             self._writing.release()
@@ -283,7 +283,7 @@ class Store:
                         self._reserved = self._connection if reserve_log(self.path) else None
             self._sync()
             self._write_queued()
-        except BaseException as error:  # noqa: BLE001  whoever waits was told
+        except BaseException as error:  # noqa: BLE001  the waiting callers get the error
             self._give_up(error)
         self._over.set()  # set first, so that changes queued from now on are refused as well
         self._refuse_queued()

@@ -50,7 +50,7 @@ _PART_BYTES = 64 * 1024
 # Seconds that SQLite waits for another program's read to end.
 BUSY_SECONDS = 10.0
 #: The remedy for a store that cannot be written.
-REMEDY = "Check that its folder exists, is writable and that the disk is not full."
+REMEDY = "Check that its directory exists and is writable, and that the disk is not full."
 #: Writes the complete content into an empty database.
 Fill = Callable[[sqlite3.Connection], None]
 

@@ -135,7 +135,7 @@ def refuse_other_versions(path: str, meta: Iterable[Row]) -> None:
     if row is None or not str(row["value"]).isascii() or not str(row["value"]).isdecimal():
         raise StoreDamaged(f"The store {path} has schema version {row and row['value']!r}; expected {SCHEMA_VERSION}")
     if not fits(row.get("checksum", NO_CHECKSUM), row["key"], row["value"]):
-        raise StoreDamaged(f"The store {path} has a schema version, {row['value']}, that is not as it was written")
+        raise StoreDamaged(f"The schema version {row['value']} in the store {path} does not match its checksum")
     version = int(row["value"])
     if version > SCHEMA_VERSION:
         raise NewerRelease(f"The store {path}", version, SCHEMA_VERSION)
@@ -220,12 +220,12 @@ def _examined(tables: Tables, path: str) -> Content:
     meta = {}
     for row in tables[META_TABLE]:
         if not fits(row["checksum"], row["key"], row["value"]):
-            raise StoreDamaged(f"The store {path} holds an entry, {row['key']!r}, that is not as it was written")
+            raise StoreDamaged(f"The entry {row['key']!r} in the store {path} does not match its checksum")
         meta[row["key"]] = row["value"]
     content = Content(meta=meta, identity=meta.pop(IDENTITY_KEY, ""))
     for row in tables[CLAIMS_TABLE]:
         if not fits(row["checksum"], row["uid"], row["document"]):
-            raise StoreDamaged(f"The store {path} holds a claim, {row['uid']!r}, that is not as it was written")
+            raise StoreDamaged(f"The claim {row['uid']!r} in the store {path} does not match its checksum")
         record = record_of_document(row["document"])
         if wrong := contradiction(row, held.pop(row["uid"], ())):
             raise StoreDamaged(f"The store {path} contradicts itself about claim {row['uid']}: {wrong}")

@@ -50,12 +50,12 @@ class UnprepareRunner:
         return fabric_debts_in(self.store.meta, self.boot_id)
 
     @property
-    def owing(self) -> frozenset[str]:
+    def pending_uuids(self) -> frozenset[str]:
         """Return the UUIDs of devices with a pending cleanup, on the device or in the fabric."""
-        return self.owing_on_device.union(*(debt.device_uuids for debt in self.fabric_debts))
+        return self.pending_uuids_on_device.union(*(debt.device_uuids for debt in self.fabric_debts))
 
     @property
-    def owing_on_device(self) -> frozenset[str]:
+    def pending_uuids_on_device(self) -> frozenset[str]:
         """Return the UUIDs of devices with partitions to destroy or settings to restore when they answer again."""
         settings = frozenset(each.device_uuid for each in self._owed_settings())
         return settings.union(debt.device_uuid for debt in self.debts)
@@ -63,7 +63,7 @@ class UnprepareRunner:
     @property
     def pending(self) -> tuple[str, ...]:
         """Return descriptions of the pending cleanup of ended claims."""
-        devices = (f"partitions or settings of device {uuid}" for uuid in sorted(self.owing_on_device))
+        devices = (f"partitions or settings of device {uuid}" for uuid in sorted(self.pending_uuids_on_device))
         return (*devices, *(debt.describe() for debt in self.fabric_debts))
 
     def needs_hardware(self, record: ClaimRecord) -> bool:
@@ -105,7 +105,7 @@ class UnprepareRunner:
         Raises AcceleratorError: InUse if a process uses a partition, and the code settings-owed if a setting cannot be
         restored.
         """
-        if device.uuid not in self.owing_on_device:
+        if device.uuid not in self.pending_uuids_on_device:
             return
         debts = [debt for debt in self.debts if debt.device_uuid == device.uuid]
         settings = tuple(each for each in self._owed_settings() if each.device_uuid == device.uuid)
@@ -116,7 +116,7 @@ class UnprepareRunner:
         if ended:
             await self.store.commit(Change(meta=ended))
             LOG.info(
-                "what was owed on a device is undone",
+                "completed the pending cleanup of a device",
                 extra=fields(device=device.describe(), partitions=len(paid), settings=len(undone.restored)),
             )
         if undone.unrestored:

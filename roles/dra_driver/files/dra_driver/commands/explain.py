@@ -95,12 +95,12 @@ def _verdict(facts: Facts, results: Sequence[Mapping[str, Any]], mine: Sequence[
         if claim is not None and uid != record.uid:
             return "prepared for a claim of this name that was deleted; it is undone when its pods have ended"
         if claim is not None and not _same(record, mine):
-            return "prepared with other devices than it is allocated now; it is undone and prepared anew when nothing uses it"
+            return "prepared with devices that differ from its allocation; they are unprepared when nothing uses them, then it is prepared again"
         return "prepared"
     if record is not None:
-        return "half prepared: work on it is under way, or failed and could not be taken back"
+        return "half prepared: an operation is running, or failed and could not be rolled back"
     if claim is None:
-        return f"not prepared here; the claim itself could not be read: {facts.api_problem or 'there is none'}"
+        return f"not prepared here; the claim could not be read: {facts.api_problem or 'it does not exist'}"
     if (claim.get("metadata") or {}).get(FINALIZED):
         return "not prepared: the claim is being deleted"
     if not (claim.get("status") or {}).get("allocation"):

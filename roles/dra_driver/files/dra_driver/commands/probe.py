@@ -21,7 +21,7 @@ class NotAlive(AcceleratorError):
 
 
 def look(what: str, status: dict[str, Any], path: str, seconds: float) -> list[str]:
-    """Return the problems of a driver with this status and DRA socket path; empty if there are none.
+    """Return the problems of a driver with this status and DRA socket path; empty without problems.
 
     ``what`` is "liveness" or "readiness". Two kinds of instances are alive if they report a status: one that starts or
     is on standby, and one that serves the kubelet's device-plugin API, which has no call without an effect.
@@ -52,7 +52,7 @@ def call(path: str, seconds: float) -> None:
             stub.NodePrepareResources(dra_v1_pb2.NodePrepareResourcesRequest(), timeout=seconds)
         except grpc.RpcError as error:
             raise NotAlive(
-                f"Nobody answers at {path} within {seconds:g} s: {error.code().name}",
+                f"No process answers at {path} within {seconds:g} s: {error.code().name}",
                 hint="See the journal of the driver's unit.",
             ) from error
 

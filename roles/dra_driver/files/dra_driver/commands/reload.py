@@ -17,11 +17,11 @@ from ..core.vendors.registry import create
 from ..status_command import instance_of
 
 POLL_SECONDS = 0.2
-AGAIN = "; it is a pod's, which starts again by itself within seconds"
+AGAIN = "; the driver is in a pod, and restarts automatically within seconds"
 
 
 def reload(config_path: str, seconds: float) -> tuple[str, ...]:
-    """Signal the drivers, wait until they use the file, and return the problems; empty if there are none.
+    """Signal the drivers, wait until they use the file, and return the problems; empty without problems.
 
     ``seconds`` is the timeout. Raises InvalidConfiguration for an invalid file; then no driver is signaled.
     """
@@ -58,4 +58,4 @@ def _problem(told: dict[str, Any], configuration: Configuration) -> str:
     """Return why a driver does not use the configuration; "" if it does."""
     if told["configuration"] == configuration.digest and told["ready"]:
         return ""
-    return join_problems(told["problems"]) or "it does not work by the file yet"
+    return join_problems(told["problems"]) or "it does not use the file yet"

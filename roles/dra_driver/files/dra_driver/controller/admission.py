@@ -35,13 +35,13 @@ class NoReview(AcceleratorError):
 class Rules:
     """The rules for configurations: the configuration kinds of each driver, and the kinds of devices of DeviceClasses.
 
-    ``standard`` are the vendors' classes, and ``told`` the configured ones, which take precedence. In between are the
+    ``standard`` are the vendors' classes, and ``configured`` the configured ones, which take precedence. In between are the
     cluster's classes, by ``device_types``.
     """
 
     config_kinds: Mapping[str, Sequence[ConfigKind]]
     standard: Mapping[str, str]
-    told: Mapping[str, str]
+    configured: Mapping[str, str]
     device_types: DeviceTypes
 
 
@@ -60,12 +60,12 @@ def answer(review: Any, rules: Rules, classes: Mapping[str, str] | None = None) 
     """
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or review.get("apiVersion") != API_VERSION or not request.get("uid"):
-        raise NoReview(f"What came is no {KIND} of {API_VERSION} with a request")
+        raise NoReview(f"The request body is not a {KIND} of {API_VERSION} with a request")
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     if _is_new(request):
         document = request.get("object")
         own = kinds_of_classes([document], rules.device_types)
-        kinds = {**rules.standard, **(classes or {}), **own, **rules.told}
+        kinds = {**rules.standard, **(classes or {}), **own, **rules.configured}
         checked = check_manifest(document, rules.config_kinds, kinds)
         if checked.problems:
             response.update(allowed=False, status=_refusal(checked))

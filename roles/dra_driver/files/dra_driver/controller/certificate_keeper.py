@@ -59,7 +59,7 @@ class WebhookSecret:
 class CertificateKeeper:
     """The serving certificate, in a TLS context that is updated in place.
 
-    ``told`` is called with the expiry time of each new one.
+    ``renewed`` is called with the expiry time of each new one.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class CertificateKeeper:
         names: Sequence[str],
         *,
         seconds: float,
-        told: Callable[[float], None] = lambda _expires: None,
+        renewed: Callable[[float], None] = lambda _expires: None,
         now: Callable[[], datetime.datetime] = utc_now,
     ) -> None:
         self._secret = secret
-        self._told = told
+        self._renewed = renewed
         self._names = tuple(names)
         self._seconds = seconds
         self._now = now
@@ -122,7 +122,7 @@ class CertificateKeeper:
         load_pair(self.context, own)
         self._own = own
         expires = own.parsed.not_valid_after_utc
-        self._told(expires.timestamp())
+        self._renewed(expires.timestamp())
         LOG.info("new webhook certificate", extra=fields(expires=expires.isoformat()))
         self.ready.set()
 

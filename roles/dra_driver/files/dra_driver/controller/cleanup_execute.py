@@ -114,7 +114,7 @@ class Cleaner:
                     deleted.setdefault((action.node, action.why), Counter())[DELETED_KINDS[action.verb]] += 1
                 self._measurements.action(action.verb, "dry-run" if self._dry_run and outcome == DONE else outcome)
         finally:
-            self._tell_deleted(deleted)
+            self._report_deleted(deleted)
         if last_error is not None and not has_succeeded:
             raise last_error
         return sum(_key(action) not in self._turns for action in ordered)
@@ -172,9 +172,9 @@ class Cleaner:
             raise
         LOG.info("%s", action, extra=fields(node=action.node))
         if action.verb == planning.LIFT_RULE:
-            self._tell_lifted(action)
+            self._report_lifted(action)
         elif action.verb not in DELETED_KINDS:
-            self._tell_given_back(action)
+            self._report_released(action)
         return DONE
 
     def _still_planned(
@@ -232,23 +232,23 @@ class Cleaner:
             ]
         await self._client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
 
-    def _tell_given_back(self, action: Action) -> None:
+    def _report_released(self, action: Action) -> None:
         subject = Subject("ResourceClaim", f"{GROUP}/v1", action.name, action.uid, action.namespace)
-        text = f"Node {action.node} is gone ({action.why}); the claim's devices there were given back."
+        text = f"Node {action.node} is lost ({action.why}). The claim's devices on it were released."
         self._events.normal(subject, "DevicesGivenBack", text, action="CleanUp")
 
-    def _tell_lifted(self, action: Action) -> None:
-        text = f"The DeviceTaintRule {action.name} was lifted: {action.why}. What it kept away may come again."
+    def _report_lifted(self, action: Action) -> None:
+        text = f"The DeviceTaintRule {action.name} was deleted: {action.why}. The devices that it drained can be allocated again."
         self._events.normal(Subject("Node", "v1", action.node, action.node), "DrainLifted", text, action="CleanUp")
 
-    def _tell_deleted(self, deleted: Mapping[tuple[str, str], Counter[str]]) -> None:
+    def _report_deleted(self, deleted: Mapping[tuple[str, str], Counter[str]]) -> None:
         """Write one Event for each node, for all its deleted objects."""
         if self._dry_run:
             return
         for (node, why), numbers in deleted.items():
             what = " and ".join(f"{number} {kind}{'s' if number > 1 else ''}" for kind, number in numbers.items())
             # An Event about a Node has the node's name as its UID, like the kubelet's Events; kubectl finds it by that.
-            text = f"Node {node} is gone ({why}); {what} of it were deleted."
+            text = f"Node {node} is lost ({why}). The controller deleted {what} of it."
             self._events.normal(Subject("Node", "v1", node, node), "NodeCleanedUp", text, action="CleanUp")
 
     async def _get(self, path: str) -> Json | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from .facts import OUR_FINALIZERS, ClaimFacts, Consumer, NodeFacts, RuleFacts, SliceFacts
 
-ABSENT, OUT_OF_SERVICE = "its Node object is gone", "its Node object is tainted as out of service"
+ABSENT, OUT_OF_SERVICE = "its Node object does not exist", "its Node object is tainted as out of service"
 DELETE_SLICE, DELETE_RULE, DEALLOCATE, RELEASE = "delete-slice", "delete-rule", "deallocate-claim", "release-claim"
 LIFT_RULE = "lift-rule"
 VERBS = (DELETE_SLICE, DELETE_RULE, RELEASE, DEALLOCATE, LIFT_RULE)
@@ -186,7 +186,7 @@ def _of_claim(
         return
     why = gone[claim.node]
     at = (claim.namespace, claim.name, claim.uid, claim.node)
-    whom = "nobody uses it" if not claim.consumers else "all pods that used it are gone"
+    whom = "no pod uses it" if not claim.consumers else "all pods that used it have ended"
     # Deallocate last: a claim without its allocation no longer shows its node.
     if any(name.startswith(OUR_FINALIZERS) for name in claim.finalizers):
         yield Action(RELEASE, *at, f"{why}, and {whom}")

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "plan", help="show what would be cleaned up now, as if every absent node had been so for long; change nothing"
     )
     plan.set_defaults(run=_plan)
-    drift = commands.add_parser("drift", help="show what is out of order now, for however short a time; change nothing")
+    drift = commands.add_parser("drift", help="show all current findings, also new ones; change nothing")
     drift.set_defaults(run=_drift)
     for command in (run, plan, drift):
         command.add_argument(
@@ -74,5 +74,5 @@ def _drift(options: argparse.Namespace) -> int:
     settings = configured.load(options.config)
     logs.configure("warning", settings.log_format)
     lines = asyncio.run(show_drift(settings))
-    sys.stdout.write("".join(f"{line}\n" for line in lines) or "Nothing is out of order.\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines) or "No drift found.\n")
     return 0

@@ -37,23 +37,23 @@ class Measurements:
         self._leading: Any = Gauge(f"{PREFIX}_leading", "1 while this process holds the Lease", registry=registry)
         self._actions: Any = Counter(
             f"{PREFIX}_clean_up_actions",
-            "Actions after nodes that are gone",
+            "Cleanup actions for lost nodes",
             ("action", "outcome"),
             registry=registry,
         )
         self._passes: Any = Histogram(
             f"{PREFIX}_pass_duration_seconds",
-            "Duration of one look at all that is known",
+            "Duration of one pass over all known objects",
             registry=registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0),
         )
         self._objects: Any = Gauge(f"{PREFIX}_objects", "Objects that are known", ("kind",), registry=registry)
         self._drift: Any = Gauge(
-            f"{PREFIX}_drift", "What has not been as it should be for long", ("kind",), registry=registry
+            f"{PREFIX}_drift", "Findings of drift that have lasted, by kind", ("kind",), registry=registry
         )
         self._nodes: Any = Gauge(
             f"{PREFIX}_nodes",
-            "Nodes with a node driver, by its release and how they are",
+            "Nodes with a node driver, by its release and the node's state",
             ("release", "state"),
             registry=registry,
         )
@@ -68,7 +68,7 @@ class Measurements:
         )
         self._token: Any = Gauge(
             f"{PREFIX}_identity_token_expiry_timestamp_seconds",
-            "When the token with which the controller speaks to the API server ends; 0 for one that does not end",
+            "Expiry time of the controller's token for the API server; 0 for a token without expiry",
             registry=registry,
         )
         self._reviews: Any = Histogram(
@@ -80,7 +80,7 @@ class Measurements:
         )
         self._certificate: Any = Gauge(
             f"{PREFIX}_certificate_expiry_timestamp_seconds",
-            "When the webhook's certificate ends; 0 while there is none",
+            "Expiry time of the webhook's certificate; 0 without a certificate",
             registry=registry,
         )
         self._reports: Any = Counter(
@@ -112,7 +112,7 @@ class Measurements:
         self._leading.set(1 if leads else 0)
 
     def admission(self, outcome: str, seconds: float) -> None:
-        """Record an answer of the webhook. ``outcome`` is allowed, refused or unreadable."""
+        """Record a response of the webhook. ``outcome`` may be allowed, refused, unreadable, or timeout."""
         self._reviews.labels(outcome).observe(seconds)
 
     def reported(self, outcome: str) -> None:

@@ -97,7 +97,7 @@ class Webhook:
             client, "DeviceClasses", self._find_classes, lambda found: kind_of_class(found, self._rules.device_types)
         )
         self.certificate = CertificateKeeper(
-            secret, chosen.names, seconds=chosen.certificate_seconds, told=measurements.certificate
+            secret, chosen.names, seconds=chosen.certificate_seconds, renewed=measurements.certificate
         )
 
     async def serve(self) -> None:

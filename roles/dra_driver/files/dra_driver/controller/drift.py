@@ -113,8 +113,7 @@ def findings(
         elif node not in with_slices and not facts.is_plugin:
             found.append(Finding(NO_SLICES, node, detail=facts.release))
     found += _of_pools(ours)
-    # Each drain removes its rules at its end. Here ``pool`` is the operation, so that each drain has a finding of its
-    # own.
+    # Each drain removes its rules at its end. Here ``pool`` is the operation, so that each drain has a separate finding.
     found += [
         Finding(DRAIN_LEFT, rule.node, pool=rule.operation, device=rule.name)
         for rule in sorted(view.rules)
@@ -191,16 +190,16 @@ def places(drifts: Mapping[Key, Drift]) -> dict[Place, list[Finding]]:
 
 
 def reports(
-    told: Mapping[Place, Report], drifts: Mapping[Key, Drift], lasting: float
+    reported: Mapping[Place, Report], drifts: Mapping[Key, Drift], lasting: float
 ) -> tuple[dict[Place, Report], dict[Place, Report]]:
-    """Return the new reports of lasting findings, and the previous reports (``told``) that have ended."""
+    """Return the new reports of lasting findings, and the previous reports (``reported``) that have ended."""
     now_so = places(drifts)
     begun = {
         at: Report(at[1], those[0].slice_name, those[0].slice_uid, begun_message(at, those, lasting))
         for at, those in now_so.items()
-        if at not in told
+        if at not in reported
     }
-    ended = {at: replace(report, message=ended_message(at)) for at, report in told.items() if at not in now_so}
+    ended = {at: replace(report, message=ended_message(at)) for at, report in reported.items() if at not in now_so}
     return begun, ended
 
 
@@ -217,23 +216,23 @@ def begun_message(at: Place, those: Sequence[Finding], lasting: float) -> str:
     how = " | ".join(f"{one.device}: {one.detail}" for one in those[:MOST_NAMED])
     more = f" and {len(those) - MOST_NAMED} more" if len(those) > MOST_NAMED else ""
     return {
-        NODE_ABSENT: f"ResourceSlices of node {node} are there and no Node object {long}. If the node is gone, they are "
-        "deleted by the controller (not in a dry run); else let its kubelet register it.",
-        NODE_NOT_READY: f"Node {node} has not been ready {long}; its devices stay published and its claims allocated. Repair it, "
-        "or give it the taint node.kubernetes.io/out-of-service, or delete the Node object, and its claims are given back.",
-        NO_SLICES: f"Node {node} has the node driver (release {detail}) and no ResourceSlice {long}. On the node: "
-        "dra-driver status, and the driver's own log.",
-        POOL_INCOMPLETE: f"Pool {pool} of {driver} has been incomplete {long}: {detail}. The scheduler gives none of its devices out. "
-        "On the node: dra-driver status says what keeps the pool from being published.",
-        POOL_MIXED: f"Pool {pool} of {driver} has had slices of an older generation beside the newest one {long}: {detail}. The "
-        "scheduler passes them over. The driver removes what is its own; remove the others: kubectl delete resourceslice NAME.",
-        DEVICE_TAINTED: f"Devices of pool {pool} of {driver} have been tainted {long}, and are not given out: {named}{more}. "
-        "On the node: dra-driver devices says what is wrong with each and what to do.",
-        DRAIN_LEFT: f"Devices of node {node} have been drained by the operation {pool} {long} and are not given out, by the rules "
-        f"{named}{more}. If no run of it is under way any more, run it again, or open them with the module device_drain.",
-        LAYOUT_DIFFERS: f"Devices of pool {pool} of {driver} have not been as their node's layout wants {long}, as the driver there says: "
+        NODE_ABSENT: f"Node {node} has ResourceSlices but no Node object {long}. If the node was removed, the controller "
+        "deletes them (not in a dry run). Otherwise let its kubelet register it.",
+        NODE_NOT_READY: f"Node {node} has not been ready {long}; its devices stay published and its claims allocated. Repair it. "
+        "To release its claims, add the taint node.kubernetes.io/out-of-service or delete the Node object.",
+        NO_SLICES: f"Node {node} has the node driver (release {detail}) but no ResourceSlice {long}. On the node: "
+        "run dra-driver status and read the driver's log.",
+        POOL_INCOMPLETE: f"Pool {pool} of {driver} has been incomplete {long}: {detail}. The scheduler allocates none of its devices. "
+        "On the node: dra-driver status shows why the pool is not published.",
+        POOL_MIXED: f"Pool {pool} of {driver} has had slices of an older generation in addition to the newest one {long}: {detail}. The "
+        "scheduler ignores them. The driver deletes its slices; delete the others: kubectl delete resourceslice NAME.",
+        DEVICE_TAINTED: f"Devices of pool {pool} of {driver} have been tainted {long}, and are not allocated: {named}{more}. "
+        "On the node: dra-driver devices shows the fault and the remedy of each.",
+        DRAIN_LEFT: f"Devices of node {node} have been drained by the operation {pool} {long} and are not allocated. Its rules: "
+        f"{named}{more}. If the operation is not running, run it again, or return the devices to service with the module device_drain.",
+        LAYOUT_DIFFERS: f"Devices of pool {pool} of {driver} have differed from their node's layout {long}, according to its driver: "
         f"{how}{more}. Apply the layout: ansible-playbook dra.accelerators.repartition --limit {node}; or correct it.",
-        RELEASE_BEHIND: f"No node has changed its release {long}, and they differ: {detail}. Finish the roll-out: "
+        RELEASE_BEHIND: f"No node has changed its release {long}, and releases differ: {detail}. Finish the rollout: "
         f"ansible-playbook dra.accelerators.site --limit {node}",
     }[kind]
 
@@ -242,13 +241,13 @@ def ended_message(at: Place) -> str:
     """Return a message that a reported finding has ended."""
     kind, node, driver, pool = at
     return {
-        NODE_ABSENT: f"Node {node} and its ResourceSlices agree again.",
-        NODE_NOT_READY: f"Node {node} is ready again, or is gone.",
-        NO_SLICES: f"Node {node} has ResourceSlices again, or is no longer said to have the node driver.",
-        POOL_INCOMPLETE: f"Pool {pool} of {driver} is complete again, or gone.",
+        NODE_ABSENT: f"Node {node} has a Node object again, or no ResourceSlices.",
+        NODE_NOT_READY: f"Node {node} is ready again, or was removed.",
+        NO_SLICES: f"Node {node} has ResourceSlices again, or no longer has the node driver.",
+        POOL_INCOMPLETE: f"Pool {pool} of {driver} is complete again, or was removed.",
         POOL_MIXED: f"Pool {pool} of {driver} has slices of one generation again.",
-        DEVICE_TAINTED: f"No device of pool {pool} of {driver} has been tainted for long any more.",
+        DEVICE_TAINTED: f"Pool {pool} of {driver} has no lasting device taints any more.",
         DRAIN_LEFT: f"No device of node {node} is drained by the operation {pool} any more.",
-        LAYOUT_DIFFERS: f"All devices of pool {pool} of {driver} are as their node's layout wants again, or nobody says otherwise.",
-        RELEASE_BEHIND: f"Node {node} has the release of the others, or releases change again.",
+        LAYOUT_DIFFERS: f"No device of pool {pool} of {driver} is reported to differ from its node's layout any more.",
+        RELEASE_BEHIND: f"Node {node} has the most common release, or releases change again.",
     }[kind]

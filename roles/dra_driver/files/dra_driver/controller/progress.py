@@ -98,7 +98,7 @@ def drain_begun_message(drain: Drain, rules: int, nodes: int) -> str:
     node, operation = drain
     return (
         f"Devices of node {node} are drained by the operation {operation} ({rules} DeviceTaintRule{'' if rules == 1 else 's'}): "
-        f"nobody is given them. Nodes with drained devices: {nodes}."
+        f"they are not allocated. Nodes with drained devices: {nodes}."
     )
 
 

@@ -34,7 +34,7 @@ AT_ONCE, MOST_WAITING, MOST_READERS = 4, 16, 1024
 
 
 class Verdict(NamedTuple):
-    """The result for a request: an HTTP status, 200 if it is allowed, and the reason for others."""
+    """The result for a request: an HTTP status (200: allowed), and the reason for any other status."""
 
     status: int
     why: str = ""
@@ -44,7 +44,7 @@ class Readers:
     """Authorize tokens for one path. ``clock`` returns seconds of a monotonic clock.
 
     A token must be for ``audience``, and its user needs the right to get ``path``. ``right`` names the role with that
-    right. An allowed reader is checked again after ``kept`` seconds.
+    right. After ``kept`` seconds, an accepted reader is checked again.
     """
 
     def __init__(

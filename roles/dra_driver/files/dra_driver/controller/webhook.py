@@ -61,4 +61,4 @@ def _document(body: bytes, drivers: Collection[str]) -> Any:
     except UndecodableObject as error:
         raise NoReview(str(error)) from None
     except ValueError as error:
-        raise NoReview(f"What came is no JSON: {error}") from None
+        raise NoReview(f"The request body is not JSON: {error}") from None

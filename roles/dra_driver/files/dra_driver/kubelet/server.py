@@ -195,7 +195,7 @@ class PluginServer:
             await asyncio.sleep(interval)
             state, registry = (str(Path(path).parent) for path in (self._service_path, self._registration_path))
             if self._is_another(state):
-                raise sockets.FolderReplaced(f"The folder {state} with the driver's state was removed")
+                raise sockets.FolderReplaced(f"The directory {state} with the driver's state was removed")
             try:
                 if self._is_another(self._service_path):
                     LOG.warning("the socket %s has disappeared and is made again", self._service_path)
@@ -213,7 +213,7 @@ class PluginServer:
             else:
                 continue
             raise sockets.FolderReplaced(
-                f"The folder {registry} was removed or made anew, and the new one is out of reach: {unreached}"
+                f"The directory {registry} was removed or created again, and this process cannot reach the new one: {unreached}"
             )
 
     def _is_another(self, path: str) -> bool:

@@ -85,7 +85,7 @@ def _paths(directory: str, registry: str, driver: str, instance: str) -> SocketP
 def status_paths(directory: str) -> tuple[str, ...]:
     """Return the status sockets of all instances of the driver in a directory, also of ended ones."""
     try:
-        names = os.listdir(directory)  # noqa: PTH208  names alone are looked at
+        names = os.listdir(directory)  # noqa: PTH208  only the names are read
     except OSError:
         return ()
     return tuple(
@@ -107,7 +107,7 @@ def remove_stale(directory: str, registry: str, driver: str, own: SocketPaths) -
     )
     for folder, pattern in folders:
         with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(folder)):  # noqa: PTH208  names alone are looked at
+            for name in sorted(os.listdir(folder)):  # noqa: PTH208  only the names are read
                 path = f"{folder}/{name}"
                 if not pattern.fullmatch(name) or path in (own.service, own.registration, own.status):
                     continue
@@ -139,7 +139,7 @@ def make_room(path: str) -> None:
         return
     except OSError as error:
         kind = FolderReplaced if error.errno == errno.EROFS else SocketError
-        raise kind(f"The folder of the socket {path} cannot be used: {error.strerror}") from error
+        raise kind(f"The directory of the socket {path} cannot be used: {error.strerror}") from error
     if not stat.S_ISSOCK(status.st_mode):
         raise SocketError(f"{path} is there and is no socket", hint="Find out what put it there, and remove it.")
     server = server_of(path)
@@ -161,7 +161,7 @@ def server_of(path: str) -> str | None:
         except (ConnectionRefusedError, FileNotFoundError):
             return None
         except OSError as error:
-            return f"a process that cannot be asked ({error.strerror or error})"
+            return f"a process that does not respond ({error.strerror or error})"
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid = struct.unpack("3i", credentials)[0]
     if pid <= 0:  # of a PID namespace that this process cannot see
@@ -229,7 +229,8 @@ async def listen(server: Listening, path: str) -> Identity | None:
         remove(private)
         read_only = not os.access(Path(path).parent, os.W_OK)  # read-only even for root: this process cannot reach it
         raise (FolderReplaced if read_only else SocketError)(
-            f"The socket {path} cannot be served: {error}", hint="The driver must run as root; check its folder."
+            f"The socket {path} cannot be served: {error}",
+            hint="The driver must run as root. Check the socket's directory.",
         ) from error
 
 

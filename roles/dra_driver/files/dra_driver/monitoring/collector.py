@@ -138,7 +138,7 @@ class Collector:
             problem = str(error)
         samples.add("collection_success", not problem, driver, source)
         samples.add("collection_duration_seconds", time.perf_counter() - began, driver, source)
-        text = f"metrics lack what {source} would tell: {problem}" if problem else f"metrics have what {source} tells"
+        text = f"metrics lack the data of {source}: {problem}" if problem else f"metrics have the data of {source}"
         state = self._states.setdefault((driver, source), StateLog(LOG))
         state.report(text, level=logging.WARNING if problem else logging.DEBUG)
         return found
@@ -150,7 +150,7 @@ class Collector:
             if told.set_running_or_notify_cancel():
                 try:
                     told.set_result(tuple(driver.view() for driver in self._drivers))
-                except Exception as error:  # noqa: BLE001  it is raised where it is waited for
+                except Exception as error:  # noqa: BLE001  the waiting thread raises it
                     told.set_exception(error)
 
         self._loop.call_soon_threadsafe(look)

@@ -59,23 +59,19 @@ _CONSUMING = (
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "ready": Family(GAUGE, "Whether claims are served", ("driver",)),
-        "part_ready": Family(GAUGE, "Whether nothing stands in the way of a part of the driver", ("driver", "part")),
-        "inventory_timestamp_seconds": Family(GAUGE, "When the hardware was last seen; 0 for never", ("driver",)),
-        "devices": Family(GAUGE, "Physical devices by how they are", ("driver", "state")),
+        "part_ready": Family(GAUGE, "Whether a part of the driver works", ("driver", "part")),
+        "inventory_timestamp_seconds": Family(GAUGE, "Time of the last scan; 0 for never", ("driver",)),
+        "devices": Family(GAUGE, "Physical devices by state", ("driver", "state")),
         "layout_differing_devices": Family(
-            GAUGE, "Physical devices that have for long not been as the node's layout wants", ("driver",)
+            GAUGE, "Physical devices that have differed from the node's layout for some time", ("driver",)
         ),
         "published_devices": Family(
             GAUGE,
-            "Devices that the pool holds: whole ones, partitions that exist and partitions that can be made",
+            "Devices in the pool: whole devices, existing partitions, and possible partitions",
             ("driver", "pool", "kind", "profile"),
         ),
-        "pool_published": Family(
-            GAUGE, "Whether the API server holds what was last seen, as far as it has told", ("driver", "pool")
-        ),
-        "pool_behind_seconds": Family(
-            GAUGE, "For how long the API server has not held what was last seen", ("driver", "pool")
-        ),
+        "pool_published": Family(GAUGE, "Whether the API server has the result of the last scan", ("driver", "pool")),
+        "pool_behind_seconds": Family(GAUGE, "How long the published devices have been outdated", ("driver", "pool")),
         "device_info": Family(
             GAUGE,
             "A physical device",
@@ -84,19 +80,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "device_healthy": Family(GAUGE, "Whether a physical device has no fault", ("driver", "device", "uuid")),
         "device_fault": Family(
             GAUGE,
-            "What is wrong with a physical device, and what follows for claims",
+            "A fault of a physical device, and its effect on claims",
             ("driver", "device", "uuid", "cause", "effect"),
         ),
         "device_owing": Family(
             GAUGE,
-            "Whether something of a former claim is still to be undone on a physical device",
+            "Whether cleanup of a previous claim is pending on a physical device",
             ("driver", "device", "uuid"),
         ),
         "partitions": Family(
-            GAUGE, "Partitions that exist, by who made them", ("driver", "device", "device_uuid", "profile", "owner")
+            GAUGE, "Existing partitions by owner", ("driver", "device", "device_uuid", "profile", "owner")
         ),
-        "claims": Family(GAUGE, "Claims that the driver knows, by their state", ("driver", "state")),
-        "operations_under_way": Family(GAUGE, "Claims that are being worked on for the kubelet", ("driver",)),
+        "claims": Family(GAUGE, "Claims of the driver by state", ("driver", "state")),
+        "operations_under_way": Family(GAUGE, "Claims with a call of the kubelet in progress", ("driver",)),
         "claim_device_info": Family(
             GAUGE,
             "A device or partition that is prepared for a claim now; uuid is what exporters of the vendor call it",
@@ -135,18 +131,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "identity_token_expiry_timestamp_seconds": Family(
             GAUGE,
-            "When the token with which the driver speaks to the API server ends; none for one that does not end",
+            "Expiry of the driver's token for the API server; none for a token without expiry",
             (),
         ),
         "collection_success": Family(GAUGE, "Whether a source of these metrics answered in time", ("driver", "source")),
         "collection_duration_seconds": Family(GAUGE, "How long a source of these metrics took", ("driver", "source")),
         "device_power_watts": Family(GAUGE, "Power that a device draws", _DEVICE),
-        "device_power_limit_watts": Family(GAUGE, "Power that a device may draw", _DEVICE),
+        "device_power_limit_watts": Family(GAUGE, "Power limit of a device", _DEVICE),
         "device_energy_joules": Family(COUNTER, "Energy that a device has drawn since its driver was loaded", _DEVICE),
         "device_temperature_celsius": Family(GAUGE, "Temperature of a device", _DEVICE),
         "device_memory_used_bytes": Family(GAUGE, "Memory of a device or partition that is in use", _DEVICE),
         "device_memory_total_bytes": Family(GAUGE, "Memory that a device or partition has", _DEVICE),
-        "device_utilization_ratio": Family(GAUGE, "Part of the time in which a device computed something", _DEVICE),
+        "device_utilization_ratio": Family(GAUGE, "Fraction of time in which a device was busy", _DEVICE),
         "device_clock_hertz": Family(GAUGE, "Clock of a device", (*_DEVICE, "clock")),
     }
 )
@@ -159,12 +155,12 @@ class Samples:
     values: dict[str, dict[tuple[str, ...], float]] = field(default_factory=dict)
 
     def add(self, name: str, value: float | None, *labels: object) -> None:
-        """Add a value unless it is None. The number of labels must be that of the family. Raises ValueError."""
+        """Add a value; None is ignored. The number of labels must be that of the family. Raises ValueError."""
         if value is None:
             return
         texts = tuple(str(each) for each in labels)
         if len(texts) != len(FAMILIES[name].labels):
-            raise ValueError(f"{PREFIX}_{name} has the labels {FAMILIES[name].labels}; {texts} were given")
+            raise ValueError(f"{PREFIX}_{name} has the labels {FAMILIES[name].labels}; found {texts}")
         self.values.setdefault(name, {})[texts] = float(value)
 
 
@@ -210,7 +206,7 @@ def of_view(
         uuid, known = finding.uuid or finding.name, finding.device
         name = names.get(uuid, "")
         samples.add("device_healthy", is_well(view.picture, finding), driver, name, uuid)
-        samples.add("device_owing", uuid in view.owing, driver, name, uuid)
+        samples.add("device_owing", uuid in view.pending, driver, name, uuid)
         for cause, effect in causes.get(uuid, {}).items():
             samples.add("device_fault", 1, driver, name, uuid, cause, effect)
         if known is not None:

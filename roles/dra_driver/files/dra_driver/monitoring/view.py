@@ -27,7 +27,7 @@ from ..supervisors.health import Picture
 class View:
     """The state of one driver.
 
-    ``problems`` are the problems by part. ``owing`` are the UUIDs of devices with pending cleanup. ``resources`` are
+    ``problems`` are the problems by part. ``pending`` are the UUIDs of devices with pending cleanup. ``resources`` are
     the device-plugin resources, if the kubelet interface is device-plugin. ``differing`` is the number of devices that
     have differed from the layout for a long time.
     """
@@ -40,7 +40,7 @@ class View:
     problems: Mapping[str, str]
     published: bool
     behind_seconds: float
-    owing: frozenset[str]
+    pending: frozenset[str]
     under_way: int = 0
     resources: tuple[ResourceStatus, ...] = ()
     differing: int = 0

@@ -69,26 +69,26 @@ class Withheld:
         if self.feature == SHARES:
             return (
                 f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices that "
-                f"several claims should share are given to one at a time ({named}). Switch the gate on in kube-apiserver, "
-                "kube-scheduler and kubelet"
+                f"several claims should share are allocated to one claim at a time ({named}). Enable the gate in kube-apiserver, "
+                "kube-scheduler, and kubelet"
             )
         if self.feature == BINDING:
             return (
                 f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {len(self.names)} devices are "
-                f"prepared after pods are bound ({named}). Switch the gate on in kube-apiserver and kube-scheduler"
+                f"prepared after pods are bound ({named}). Enable the gate in kube-apiserver and kube-scheduler"
             )
         if self.feature == JOINT:
             return (
                 f"the API server is older than Kubernetes 1.35 and takes no counters that devices of several slices share: {len(self.names)} "
-                f"devices that stand for several are withheld ({named}). Their members are published as ever"
+                f"devices that combine several are withheld ({named}). Their members are still published"
             )
         why = {
-            TAINTS: "a device that should be tainted would be given to pods",
-            COUNTERS: "devices that overlap would be given away twice",
+            TAINTS: "a device that should be tainted would be allocated to pods",
+            COUNTERS: "devices that overlap would be allocated twice",
         }[self.feature]
         return (
             f"the API server drops {self.feature} (feature gate {GATES[self.feature]} is off): {why}, so "
-            f"{len(self.names)} devices are withheld ({named}). Switch the gate on in kube-apiserver and kube-scheduler"
+            f"{len(self.names)} devices are withheld ({named}). Enable the gate in kube-apiserver and kube-scheduler"
         )
 
 
@@ -143,7 +143,7 @@ def fit(content: Content, drops: Collection[str], layout: str = SEPARATE) -> tup
             withheld.append(Withheld(BINDING, tuple(sorted(names))))
     if COUNTERS not in drops:
         return Content(offers, counter_sets), tuple(withheld)
-    chosen = _beside_each_other(offers, counter_sets)
+    chosen = _fitting_offers(offers, counter_sets)
     left_out = tuple(offer.name for offer in offers if offer.name not in chosen)
     if left_out:
         withheld.append(Withheld(COUNTERS, left_out))
@@ -156,7 +156,7 @@ def without_binding(content: Content) -> Content:
     return replace(content, offers=tuple(replace(offer, prepared_before_binding=False) for offer in content.offers))
 
 
-def _beside_each_other(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
+def _fitting_offers(offers: tuple[Offer, ...], counter_sets: tuple[CounterSet, ...]) -> set[str]:
     left = {each.name: dict(each.counters) for each in counter_sets}
     chosen = {offer.name for offer in offers if not offer.taken}
     for offer in sorted((each for each in offers if each.taken), key=lambda each: each.kind != DEVICE):

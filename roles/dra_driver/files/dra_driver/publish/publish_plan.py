@@ -100,7 +100,7 @@ class State:
     PoolSpec. ``check_at`` is when a known server is queried again (None: not planned). ``sent`` is the last pool that
     was completely published. ``curtailed`` contains, by slice name, the sent spec and the server's version of it, if
     they differ. ``failures`` counts failures in a row, and ``failed_status`` is the HTTP status of the last one (0: no
-    answer). ``not_before`` ends a wait after a failure, and ``told`` a wait that the server requested. ``leftovers`` is
+    answer). ``not_before`` ends a wait after a failure, and ``retry_at`` a wait that the server requested. ``leftovers`` is
     when the removal of a slice of another pool is retried.
     """
 
@@ -120,7 +120,7 @@ class State:
     failures: int = 0
     failed_status: int = 0
     not_before: float = float("-inf")
-    told: float = float("-inf")
+    retry_at: float = float("-inf")
     leftovers: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -150,7 +150,7 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
     decision = _decide(identity, pace, state, now)
     if state.check_at is None or decision.pool is None:
         return decision
-    due = max(state.check_at, state.not_before, state.told)
+    due = max(state.check_at, state.not_before, state.retry_at)
     if now >= due:
         return replace(decision, ask_server=True)
     return replace(decision, wake_at=due if decision.wake_at is None else min(decision.wake_at, due))
@@ -159,7 +159,7 @@ def decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision
 def _decide(identity: Identity, pace: Pace, state: State, now: float) -> Decision:
     if state.content is None or state.slices is None:
         return Decision()
-    waited = max(state.not_before, state.told)
+    waited = max(state.not_before, state.retry_at)
     if state.server is None or needed(state.content) - state.server.known:
         return Decision(ask_server=True) if now >= waited else Decision(wake_at=waited)
     content, withheld = fit(state.content, state.server.drops, state.server.layout)
@@ -211,7 +211,7 @@ def _tidy(
     items = list(existing)
     former = sorted({item["spec"]["pool"]["name"] for item in items} - {identity.pool})
     removals = [write for name in former for write in plan_removal(identity.driver, name, items).writes]
-    at = {write.name: max(state.leftovers.get(write.name, 0.0), state.told, state.not_before) for write in removals}
+    at = {write.name: max(state.leftovers.get(write.name, 0.0), state.retry_at, state.not_before) for write in removals}
     due = tuple(write for write in removals if at[write.name] <= now)
     if due:
         return replace(decision, writes=due, leftover=True)
@@ -379,7 +379,7 @@ def failed(
     found = replace(state, failures=number, failed_status=status, not_before=now + wait, written_at=now)
     if (status == INVALID and number % ASK_EVERY == 1) or (state.check_at is not None and state.check_at <= now):
         found = replace(found, server=None, check_at=None)
-    return replace(found, told=now + retry_after) if retry_after is not None else found
+    return replace(found, retry_at=now + retry_after) if retry_after is not None else found
 
 
 def refused(state: State, pace: Pace, name: str, now: float) -> State:

@@ -226,7 +226,7 @@ class Publisher:
                 if error.is_of_server and error.status != 403:  # a policy can match the probe only
                     raise
                 # The answers to the real writes are checked as well.
-                LOG.warning("the API server cannot be asked what it keeps of a slice: %s", error)
+                LOG.warning("cannot query which fields of a slice the API server keeps: %s", error)
         self._state = publish_plan.asked(self._state, version, sent, answer)
         self._next_check = time.monotonic() + random.uniform(*CHECK_INTERVAL)  # noqa: S311  no secret is made of it
 
@@ -267,7 +267,7 @@ class Publisher:
                 continue
             self._state = publish_plan.answered(self._state, write, answer)
             if decision.leftover:
-                LOG.info("removed a slice of a former pool", extra=fields(slice=write.name))
+                LOG.info("removed a slice of a previous pool", extra=fields(slice=write.name))
             if self._state.server != server:
                 return  # the server drops more fields than known, so the content is decided again first
         self._state = publish_plan.written(self._state, self._pace, decision, time.monotonic())

@@ -69,7 +69,7 @@ class Remedy:
     """Reset devices of one vendor.
 
     ``reset`` resets devices together while no other work runs; ``was_reset`` is called for each. ``report`` is called
-    for failed and blocked resets, and ``told`` for completed ones: with reason and message of an Event. A blocked reset is
+    for failed and blocked resets, and ``report_done`` for completed ones: with reason and message of an Event. A blocked reset is
     not an attempt. It is made when the scan no longer reports an obstacle.
     """
 
@@ -82,7 +82,7 @@ class Remedy:
         reset: Callable[[tuple[str, ...]], Awaitable[Any]],
         was_reset: Callable[[str], None],
         report: Callable[[str, str], None],
-        told: Callable[[str, str], None],
+        report_done: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
@@ -91,7 +91,7 @@ class Remedy:
         self._reset = reset
         self._was_reset = was_reset
         self._report = report
-        self._told = told
+        self._report_done = report_done
         self._clock = clock
         self._attempts: dict[str, tuple[float, ...]] = {}
         self._blocked: frozenset[str] = frozenset()  # the reported reasons
@@ -133,6 +133,6 @@ class Remedy:
                 self._report("ResetFailed", f"{names} needs a reset, which failed: {error}")
                 return
             LOG.info("%s was reset", names, extra=fields(driver=self._driver))
-            self._told("DeviceReset", f"{names} needed a reset, which was made while nothing used it")
+            self._report_done("DeviceReset", f"{names} needed a reset, which was made while nothing used it")
         for uuid in uuids:
             self._was_reset(uuid)

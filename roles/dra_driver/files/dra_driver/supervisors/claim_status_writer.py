@@ -36,7 +36,7 @@ SPREAD_SECONDS = 120.0
 RETRY_FIRST, RETRY_LIMIT = 1.0, 60.0
 # The first and the longest pause, in seconds, for a claim whose status the API server refuses while it accepts those of others.
 REFUSED_FIRST, REFUSED_LIMIT = 10.0, 600.0
-# The claim is gone: the status is not written again. Status 422 is also a policy's default answer. Status 409 is no conflict of field
+# The claim was deleted: the status is not written again. Status 422 is also a policy's default answer. Status 409 is no conflict of field
 # managers, because the apply is forced. Either other programs wrote the claim during all retries of the API server, or another claim has
 # the name. So it is written again, until the driver has unprepared the claim.
 GONE = 404

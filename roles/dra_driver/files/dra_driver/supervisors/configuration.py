@@ -61,4 +61,8 @@ class ConfigurationKeeper:
 
     def _refuse(self, digest: str, problem: str) -> None:
         self.refused = {"digest": digest, "problem": problem}
-        LOG.error("the configuration stays as it was: %s", problem, extra=fields(digest=digest))
+        LOG.error(
+            "cannot apply the new configuration, the previous one stays active: %s",
+            problem,
+            extra=fields(digest=digest),
+        )

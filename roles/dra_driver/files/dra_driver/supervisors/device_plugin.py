@@ -70,8 +70,8 @@ class _Kept:
 class PluginKeeper:
     """Offer the devices of ``pictures`` to the kubelet.
 
-    ``held`` returns the UUIDs of the devices that claims still have. ``folder`` is the kubelet's directory for device
-    plugins. ``cdi_file`` is the CDI file with all offered devices.
+    ``held`` returns the UUIDs of the devices that claims still have. ``directory`` is the kubelet's directory for
+    device plugins. ``cdi_file`` is the CDI file with all offered devices.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PluginKeeper:
         *,
         backend: Backend,
         driver: str,
-        folder: str,
+        directory: str,
         cdi_file: str,
         system: System,
         pictures: Shared[Picture],
@@ -91,7 +91,7 @@ class PluginKeeper:
     ) -> None:
         self._backend = backend
         self._driver = driver
-        self._folder = folder
+        self._directory = directory
         self._kind = cdi_kind(backend.cdi_kind)
         self._file = cdi_file
         self._system = system
@@ -179,17 +179,19 @@ class PluginKeeper:
         known = {each.id: each for each in self.devices(resource)}
         for name in ids:
             if name not in known:
-                raise NotAllocatable(f"{name} is no device of {resource} any more", hint="A new pod gets another one.")
+                raise NotAllocatable(
+                    f"{name} is no longer a device of {resource}", hint="A new pod gets another device."
+                )
             if known[name].barred:
                 raise NotAllocatable(
-                    f"{known[name].name} ({name}) is given to nobody: {known[name].barred}",
-                    hint="`dra-driver status` on the node says what is wrong and what to do; a new pod gets another device.",
+                    f"{known[name].name} ({name}) cannot be allocated: {known[name].barred}",
+                    hint="`dra-driver status` on the node shows the fault and the remedy. A new pod gets another device.",
                 )
         fresh, common = await self._thread(self._fresh, [known[name] for name in ids])
         told = given(self._kind, ids, fresh, common)
         async with self._writing:
             await self._write({**self._edits, **fresh}, common)
-        LOG.info("given to a container", extra=fields(driver=self._driver, resource=resource, devices=list(ids)))
+        LOG.info("allocated devices", extra=fields(driver=self._driver, resource=resource, devices=list(ids)))
         return told
 
     # ------------------------------------------------------------------ offered devices
@@ -225,14 +227,14 @@ class PluginKeeper:
             async with self._writing:
                 await self._write(edits, common)
         except (AcceleratorError, OSError) as error:
-            problem = f"nothing is given to pods until this is mended: {error}"
+            problem = f"no device can be allocated to pods until this is corrected: {error}"
             wanted = tuple(replace(each, barred=each.barred or "not-prepared") for each in wanted)
         else:
             self._edits = edits
             wanted = tuple(replace(each, barred=each.barred or lacking.get(each.id, "")) for each in wanted)
             self._lacking.report(
-                join_problems(f"{name} is given to no pod: {why}" for name, why in lacking.items())
-                or "all can be given"
+                join_problems(f"{name} cannot be allocated: {why}" for name, why in lacking.items())
+                or "all devices can be allocated"
             )
         self._levels = levels(survey.devices, self._backend.grouping)
         self._offer(wanted)
@@ -311,14 +313,14 @@ class PluginKeeper:
         kept = self._kept.get(resource)
         if kept is None:
             await asyncio.to_thread(self._ways.note, [resource])
-            kept = _Kept(ResourceServer(self, resource=resource, folder=self._folder, metrics=self._metrics))
+            kept = _Kept(ResourceServer(self, resource=resource, folder=self._directory, metrics=self._metrics))
             self._kept[resource] = kept
         if not kept.server.is_served:
             await kept.server.start()
             kept.due = 0.0
         if kept.server.is_connected:
             return
-        now, kubelet = asyncio.get_running_loop().time(), sockets.identity_of(f"{self._folder}/{REGISTRATION}")
+        now, kubelet = asyncio.get_running_loop().time(), sockets.identity_of(f"{self._directory}/{REGISTRATION}")
         if kubelet is None:
             return  # the kubelet is not running; the driver's status shows that it is not connected
         if kubelet != kept.kubelet:
@@ -333,14 +335,14 @@ class PluginKeeper:
 
     def _refuse_others(self) -> None:
         """Raise SocketError if the vendor's own device plugin offers the same devices. Runs on a thread."""
-        for name in sorted(os.listdir(self._folder)):  # noqa: PTH208  names alone are looked at
-            path = f"{self._folder}/{name}"
+        for name in sorted(os.listdir(self._directory)):  # noqa: PTH208  only the names are read
+            path = f"{self._directory}/{name}"
             if name.startswith(self._backend.facts.device_plugins) and name.endswith(".sock"):
                 server = sockets.server_of(path)
                 if server is not None:
                     raise SocketError(
                         f"Another device plugin offers the same devices: {path} is served by {server}",
-                        hint="Take it away from this node, or have this node's driver serve claims.",
+                        hint="Remove it from this node, or set this node's driver to serve claims (kubelet_interface).",
                         code="another-plugin",
                     )
 

@@ -119,5 +119,5 @@ async def keep(name: str, work: Callable[[], Awaitable[None]]) -> None:
             raise error
         if task.cancelled() or error is not None:
             # One part ends by its own fault; the other parts and the claims continue.
-            LOG.error("%s failed and begins anew", name, exc_info=error or asyncio.CancelledError("not by its caller"))
+            LOG.error("%s failed and restarts", name, exc_info=error or asyncio.CancelledError("not by its caller"))
         await asyncio.sleep(RETRY_LIMIT)

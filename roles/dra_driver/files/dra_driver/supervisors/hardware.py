@@ -104,7 +104,7 @@ class HardwareWatch:
         delay, failures, is_open = driver_state.RETRY_FIRST, PATIENCE, False
         while True:
             try:
-                if is_open and self._lending.is_asked_for:
+                if is_open and self._lending.is_requested:
                     is_open = False
                     await self._lend()
                 if not is_open:

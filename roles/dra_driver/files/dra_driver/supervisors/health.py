@@ -345,7 +345,7 @@ class HealthKeeper:
             self._state.report(text, level=logging.WARNING)
             return
         except ValueError as error:
-            LOG.warning("%s holds no health of devices (%s): it begins anew", self._path, error)
+            LOG.warning("cannot read the health of devices from %s (%s): starting without it", self._path, error)
             self._set_aside()
             found, applied = {}, set()
         self._is_loaded = True

@@ -76,7 +76,7 @@ class Ways:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AcceleratorError(
                 f"{self._path} cannot be read: {error}",
-                hint="It says that devices were given away through the kubelet's device-plugin API. Remove it when no pod has any.",
+                hint="It records that devices were allocated through the kubelet's device-plugin API. Remove it when no pod has any.",
                 code="note-unreadable",
             ) from error
 

@@ -35,13 +35,13 @@ DIFFERS, AGREES = "LayoutDiffers", "LayoutAgrees"
 class Differing:
     """The devices that differ, each with the time since when (by UUID, on the keeper's clock), and the lasting differences.
 
-    ``lasting`` is not set (None) after a start until it is known. Earlier reports stay valid until then. ``told`` are the UUIDs
+    ``lasting`` is not set (None) after a start until it is known. Earlier reports stay valid until then. ``reported`` are the UUIDs
     of the last Event.
     """
 
     since: Mapping[str, float] = field(default_factory=dict)
     lasting: tuple[Json, ...] | None = None
-    told: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
 
     @property
     def number(self) -> int:
@@ -59,8 +59,8 @@ def follow(former: Differing, found: Sequence[Json], now: float, seconds: float)
 
 def paused(former: Differing) -> Differing:
     """Return the state during a pause of the comparison: lasting differences stay, and the time of others starts again."""
-    told = {str(each["uuid"]) for each in former.lasting or ()}
-    return replace(former, since={uuid: at for uuid, at in former.since.items() if uuid in told})
+    lasting = {str(each["uuid"]) for each in former.lasting or ()}
+    return replace(former, since={uuid: at for uuid, at in former.since.items() if uuid in lasting})
 
 
 def differences(survey: Survey, rules: tuple[Rule, ...], records: Collection[ClaimRecord]) -> list[Json]:
@@ -70,9 +70,11 @@ def differences(survey: Survey, rules: tuple[Rule, ...], records: Collection[Cla
 
 def message_of(lasting: Sequence[Json]) -> str:
     """Return a message with the differences and the remedy."""
-    number = "1 device is" if len(lasting) == 1 else f"{len(lasting)} devices are"
-    told = " ".join(f"{each['message'].rstrip('.')}." for each in lasting)
-    return f"{number} not as the node's layout wants. Apply the layout (the playbook repartition, or site), or correct it. {told}"
+    number = "1 device differs" if len(lasting) == 1 else f"{len(lasting)} devices differ"
+    texts = " ".join(f"{each['message'].rstrip('.')}." for each in lasting)
+    return (
+        f"{number} from the node's layout. Apply the layout (the playbook repartition, or site), or correct it. {texts}"
+    )
 
 
 class Teller(Protocol):
@@ -133,21 +135,21 @@ class LayoutKeeper:
         known = follow(self._known.value, found, self._clock(), self._seconds)
         if known.lasting is not None:
             self._note({ANNOTATION: note_of(known.lasting)})
-            known = replace(known, told=self._tell(known.told, known.lasting))
+            known = replace(known, reported=self._report(known.reported, known.lasting))
         self._known.put(known)
 
-    def _tell(self, told: frozenset[str], lasting: Sequence[Json]) -> frozenset[str]:
-        """Write one Event if the differing devices are not the reported ones (``told``).
+    def _report(self, reported: frozenset[str], lasting: Sequence[Json]) -> frozenset[str]:
+        """Write one Event if the differing devices are not the reported ones (``reported``).
 
         Return the reported ones.
         """
         uuids = frozenset(str(each["uuid"]) for each in lasting)
         for each in lasting:
-            if each["uuid"] not in told:
+            if each["uuid"] not in reported:
                 LOG.warning("%s", each["message"], extra=fields(driver=self._driver, device=each["uuid"]))
-        if uuids and uuids != told:
+        if uuids and uuids != reported:
             self._teller.problem(DIFFERS, message_of(lasting))
-        elif told and not uuids:
+        elif reported and not uuids:
             LOG.info("all devices are as the layout wants again", extra=fields(driver=self._driver))
             self._teller.done(AGREES, "all devices are as the node's layout wants again", "Watch")
         return uuids

@@ -50,7 +50,7 @@ class LibraryRelease:
         return self._locks.holder_of(REQUEST)
 
     @property
-    def is_asked_for(self) -> bool:
+    def is_requested(self) -> bool:
         """Return whether a program waits for the library, or has it."""
         return self._locks.is_taken(REQUEST)
 
@@ -62,18 +62,16 @@ class LibraryRelease:
         holder = self.holder
         async with self._guard.lent(holder, DRAIN_SECONDS) as drained:
             if not drained:
-                LOG.warning("the library is not lent to %s: claims are under way", holder)
+                LOG.warning("the library is not lent to %s: operations on claims are running", holder)
                 await self._until_withdrawn(DRAIN_SECONDS)
                 return
             LOG.info("the library is lent to %s", holder)
             await close()
             self._locks.drop(LIBRARY)
             if await self._until_withdrawn(LEND_SECONDS):
-                LOG.info("the library is taken up again")
+                LOG.info("the library was returned")
             else:
-                LOG.error(
-                    "%s keeps the library for more than %g s; it is taken up again all the same", holder, LEND_SECONDS
-                )
+                LOG.error("%s keeps the library for more than %g s; the driver opens it now", holder, LEND_SECONDS)
             self._locks.take(LIBRARY)
             await reopen()
 
@@ -96,7 +94,7 @@ class LibraryRelease:
 
     async def _until_withdrawn(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while self.is_asked_for:
+        while self.is_requested:
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(POLL_SECONDS)

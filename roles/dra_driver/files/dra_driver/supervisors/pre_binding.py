@@ -183,19 +183,19 @@ class PreparingAhead:
     async def run(self) -> None:
         """Follow the list while devices with binding conditions exist, until canceled."""
         while True:
-            if self._is_waited_for():
+            if self._has_binding_conditions():
                 await self._follow()
             else:
                 await self._snapshots.changed(VISIT_SECONDS)
 
-    def _is_waited_for(self) -> bool:
+    def _has_binding_conditions(self) -> bool:
         return any(offer.prepared_before_binding for offer in self._snapshots.value.inventory.offers.values())
 
     async def _follow(self) -> None:
         loop = asyncio.get_running_loop()
         working = [loop.create_task(self._list.run()), loop.create_task(self._watch_controller())]
         try:
-            while self._is_waited_for() and not any(task.done() for task in working):
+            while self._has_binding_conditions() and not any(task.done() for task in working):
                 self._changed.clear()
                 if self._list.current:
                     await self._visit()

@@ -252,7 +252,7 @@ class Reconciler:
         self._metrics.finding("claim-gone")
         with operation():
             LOG.info(
-                "claim is gone from the API server and nothing uses its devices: dropped",
+                "forgot a claim that was deleted from the API server and whose devices nothing uses",
                 extra=fields(claim=record.describe(), uid=record.uid),
             )
             with contextlib.suppress(AcceleratorError):

@@ -149,7 +149,7 @@ class Recovery:
         """Complete pending cleanup and restore prepared claims on devices that answer again."""
         service = self._service
         healed = self._faulty - set(faults)
-        for uuid in sorted(service.undoing.owing_on_device - set(faults)):
+        for uuid in sorted(service.undoing.pending_uuids_on_device - set(faults)):
             try:
                 await service.housekeeping.settle(uuid)
             except Exception as error:  # noqa: BLE001  the error of one device is this device's own
@@ -189,7 +189,7 @@ class Recovery:
             state.report(f"partitioning stays on: {text}", level=logging.WARNING, device=uuid)
             self._metrics.recovery_step("switch-off", "failure")
         else:
-            state.report("partitioning is off, as it was before its claims", device=uuid)
+            state.report("switched partitioning off, like before the device's claims", device=uuid)
             self._metrics.recovery_step("switch-off", "success")
 
     async def _orphans(self) -> tuple[str, ...]:

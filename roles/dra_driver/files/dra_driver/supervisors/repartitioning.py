@@ -27,7 +27,7 @@ OLDEST_SECONDS = 3000.0
 
 
 @dataclass(frozen=True)
-class Told:
+class StepEvent:
     """The Event for a step: whether it is a warning, its reason, and the text after the devices."""
 
     warning: bool
@@ -35,22 +35,22 @@ class Told:
     text: str
 
 
-WORDS: Mapping[str, Told] = {
-    DRAINING: Told(
-        False, "RepartitionBegun", "no new claim is prepared, and who has a part that goes is asked to leave"
+WORDS: Mapping[str, StepEvent] = {
+    DRAINING: StepEvent(
+        False, "RepartitionBegun", "no new claim is prepared, and pods with affected partitions are evicted"
     ),
-    APPLYING: Told(False, "RepartitionChanging", "nobody has what goes any more, and the layout is changed"),
-    PUBLISHING: Told(False, "RepartitionApplied", "the new layout is there and was looked at; it is published next"),
-    REVERTING: Told(True, "RepartitionFailed", "a step has failed, and the former layout is put back"),
-    RELEASED: Told(False, "RepartitionDone", "what is there now is published, and claims are prepared again"),
-    FAILED: Told(
-        True, "RepartitionUndone", "a step has failed; the former layout is there, and claims are prepared again"
+    APPLYING: StepEvent(False, "RepartitionChanging", "the affected partitions are free, and the layout is changed"),
+    PUBLISHING: StepEvent(False, "RepartitionApplied", "the new layout is applied and verified; it is published next"),
+    REVERTING: StepEvent(True, "RepartitionFailed", "a step failed, and the previous layout is restored"),
+    RELEASED: StepEvent(False, "RepartitionDone", "the new layout is published, and claims are prepared again"),
+    FAILED: StepEvent(
+        True, "RepartitionUndone", "a step failed; the previous layout is restored, and claims are prepared again"
     ),
-    ENDED: Told(False, "RepartitionEnded", "a later run has ended it; what is there now is published"),
-    ABANDONED: Told(
+    ENDED: StepEvent(False, "RepartitionEnded", "a later run ended it; the current layout is published"),
+    ABANDONED: StepEvent(
         True,
         "RepartitionAbandoned",
-        "nobody has ended it in its time, so claims are prepared again; run the playbook repartition again, which finishes or reverts it",
+        "it did not end in time, so claims are prepared again; run the playbook repartition again, which finishes or reverts it",
     ),
 }
 
@@ -69,9 +69,9 @@ class Counts(Protocol):
         """Count one step."""
 
 
-def due(steps: Collection[StartedStep], told: Collection[StartedStep], now: float) -> tuple[StartedStep, ...]:
+def due(steps: Collection[StartedStep], reported: Collection[StartedStep], now: float) -> tuple[StartedStep, ...]:
     """Return the steps to report, in their order."""
-    return tuple(each for each in steps if each not in told and 0 <= now - each.at <= OLDEST_SECONDS)
+    return tuple(each for each in steps if each not in reported and 0 <= now - each.at <= OLDEST_SECONDS)
 
 
 def abandoned(expired: Record) -> StartedStep:
@@ -95,7 +95,7 @@ def name_of(node: str, driver: str, taken: StartedStep) -> str:
 class StepTeller:
     """Report the steps of one vendor's devices.
 
-    ``told`` are the steps that were reported. ``devices`` returns the devices of the last scan by UUID.
+    ``reported`` are the steps that were reported. ``devices`` returns the devices of the last scan by UUID.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StepTeller:
         node: str,
         directory: str,
         repartition: Watch,
-        told: Shared[frozenset[StartedStep]],
+        reported: Shared[frozenset[StartedStep]],
         devices: Callable[[], Mapping[str, Device]],
         teller: Teller,
         counts: Counts,
@@ -115,7 +115,7 @@ class StepTeller:
         self._node = node
         self._follow = StepReader(directory)
         self._repartition = repartition
-        self._told = told
+        self._reported = reported
         self._devices = devices
         self._teller = teller
         self._counts = counts
@@ -133,8 +133,8 @@ class StepTeller:
         now, steps = self._clock(), self._follow.steps()
         expired = self._repartition.expired()
         known = (*steps, *([abandoned(expired)] if expired is not None else []))
-        told = self._told.value & frozenset(known)
-        for each in due(known, told, now):
+        reported = self._reported.value & frozenset(known)
+        for each in due(known, reported, now):
             words = WORDS[each.step]
             text = message_of(each, self._devices())
             if not self._teller.step(
@@ -143,6 +143,6 @@ class StepTeller:
                 break
             if each.at >= self._began:
                 self._counts.repartition_step(each.step)
-            told |= {each}
-        if told != self._told.value:
-            self._told.put(told)
+            reported |= {each}
+        if reported != self._reported.value:
+            self._reported.put(reported)

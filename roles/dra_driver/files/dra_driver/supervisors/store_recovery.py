@@ -45,7 +45,7 @@ def unwritable(directory: str) -> str:
     try:
         found = os.statvfs(directory)
     except OSError as error:
-        return f"{directory} cannot be looked at: {error.strerror}"
+        return f"{directory} cannot be examined: {error.strerror}"
     if found.f_flag & os.ST_RDONLY:
         return f"{directory} is read-only"
     if bytes_available(found) < LEAST_BYTES:
