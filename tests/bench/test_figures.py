@@ -225,7 +225,7 @@ def nvml_calls(cluster: Cluster, node: str, *arguments: str) -> dict[str, Any]:
     return counted
 
 
-def test_at_rest_nothing_is_written_and_little_is_asked(full: Cluster, figures: Figures) -> None:
+def test_idle_driver_writes_nothing_and_makes_few_requests(full: Cluster, figures: Figures) -> None:
     cluster = full
     node = cluster.nodes()[0]
     pid = cluster.driver_pid(node)

@@ -16,7 +16,7 @@ from world_cli.pins import BUILD_LABEL
 
 
 @pytest.mark.prove
-def test_no_container_of_a_world_passes_for_what_a_cut_off_build_has_left(world: Cluster) -> None:
+def test_containers_of_a_world_are_not_removed_as_remains_of_a_build(world: Cluster) -> None:
     """The build of another release's node image removes remains of interrupted builds while this world exists."""
     (node, *_rest) = world.nodes()
     made_of = execute(["docker", "inspect", "--format", "{{.Config.Image}}", node]).stdout.strip()

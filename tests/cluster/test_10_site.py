@@ -16,7 +16,7 @@ from tests.cluster.manifests import claim, dynamic, pod
 MOST_TASKS, MOST_TASKS_OF_LEADER = 46, 72
 
 
-def test_check_mode_on_bare_nodes_tells_and_touches_nothing(
+def test_check_mode_on_bare_nodes_reports_changes_and_changes_nothing(
     world: Cluster, bare: bool, before: dict[str, str], checked_run: Recap
 ) -> None:
     assert checked_run.failed == 0, checked_run.output
@@ -26,12 +26,12 @@ def test_check_mode_on_bare_nodes_tells_and_touches_nothing(
         assert world.footprint() == before
 
 
-def test_first_run_says_what_it_changed(first_run: Recap, bare: bool) -> None:
+def test_first_run_reports_its_changes(first_run: Recap, bare: bool) -> None:
     assert first_run.failed == 0, first_run.output
     assert (first_run.changed > 0) == bare, first_run.output
 
 
-def test_each_node_says_of_which_release_its_driver_is(cluster: Cluster) -> None:
+def test_each_node_reports_the_release_of_its_driver(cluster: Cluster) -> None:
     for node in cluster.nodes():
         release = cluster.run(node, "readlink", "/opt/dra-accelerators/current").strip().rpartition("/")[2]
         assert cluster.get("node", node)["metadata"]["labels"]["dra.accelerators/release"] == release
@@ -162,7 +162,7 @@ def test_driver_runs_sandboxed(cluster: Cluster) -> None:
     assert float(re.findall(r"[0-9]+\.[0-9]+", exposure)[0]) <= 3.0, exposure
 
 
-def test_kubelet_knows_the_driver(cluster: Cluster) -> None:
+def test_kubelet_has_the_driver_registered(cluster: Cluster) -> None:
     for node in cluster.nodes():
         cluster.wait_registered(node)
         assert f"{DRIVER}" in cluster.shell(node, "ls /var/lib/kubelet/plugins_registry")

@@ -42,21 +42,21 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def test_a_wrong_layout_rule_is_refused_before_anything_is_touched(cluster: Cluster) -> None:
+def test_invalid_layout_rule_is_rejected_before_any_change(cluster: Cluster) -> None:
     wrong = {"accelerator_layouts": [{"hosts": "all", "layout": [{"match": {"indx": 0}, "mode": "whole"}]}]}
     refused = cluster.playbook("site.yml", "-e", json.dumps(wrong), check=False)
     assert refused.failed == len(cluster.nodes()) and refused.changed == 0, refused.output
     assert "unknown key indx" in refused.output
 
 
-def test_a_whole_run_does_what_tags_choose(first_run: Recap) -> None:
+def test_full_run_contains_the_tasks_of_all_tags(first_run: Recap) -> None:
     """Verify the task names that the next test expects."""
     assert [task for task in CHOSEN_BY.values() if f"[dra.accelerators.{task}]" not in first_run.output] == []
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("chosen", [["driver", "classes"], ["environment", "runtime"], ["preflight"]], ids=",".join)
-def test_tags_choose_a_part_of_what_is_done(cluster: Cluster, chosen: list[str]) -> None:
+def test_tags_select_a_part_of_the_run(cluster: Cluster, chosen: list[str]) -> None:
     recap = cluster.playbook("site.yml", "--limit", cluster.nodes()[0], "--tags", ",".join(chosen))
     assert recap.failed == 0 and recap.changed == 0, recap.output
     done = [tag for tag, task in CHOSEN_BY.items() if f"[dra.accelerators.{task}]" in recap.output]
@@ -64,7 +64,7 @@ def test_tags_choose_a_part_of_what_is_done(cluster: Cluster, chosen: list[str])
     assert "dra.accelerators.preflight : " in recap.output
 
 
-def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cluster) -> None:
+def test_another_manager_of_the_gpus_is_rejected_unless_allowed(cluster: Cluster) -> None:
     """If it is permitted, check mode reports no change on an installed node."""
     node = cluster.nodes()[0]
     limit = ["--check", "--limit", node]
@@ -84,7 +84,7 @@ def test_another_manager_of_the_gpus_is_refused_unless_it_is_allowed(cluster: Cl
 
 
 @pytest.mark.prove
-def test_check_mode_tells_of_an_upgrades_restart(cluster: Cluster, broken: Path) -> None:
+def test_check_mode_reports_the_restart_of_an_upgrade(cluster: Cluster, broken: Path) -> None:
     pids = [cluster.driver_pid(node) for node in cluster.nodes()]
     told = cluster.playbook("site.yml", "--check", "--diff", tree=broken)
     assert told.failed == 0 and told.changed > 0, told.output
@@ -92,9 +92,7 @@ def test_check_mode_tells_of_an_upgrades_restart(cluster: Cluster, broken: Path)
     assert [cluster.driver_pid(node) for node in cluster.nodes()] == pids
 
 
-def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back(
-    cluster: Cluster, broken: Path
-) -> None:
+def test_release_that_does_not_start_stops_at_the_first_node_and_is_rolled_back(cluster: Cluster, broken: Path) -> None:
     """The second driver instance detects it: the first node keeps its driver, and pods run all the time.
 
     An instance that is killed can interrupt a call, which the kubelet repeats.
@@ -115,7 +113,7 @@ def test_a_release_that_does_not_start_stops_at_the_first_node_which_is_put_back
 
 
 @pytest.mark.prove
-def test_another_layout_is_taken_over_by_the_running_driver(cluster: Cluster) -> None:
+def test_running_driver_loads_a_changed_layout(cluster: Cluster) -> None:
     """A change that needs no new process causes no restart. Check mode reports this in advance."""
     node = cluster.nodes()[1]
     pid, devices = cluster.driver_pid(node), len(cluster.devices(node))
@@ -137,7 +135,7 @@ def test_another_layout_is_taken_over_by_the_running_driver(cluster: Cluster) ->
 
 
 @pytest.mark.prove
-def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> None:
+def test_configuration_that_does_not_work_is_rolled_back(cluster: Cluster) -> None:
     """With another kubelet directory the kubelet does not find the driver: it starts but does not become ready."""
     first, second = cluster.nodes()
     elsewhere = "/var/lib/another-kubelet"
@@ -156,7 +154,7 @@ def test_a_configuration_that_does_not_work_is_put_back(cluster: Cluster) -> Non
 
 
 @pytest.mark.prove
-def test_a_batch_with_a_node_that_cannot_be_reached_is_the_last_one(cluster: Cluster, tmp_path: Path) -> None:
+def test_batch_with_an_unreachable_node_is_the_last_one(cluster: Cluster, tmp_path: Path) -> None:
     """Ansible itself continues as long as one node of a batch succeeds."""
     first, second = cluster.nodes()
     document = yaml.safe_load(cluster.inventory().read_text("utf-8"))
@@ -181,7 +179,7 @@ def test_a_batch_with_a_node_that_cannot_be_reached_is_the_last_one(cluster: Clu
     assert on.hosts[second]["failed"] == 0 and "2 of 3 nodes are healthy; not healthy: away" in on.output, on.output
 
 
-def test_the_next_run_finds_all_well_and_makes_up_for_a_killed_removal_but_an_administrators_cordon_stays(
+def test_next_run_undoes_the_cordon_of_a_killed_removal_and_keeps_other_cordons(
     cluster: Cluster,
 ) -> None:
     ours, theirs = cluster.nodes()

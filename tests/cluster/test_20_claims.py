@@ -49,7 +49,7 @@ def test_two_pods_get_two_dynamic_partitions(clean: Cluster) -> None:
     assert len(seen) == 2, "each pod has a partition of its own"
 
 
-def test_static_partition_goes_to_the_pod_that_asks(clean: Cluster) -> None:
+def test_static_partition_is_allocated_to_the_requesting_pod(clean: Cluster) -> None:
     example = EXAMPLES / "static-mig.yaml"
     before = clean.instances(clean.nodes()[0])
     clean.apply(example)
@@ -79,7 +79,7 @@ def test_two_containers_share_one_claim(clean: Cluster) -> None:
     assert first and first == second
 
 
-def test_claim_that_cannot_fit_waits_and_says_why(clean: Cluster) -> None:
+def test_claim_that_cannot_fit_waits_with_a_reason(clean: Cluster) -> None:
     example = EXAMPLES / "does-not-fit.yaml"
     clean.apply(example)
     (name,) = pods_of(example.name)
@@ -87,7 +87,7 @@ def test_claim_that_cannot_fit_waits_and_says_why(clean: Cluster) -> None:
     assert clean.pod(name)["status"]["phase"] == "Pending"
 
 
-def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
+def test_pod_sees_only_its_partition(clean: Cluster) -> None:
     clean.apply(claim("only", device_class="mig.nvidia.com", expression=dynamic("2g.20gb")), pod("only", "only"))
     clean.wait_running("only")
     clean.wait("the pod's list", lambda: clean.log("only"))
@@ -105,7 +105,7 @@ def test_pod_sees_nothing_but_its_partition(clean: Cluster) -> None:
     assert made.count("Operation not permitted") == 7, made
 
 
-def test_prepare_is_repeated_without_harm_after_a_kubelet_restart(clean: Cluster) -> None:
+def test_prepare_is_idempotent_after_a_kubelet_restart(clean: Cluster) -> None:
     """A restarted kubelet does not know the prepared claims. It prepares them again when it recreates the pod's
     sandbox.
     """
@@ -157,7 +157,7 @@ def call_as_older_kubelet(cluster: Cluster, node: str, verb: str, uid: str, name
     return answer
 
 
-def test_a_kubelet_that_speaks_v1beta1_gets_the_same_devices(clean: Cluster) -> None:
+def test_kubelet_with_v1beta1_gets_the_same_devices(clean: Cluster) -> None:
     clean.apply(claim("older", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")), pod("older", "older"))
     clean.wait_running("older")
     node = clean.pod("older")["spec"]["nodeName"]
@@ -178,7 +178,7 @@ def test_a_kubelet_that_speaks_v1beta1_gets_the_same_devices(clean: Cluster) -> 
     assert call_as_older_kubelet(clean, node, "unprepare", uid, "older") == {"error": "", "devices": []}
 
 
-def test_claim_with_a_configuration_that_is_wrong_is_refused_in_words(clean: Cluster) -> None:
+def test_claim_with_an_invalid_configuration_is_rejected_with_a_reason(clean: Cluster) -> None:
     wish = claim("sharing", device_class="gpu.nvidia.com")
     wish["spec"]["devices"]["config"] = [
         {

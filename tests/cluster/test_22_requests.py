@@ -24,7 +24,7 @@ def uuid_of(cluster: Cluster, node: str, device: str) -> str:
     return str(cluster.devices(node)[device]["attributes"]["uuid"]["string"])
 
 
-def test_an_extended_resource_reaches_a_whole_gpu_without_a_claim(clean: Cluster) -> None:
+def test_extended_resource_gets_a_whole_gpu_without_a_claim(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.apply(*example("extended-resource.yaml", node))
     clean.wait_running("extended-resource")
@@ -103,7 +103,7 @@ def test_each_container_sees_its_own_request_of_a_shared_claim(clean: Cluster) -
         assert re.findall(r"MIG (\S+)", log) == [profile], log
 
 
-def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean: Cluster) -> None:
+def test_first_available_alternative_is_used_with_its_configuration(clean: Cluster) -> None:
     wish, user = example("first-available.yaml")
     clean.apply(wish, user)
     clean.wait_running("first-available")
@@ -128,7 +128,7 @@ def test_the_first_wish_that_can_be_met_is_met_with_its_own_configuration(clean:
     assert limit() == "700.00 W"
 
 
-def test_a_configuration_that_names_an_alternative_which_it_does_not_fit_is_refused(clean: Cluster) -> None:
+def test_configuration_that_does_not_fit_its_alternative_is_rejected(clean: Cluster) -> None:
     """The scheduler omits a configuration's requests from the allocation if it names all of them."""
     wish, user = example("first-available.yaml")
     wish["spec"]["devices"]["config"][0]["requests"] = ["gpu/part"]

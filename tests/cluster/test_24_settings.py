@@ -30,7 +30,7 @@ def uuid_in(log: str) -> str:
 DEFAULT = ("700.00 W", "Default", "345 MHz", "Default")
 
 
-def test_containers_of_one_claim_take_turns_on_a_gpu(clean: Cluster) -> None:
+def test_containers_of_one_claim_share_a_gpu_by_time_slicing(clean: Cluster) -> None:
     example = EXAMPLES / "time-slicing.yaml"
     clean.apply(example)
     clean.wait_running("time-slicing")
@@ -47,7 +47,7 @@ def test_containers_of_one_claim_take_turns_on_a_gpu(clean: Cluster) -> None:
     assert shown(clean, node, uuid) == DEFAULT
 
 
-def test_a_class_limits_the_power_of_its_devices_and_a_claim_adds_to_it(clean: Cluster) -> None:
+def test_settings_of_class_and_claim_are_merged(clean: Cluster) -> None:
     """Manually set values are restored after the claim was deleted."""
     example = EXAMPLES / "device-settings.yaml"
     documents = yaml.safe_load(example.read_text(encoding="utf-8"))["items"]
@@ -80,7 +80,7 @@ def memory_lock(cluster: Cluster, node: str, uuid: str) -> tuple[int, int]:
     return gpu["locked_memory_clock_minimum_mhz"], gpu["locked_memory_clock_maximum_mhz"]
 
 
-def test_a_gpu_is_tuned_for_its_claim_alone(clean: Cluster) -> None:
+def test_settings_apply_only_to_the_gpu_of_the_claim(clean: Cluster) -> None:
     """Power, clocks, and compute mode at once. Hopper has no workload profiles and no locked memory clocks:
     test_81_blackwell.py tests them.
     """
@@ -98,7 +98,7 @@ def test_a_gpu_is_tuned_for_its_claim_alone(clean: Cluster) -> None:
     assert shown(clean, node, uuid) == DEFAULT
 
 
-def test_settings_outlive_the_driver_and_not_the_claim(clean: Cluster) -> None:
+def test_settings_survive_a_driver_restart_and_end_with_the_claim(clean: Cluster) -> None:
     """A restarted driver applies the settings again: it cannot read all of them, and missed changes during its
     downtime.
     """
@@ -121,7 +121,7 @@ def test_settings_outlive_the_driver_and_not_the_claim(clean: Cluster) -> None:
     assert shown(clean, node, uuid) == DEFAULT
 
 
-def test_what_the_board_does_not_take_is_refused_with_the_range(clean: Cluster) -> None:
+def test_setting_out_of_range_is_rejected_with_the_range(clean: Cluster) -> None:
     wanted = claim("greedy", device_class="gpu.nvidia.com")
     wanted["spec"]["devices"]["config"] = [settings(powerLimit=900, graphicsClocks={"maximum": 100})]
     clean.apply(wanted, pod("greedy", "greedy"))

@@ -53,7 +53,7 @@ def run_pod(cluster: Cluster, node: str, name: str) -> dict[str, Any]:
     return shared_edits(cluster, node, name)
 
 
-def test_a_socket_that_was_there_once_fails_no_new_container(clean: Cluster) -> None:
+def test_removed_socket_does_not_fail_new_containers(clean: Cluster) -> None:
     node = clean.nodes()[1]
     process = clean.driver_pid(node)
     clean.run(node, "python3", "-c", BIND, SOCKET)
@@ -78,7 +78,7 @@ def test_device_nodes_that_no_boot_creates_are_created_for_a_claim(clean: Cluste
     assert clean.driver_pid(node) == process
 
 
-def test_where_nvidia_ctk_is_installed_the_shared_edits_come_from_it(clean: Cluster) -> None:
+def test_shared_edits_come_from_an_installed_nvidia_ctk(clean: Cluster) -> None:
     node = clean.nodes()[1]
     own = run_pod(clean, node, "own")
     assert not own.get("hooks")
@@ -98,7 +98,7 @@ def test_hook_does_not_inherit_the_environment_of_the_container(clean: Cluster) 
 
 
 @pytest.mark.prove
-def test_an_image_of_another_family_works_where_the_toolkits_hook_is(clean: Cluster) -> None:
+def test_image_of_another_distribution_works_with_the_toolkit_hook(clean: Cluster) -> None:
     """Without the hook the loader of such an image does not search the libraries' directory, as the pre-flight check
     warned.
     """
@@ -116,5 +116,5 @@ def test_an_image_of_another_family_works_where_the_toolkits_hook_is(clean: Clus
         assert "MIG 1g.10gb" in told("found")
 
 
-def test_the_pre_flight_says_that_images_of_another_family_need_the_toolkit(clean: Cluster, first_run: Recap) -> None:
+def test_preflight_warns_that_images_of_another_distribution_need_the_toolkit(clean: Cluster, first_run: Recap) -> None:
     assert "Container toolkit: neither nvidia-cdi-hook nor nvidia-ctk" in first_run.output

@@ -28,7 +28,7 @@ def namespace(clean: Cluster) -> Iterator[Cluster]:
     clean.delete(documents[0])
 
 
-def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
+def test_monitoring_pod_sees_every_gpu_and_blocks_none(namespace: Cluster) -> None:
     """It is created first, because the scheduler subtracts counters for it while they last
     (kubernetes/kubernetes#140729).
     """
@@ -60,7 +60,7 @@ def test_a_watcher_sees_every_gpu_and_holds_none(namespace: Cluster) -> None:
     assert list(cluster.recorded(node).values()) == ["prepared"] and len(cluster.cdi_files(node)) == 1
 
 
-def test_only_a_namespace_of_administrators_may_ask_for_it(clean: Cluster) -> None:
+def test_admin_access_needs_a_namespace_with_the_label(clean: Cluster) -> None:
     _space, wanted, _user = example("admin-access.yaml")
     wanted["metadata"]["namespace"] = "default"
     with pytest.raises(CommandFailed, match=LABEL):

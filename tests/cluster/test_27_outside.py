@@ -45,7 +45,7 @@ def part(cluster: Cluster, name: str, node: str) -> list[dict[str, Any]]:
     return documents
 
 
-def test_a_claim_is_attributed_and_explained_as_long_as_it_is_prepared(clean: Cluster) -> None:
+def test_prepared_claim_is_attributed_and_explained_until_its_end(clean: Cluster) -> None:
     node = clean.nodes()[0]
     documents = part(clean, "seen", node)
     text = scraped(clean, node)
@@ -78,7 +78,7 @@ def test_a_claim_is_attributed_and_explained_as_long_as_it_is_prepared(clean: Cl
     assert told["verdict"].startswith("not prepared") and "there is no claim" in told["verdict"]
 
 
-def test_a_pod_reads_what_the_devices_of_its_template_are(clean: Cluster) -> None:
+def test_pod_reads_the_devices_of_its_template(clean: Cluster) -> None:
     """A partition and a whole GPU of one claim, by the pod's name of the claim: equal to the node's data and the
     claim's status.
     """
@@ -103,9 +103,7 @@ def test_a_pod_reads_what_the_devices_of_its_template_are(clean: Cluster) -> Non
 
 
 @pytest.mark.prove
-def test_the_command_tells_while_the_driver_is_stopped_and_the_bundle_has_no_secret(
-    clean: Cluster, tmp_path: Path
-) -> None:
+def test_command_works_with_a_stopped_driver_and_its_bundle_has_no_secret(clean: Cluster, tmp_path: Path) -> None:
     node = clean.nodes()[0]
     documents = part(clean, "kept", node)
     assert dra_driver(clean, node, "probe", "liveness") == dra_driver(clean, node, "probe", "readiness")
@@ -159,7 +157,7 @@ def test_explain_unallocated_claim_refers_selectors_to_why(clean: Cluster) -> No
 
 
 @pytest.mark.prove
-def test_the_driver_that_hangs_is_started_again_by_systemd(clean: Cluster) -> None:
+def test_hanging_driver_is_restarted_by_systemd(clean: Cluster) -> None:
     """The process is stopped, so that it cannot respond. systemd's watchdog waits two minutes."""
     node = clean.nodes()[0]
     pid = clean.driver_pid(node)
@@ -191,7 +189,7 @@ def prometheus(clean: Cluster, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.prove
-def test_a_prometheus_sees_a_claim_a_fault_under_it_and_its_end(clean: Cluster, prometheus: Any) -> None:
+def test_prometheus_shows_a_claim_its_fault_and_its_end(clean: Cluster, prometheus: Any) -> None:
     from prometheus import promtool
 
     node = clean.nodes()[0]
@@ -258,7 +256,7 @@ def watched(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.prove
-def test_dashboard_and_rules_are_objects_of_the_cluster_where_that_is_wanted(cluster: Cluster, watched: Path) -> None:
+def test_dashboard_and_rules_are_created_in_the_cluster_if_configured(cluster: Cluster, watched: Path) -> None:
     files = {f"monitoring_{name}_file": "" for name in ("rules", "targets", "dashboard", "provider")}
     options = ("-e", json.dumps({**files, "monitoring_objects": True, "accelerator_become": False}))
 

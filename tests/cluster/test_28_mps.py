@@ -69,7 +69,7 @@ def daemons(cluster: Cluster, node: str) -> dict[str, int]:
     return {unit: int(cluster.run(node, "systemctl", "show", "--property=MainPID", "--value", unit)) for unit in units}
 
 
-def test_containers_share_a_gpu_through_a_daemon_of_their_own(clean: Cluster) -> None:
+def test_containers_share_a_gpu_through_their_mps_daemon(clean: Cluster) -> None:
     example = EXAMPLES / "mps.yaml"
     clean.apply(example)
     clean.wait_running("mps")
@@ -84,7 +84,7 @@ def test_containers_share_a_gpu_through_a_daemon_of_their_own(clean: Cluster) ->
     assert (clean.companions(node), set(modes(clean, node))) == ([], {"Default"})
 
 
-def test_a_partition_is_shared_through_a_daemon_of_its_own(clean: Cluster) -> None:
+def test_partition_is_shared_through_its_mps_daemon(clean: Cluster) -> None:
     example = EXAMPLES / "mps-on-mig.yaml"
     clean.apply(example)
     clean.wait_running("mps-on-mig")
@@ -97,7 +97,7 @@ def test_a_partition_is_shared_through_a_daemon_of_its_own(clean: Cluster) -> No
     assert clean.companions(node) == []
 
 
-def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
+def test_processes_get_the_limits_of_their_claim(clean: Cluster) -> None:
     """Two pods share a claim for a GPU in exclusive mode, and one uses a partition; each claim has its own limits."""
     node = clean.nodes()[1]
     gpu = clean.run(node, "nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader", "-i", "3").strip()
@@ -149,7 +149,7 @@ def test_what_a_claim_may_use_is_what_its_processes_get(clean: Cluster) -> None:
     assert (clean.companions(node), set(modes(clean, node)), clean.instances(node)) == ([], {"Default"}, [])
 
 
-def test_users_compute_at_the_same_time_where_the_claim_says_so(clean: Cluster) -> None:
+def test_users_run_concurrently_if_the_claim_allows_it(clean: Cluster) -> None:
     """Without multiUser, the second user's first CUDA call waits until the first user's process ends."""
     node = clean.nodes()[1]
     wanted = claim("users", device_class="gpu.nvidia.com")
@@ -168,7 +168,7 @@ def test_users_compute_at_the_same_time_where_the_claim_says_so(clean: Cluster) 
     assert clean.companions(node) == []
 
 
-def test_a_daemon_outlives_the_driver_and_comes_back_when_it_dies(clean: Cluster) -> None:
+def test_daemon_survives_the_driver_and_is_restarted_after_a_crash(clean: Cluster) -> None:
     node = clean.nodes()[1]
     wanted = claim("lasting", device_class="gpu.nvidia.com")
     wanted["spec"]["devices"]["config"] = [mps(defaultActiveThreadPercentage=25, defaultPinnedDeviceMemoryLimit="2Gi")]
@@ -195,7 +195,7 @@ def test_a_daemon_outlives_the_driver_and_comes_back_when_it_dies(clean: Cluster
 
 
 @pytest.mark.prove
-def test_a_daemon_is_there_again_after_a_reboot(clean: Cluster) -> None:
+def test_daemon_is_started_after_a_reboot(clean: Cluster) -> None:
     """Neither the daemon nor its partition survives the reboot: the driver creates both before the pod restarts."""
     node = clean.nodes()[1]
     wanted = claim("rebooted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"))
@@ -257,7 +257,7 @@ def test_local_users_reach_no_daemon(clean: Cluster) -> None:
     assert clean.companions(node) == []
 
 
-def test_a_daemon_that_nobody_has_a_claim_for_is_ended_when_the_driver_starts(clean: Cluster) -> None:
+def test_driver_start_stops_a_daemon_without_a_claim(clean: Cluster) -> None:
     node = clean.nodes()[1]
     uid = "00000000-0000-4000-8000-00000000dead"
     folder = "/run/dra-accelerators/companions"
@@ -278,7 +278,7 @@ def test_a_daemon_that_nobody_has_a_claim_for_is_ended_when_the_driver_starts(cl
     clean.wait("nothing is left of it", lambda: not clean.companions(node))
 
 
-def test_what_cannot_be_shared_is_refused_in_words(clean: Cluster) -> None:
+def test_unsupported_sharing_is_rejected_with_a_reason(clean: Cluster) -> None:
     wanted = claim("two", device_class="mig.nvidia.com", expression=dynamic("1g.10gb"), count=2)
     wanted["spec"]["devices"]["config"] = [mps("MigDeviceConfig")]
     clean.apply(wanted, pod("two", "two"))

@@ -49,7 +49,7 @@ def documents() -> dict[str, dict[str, Any]]:
     return {f"{item['kind']}/{item['metadata']['name']}": item for item in items}
 
 
-def test_a_layout_is_changed_by_its_tag_alone(cluster: Cluster, other_layout: Recap) -> None:
+def test_layout_tag_changes_only_the_layout(cluster: Cluster, other_layout: Recap) -> None:
     """The GPU is whole afterwards, and the driver publishes it whole: it received the rules as well."""
     assert other_layout.failed == 0 and other_layout.changed > 0, other_layout.output
     assert ": Determine the release of the node programs]" not in other_layout.output
@@ -57,7 +57,7 @@ def test_a_layout_is_changed_by_its_tag_alone(cluster: Cluster, other_layout: Re
     cluster.wait("GPU 7 is offered whole alone", lambda: len(cluster.devices(node)) == 7 * 26 + 1 + 2)
 
 
-def test_claims_share_a_gpu_and_each_has_what_it_consumes(clean: Cluster, sharing: str) -> None:
+def test_claims_share_a_gpu_and_each_gets_its_consumed_capacity(clean: Cluster, sharing: str) -> None:
     example = EXAMPLES / "shares.yaml"
     names = ("share-of-20", "share-by-default")
     items = yaml.safe_load(example.read_text(encoding="utf-8"))["items"]
@@ -100,7 +100,7 @@ def test_claims_share_a_gpu_and_each_has_what_it_consumes(clean: Cluster, sharin
     assert clean.companions(sharing) == []
 
 
-def test_no_more_is_given_away_than_there_is_and_processes_are_held_to_it(clean: Cluster, sharing: str) -> None:
+def test_shares_never_exceed_the_gpu_and_limit_their_processes(clean: Cluster, sharing: str) -> None:
     found = documents()
     wanted = {}
     for name, memory in (("small", "2Gi"), ("large", "70Gi"), ("late", "20Gi")):
@@ -125,7 +125,7 @@ def test_no_more_is_given_away_than_there_is_and_processes_are_held_to_it(clean:
     assert clean.companions(sharing) == []
 
 
-def test_what_a_claim_consumes_holds_each_of_its_processes_and_not_their_sum(clean: Cluster, sharing: str) -> None:
+def test_consumed_memory_limits_each_process_and_not_their_sum(clean: Cluster, sharing: str) -> None:
     """Two processes share 1.5 GiB: each can allocate 1 GiB and no more than 1.5 GiB, and both together exceed the
     share.
     """
@@ -153,7 +153,7 @@ def test_what_a_claim_consumes_holds_each_of_its_processes_and_not_their_sum(cle
 
 
 @pytest.mark.prove
-def test_claims_of_a_shared_daemon_have_one_and_their_parts(clean: Cluster, sharing: str) -> None:
+def test_claims_with_a_shared_daemon_use_one_daemon_and_separate_limits(clean: Cluster, sharing: str) -> None:
     shared = documents()[f"DeviceClass/{CLASS}"]
     shared["spec"]["config"][0]["opaque"]["parameters"]["sharing"]["mpsConfig"] = {"sharedDaemon": True}
     parts = {"half": 66, "quarter": 33}
@@ -180,7 +180,7 @@ def test_claims_of_a_shared_daemon_have_one_and_their_parts(clean: Cluster, shar
 
 
 @pytest.mark.prove
-def test_a_share_outlives_the_driver_and_another_claim_s_end(clean: Cluster, sharing: str) -> None:
+def test_share_survives_a_driver_restart_and_the_end_of_another_claim(clean: Cluster, sharing: str) -> None:
     found = documents()
     clean.apply(*found.values())
     clean.wait_running("share-of-20", "share-by-default")
@@ -200,7 +200,7 @@ def test_a_share_outlives_the_driver_and_another_claim_s_end(clean: Cluster, sha
     assert clean.companions(sharing) == []
 
 
-def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(clean: Cluster, sharing: str) -> None:
+def test_gpu_is_passed_to_a_virtual_machine_and_returned(clean: Cluster, sharing: str) -> None:
     example, before = EXAMPLES / "vfio.yaml", generations(clean, sharing)
     clean.apply(example)
     clean.wait_running("vfio")
@@ -241,7 +241,7 @@ def wait_for_conditions(cluster: Cluster, node: str) -> None:
     )
 
 
-def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str) -> None:
+def test_pod_is_bound_when_its_partition_exists(clean: Cluster, sharing: str) -> None:
     """While its driver is stopped, a node gets no pod with such a device. With the driver, the partition is created
     before the binding.
     """
@@ -275,7 +275,7 @@ def test_a_pod_is_bound_when_its_partition_is_there(clean: Cluster, sharing: str
 
 
 @pytest.mark.prove
-def test_what_cannot_be_prepared_keeps_a_pod_from_being_bound(clean: Cluster, sharing: str) -> None:
+def test_pod_with_a_failing_prepare_is_not_bound(clean: Cluster, sharing: str) -> None:
     documents = waiting_claim(clean, sharing)
     name = documents[0]["metadata"]["name"]
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "Unheard"}
@@ -293,7 +293,7 @@ def test_what_cannot_be_prepared_keeps_a_pod_from_being_bound(clean: Cluster, sh
 
 
 @pytest.mark.prove
-def test_a_pod_that_goes_away_unbound_leaves_nothing(clean: Cluster, sharing: str) -> None:
+def test_deleted_unbound_pod_leaves_nothing(clean: Cluster, sharing: str) -> None:
     """The pod has its own claim and one that fails, and is deleted. The driver removes the partition prepared for it."""
     documents = waiting_claim(clean, sharing)
     wanted, user = documents

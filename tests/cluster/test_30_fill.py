@@ -16,7 +16,7 @@ SLICES = 7
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(8, marks=pytest.mark.prove)])
-def test_filled_to_the_last_slice(clean: Cluster, gpus: int) -> None:
+def test_partitions_fill_a_gpu_to_the_last_slice(clean: Cluster, gpus: int) -> None:
     node = clean.nodes()[1]
     uuids = {clean.devices(node)[f"gpu-{number}"]["attributes"]["uuid"]["string"] for number in range(gpus)}
     wanted = f"{dynamic('1g.10gb')} && device.attributes['gpu.nvidia.com'].parentUUID in {sorted(uuids)}"

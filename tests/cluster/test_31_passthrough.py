@@ -44,7 +44,7 @@ def test_a_virtual_machine_that_prefers_iommufd(clean: Cluster, passing: str) ->
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
 
 
-def test_the_driver_starts_anew_while_a_gpu_is_away(clean: Cluster, passing: str) -> None:
+def test_driver_restarts_while_a_gpu_is_in_a_virtual_machine(clean: Cluster, passing: str) -> None:
     """The restarted driver publishes the same slices although NVML does not know the GPU, and rebinds it when the pod
     has ended.
     """
@@ -90,7 +90,7 @@ def address_of(cluster: Cluster, node: str, number: int) -> str:
     return str(cluster.devices(node)[f"gpu-{number}"]["attributes"]["resource.kubernetes.io/pciBusID"]["string"])
 
 
-def test_a_pod_is_bound_when_its_gpu_is(clean: Cluster, passing: str) -> None:
+def test_pod_is_bound_when_its_gpu_is_bound(clean: Cluster, passing: str) -> None:
     """The GPU is bound to vfio-pci before the pod is bound. Without a driver that does it, the pod has no node."""
     address = address_of(clean, passing, 6)
     where = f"device.attributes['resource.kubernetes.io'].pciBusID == '{address}'"
@@ -116,7 +116,7 @@ def test_a_pod_is_bound_when_its_gpu_is(clean: Cluster, passing: str) -> None:
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8 and drivers(clean, passing) == {})
 
 
-def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
+def test_error_names_the_users_of_a_gpu(clean: Cluster, passing: str) -> None:
     """A process on the node uses the GPUs: the pod waits until it has ended."""
     clean.shell(passing, "accelerator-simulator fault 5,6 process 1")
     documents = [claim("machine", device_class=CLASS), pod("machine", "machine", node=passing)]
@@ -137,7 +137,7 @@ def test_what_uses_a_gpu_is_named(clean: Cluster, passing: str) -> None:
     clean.wait("the GPU is back", lambda: listed(clean, passing) == 8)
 
 
-def test_a_gpu_that_vanishes_while_a_virtual_machine_has_it(clean: Cluster, passing: str, times: Times) -> None:
+def test_gpu_vanishes_while_a_virtual_machine_uses_it(clean: Cluster, passing: str, times: Times) -> None:
     """NVML does not know the GPU; the PCI bus shows it. A pod that tolerates the taint stays, and the GPU is published
     again on return.
     """

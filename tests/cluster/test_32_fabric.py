@@ -145,7 +145,7 @@ def test_restart_of_fabric_manager_is_reported_and_partition_activated_again(cle
     clean.wait("the partition is deactivated", lambda: active(clean, fabric) == [])
 
 
-def test_restarted_fabric_manager_that_waits_gets_the_active_partitions(clean: Cluster, fabric: str) -> None:
+def test_restarted_fabric_manager_gets_the_active_partitions(clean: Cluster, fabric: str) -> None:
     clean.shell(fabric, f"echo FABRIC_MODE_RESTART=1 >> {CONFIGURATION} && systemctl restart nvidia-fabricmanager")
     try:
         clean.wait("it has started", lambda: "partition" in clean.shell(fabric, LIST, check=False))

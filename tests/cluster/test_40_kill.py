@@ -101,7 +101,7 @@ def test_killed_at_a_stage(killers: list[Killer], prepare: str, unprepare: str) 
     together(is_prepared_once, lambda: unwanted.wait_nothing_left("leaves"))
 
 
-def test_every_stage_is_among_the_cases() -> None:
+def test_cases_contain_every_stage() -> None:
     of_kinds = {stage for _kind, *stages in cases_of_kinds() for stage in stages}
     assert of_kinds >= {*PREPARE, *UNPREPARE} - OF_PASSTHROUGH - OF_FABRIC
     assert {stage for case in cases() for stage in case.values} == set(unconfigured((*PREPARE, *UNPREPARE)))
@@ -167,7 +167,7 @@ def test_killed_at_a_stage_of_every_kind(killers: list[Killer], kind: str, prepa
         ("cdi-written", "recovery-planned"),
     ],
 )
-def test_killed_again_while_it_recovers(killers: list[Killer], prepare: str, recovery: str) -> None:
+def test_killed_again_during_recovery(killers: list[Killer], prepare: str, recovery: str) -> None:
     killer = killers[0]
     cluster = killer.cluster
     documents = killer.documents("twice", *DYNAMIC)

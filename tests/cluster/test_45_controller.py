@@ -49,7 +49,7 @@ def ghost(cluster: Cluster) -> Iterator[Ghost]:
     ghost.exorcise()
 
 
-def test_after_a_node_that_is_gone_its_devices_are_given_back(ghost: Ghost, tmp_path: Path) -> None:
+def test_devices_of_a_deleted_node_are_released(ghost: Ghost, tmp_path: Path) -> None:
     """Kubernetes keeps these objects. The controller runs here with the administrator's identity. The tests below use
     the installed one.
     """
@@ -136,7 +136,7 @@ def holder(cluster: Cluster) -> str:
 
 
 @pytest.mark.prove
-def test_another_one_takes_over_from_one_that_is_killed(installed: Installed) -> None:
+def test_another_controller_takes_over_from_a_killed_one(installed: Installed) -> None:
     cluster = installed.cluster
     first = cluster.wait("one of them acts", lambda: holder(cluster), timeout=60)
     other = next(node for node in cluster.nodes() if node != first)
@@ -164,7 +164,7 @@ def told(cluster: Cluster, node: str) -> set[str]:
 
 
 @pytest.mark.prove
-def test_drift_and_progress_are_told_on_the_node(installed: Installed) -> None:
+def test_drift_and_progress_are_reported_as_events_of_the_node(installed: Installed) -> None:
     cluster, node = installed.cluster, installed.cluster.nodes()[1]
     cluster.wait("one of them acts", lambda: holder(cluster), timeout=60)
 
@@ -276,7 +276,7 @@ def test_controller_token_requests_and_secrets_are_limited(installed: Installed,
 
 
 @pytest.mark.prove
-def test_its_token_is_renewed_also_while_it_is_stopped(installed: Installed) -> None:
+def test_token_is_renewed_also_while_the_controller_is_stopped(installed: Installed) -> None:
     """The timer's service renews the token with the controller's own user."""
     cluster, node = installed.cluster, installed.cluster.nodes()[0]
     assert cluster.run(node, "systemctl", "is-enabled", TOKEN_TIMER).strip() == "enabled"
@@ -319,7 +319,7 @@ def answer_to(cluster: Cluster, document: dict[str, Any]) -> str:
 
 
 @pytest.mark.prove
-def test_the_webhook_refuses_what_the_driver_would_in_all_kinds_and_versions(installed: Installed) -> None:
+def test_webhook_rejects_the_same_as_the_driver_in_all_kinds_and_versions(installed: Installed) -> None:
     cluster = installed.cluster
     wrong = settings_of("ResourceClaim", "v1", DRIVER, 150)
     cluster.wait("it is asked", lambda: "it is 150" in answer_to(cluster, wrong), timeout=60)
@@ -338,7 +338,7 @@ def test_the_webhook_refuses_what_the_driver_would_in_all_kinds_and_versions(ins
 
 
 @pytest.mark.prove
-def test_one_webhook_that_answers_is_enough_and_none_lets_everything_through(installed: Installed) -> None:
+def test_one_running_webhook_is_enough_and_without_one_everything_is_accepted(installed: Installed) -> None:
     cluster, wrong = installed.cluster, settings_of("ResourceClaim", "v1", DRIVER, 150)
     first, second = cluster.nodes()
     cluster.run(first, "systemctl", "stop", UNIT)
@@ -356,7 +356,7 @@ KEPT = "created (server dry run)"
 
 
 @pytest.mark.prove
-def test_where_a_site_says_so_nothing_is_stored_that_no_webhook_has_seen(installed: Installed) -> None:
+def test_failure_policy_fail_rejects_objects_without_a_webhook(installed: Installed) -> None:
     """With failure policy Fail and no controller, only objects with a configuration for our drivers are rejected,
     valid or not.
     """
@@ -490,7 +490,7 @@ def test_certificates_and_their_ca_are_replaced_without_a_rejected_request(insta
 
 
 @pytest.mark.prove
-def test_nothing_of_the_controller_stays(installed: Installed) -> None:
+def test_removed_controller_leaves_nothing(installed: Installed) -> None:
     cluster = installed.cluster
     assert cluster.footprint() != installed.before
     absent = ("controller.yml", "-e", "dra_controller_state=absent")

@@ -93,7 +93,7 @@ def test_driver_starts_before_the_kubelet_and_before_the_api_server(clean: Clust
     clean.wait_running("early", timeout=240)
 
 
-def test_driver_starts_without_the_gpu_driver_and_publishes_when_it_comes(clean: Cluster) -> None:
+def test_driver_starts_without_the_gpu_driver_and_publishes_after_its_installation(clean: Cluster) -> None:
     node = clean.nodes()[1]
     library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
     clean.shell(node, f"systemctl stop {DRIVER_UNIT} && mv {library} {library}.away && systemctl start {DRIVER_UNIT}")
@@ -165,7 +165,7 @@ def tainted(cluster: Cluster, node: str) -> set[str]:
 
 
 @pytest.mark.prove  # test_56 is the short version
-def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Cluster) -> None:
+def test_gpu_lost_on_the_bus_gets_no_pods_until_it_returns(clean: Cluster) -> None:
     node = clean.nodes()[1]
     names = clean.devices(node)
     of_gpu_3 = {name for name in names if name == "gpu-3" or name.startswith("gpu-3-")}
@@ -189,7 +189,7 @@ def test_a_gpu_that_falls_off_the_bus_gets_no_pods_until_it_is_back(clean: Clust
     assert tainted(clean, node) == set()
 
 
-def test_another_configuration_is_taken_over_by_the_running_driver(clean: Cluster) -> None:
+def test_running_driver_loads_a_changed_configuration(clean: Cluster) -> None:
     """Edit the config file like an administrator: a rule for one GPU, then an invalid change that has no effect, and
     back.
     """

@@ -46,7 +46,7 @@ def node(clean: Cluster) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("fault", "cause"), [pytest.param("fail 999", "unknown-error", marks=pytest.mark.prove), ("hang", "no-answer")]
 )
-def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
+def test_only_the_faulty_gpu_is_tainted_and_its_claims_are_released(
     clean: Cluster, node: str, fault: str, cause: str
 ) -> None:
     of_gpu_3 = {name for name in clean.devices(node) if name == "gpu-3" or name.startswith("gpu-3-")}
@@ -90,7 +90,7 @@ def test_a_sick_gpu_is_tainted_alone_and_what_it_held_is_given_back(
     assert clean.driver_pid(node) == pid
 
 
-def test_after_a_reboot_without_the_gpu_driver_pods_with_partitions_end(clean: Cluster, node: str) -> None:
+def test_reboot_without_the_gpu_driver_ends_pods_with_partitions(clean: Cluster, node: str) -> None:
     documents = (
         claim("stranded", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),
         pod("stranded", "stranded", node=node),

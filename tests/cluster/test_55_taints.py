@@ -46,7 +46,7 @@ def test_a_claim_that_tolerates_a_taint_gets_the_device_and_keeps_it(clean: Clus
     clean.wait_running("other")
 
 
-def test_the_pod_of_a_tainted_device_is_evicted_and_its_partition_given_back(clean: Cluster) -> None:
+def test_pod_of_a_tainted_device_is_evicted_and_its_partition_released(clean: Cluster) -> None:
     node = clean.nodes()[1]
     clean.apply(
         claim("evicted", device_class="mig.nvidia.com", expression=dynamic("1g.10gb")),

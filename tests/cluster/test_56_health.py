@@ -59,7 +59,7 @@ def ailments(cluster: Cluster, node: str, index: int) -> set[str]:
     return {f"{each['cause']} {each['value']}" for each in devices[index]["ailments"]}
 
 
-def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(clean: Cluster, node: str) -> None:
+def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recovery(clean: Cluster, node: str) -> None:
     of_gpu_3 = {name for name in clean.devices(node) if name == "gpu-3" or name.startswith("gpu-3-")}
     clean.apply(
         claim("evicted", device_class="mig.nvidia.com", expression=on(clean, node, "gpu-3")),
@@ -101,7 +101,7 @@ def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_gpu_is_well(
 
 
 @pytest.mark.prove
-def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cluster, node: str) -> None:
+def test_application_error_is_reported_for_its_pod_and_affects_no_other_pod(clean: Cluster, node: str) -> None:
     for name in ("failing", "beside"):
         clean.apply(
             claim(name, device_class="mig.nvidia.com", expression=on(clean, node, "gpu-3")), pod(name, name, node=node)
@@ -129,7 +129,7 @@ def test_an_application_s_error_is_told_to_its_pod_and_disturbs_nobody(clean: Cl
         (("ecc", "dbe"), {"xid 48", "recovery-action drain-and-reset"}),
     ],
 )
-def test_each_fault_is_seen_as_what_it_is_and_goes_again(
+def test_each_fault_is_published_with_its_cause_and_cleared(
     clean: Cluster, node: str, fault: tuple[str, ...], expected: set[str]
 ) -> None:
     clean.run(node, "accelerator-simulator", "fault", "5", *fault)
@@ -157,7 +157,7 @@ def test_xid_that_needs_a_reset_stays_until_the_repair_is_reported(clean: Cluste
 
 
 @pytest.mark.prove
-def test_a_burst_of_errors_is_one_thing_and_few_writes(clean: Cluster, node: str) -> None:
+def test_burst_of_errors_is_one_event_and_few_slice_updates(clean: Cluster, node: str) -> None:
     before = {item["metadata"]["name"]: item["spec"]["pool"]["generation"] for item in clean.slices(node)}
     for _round in range(30):
         clean.run(node, "accelerator-simulator", "fault", "6", "xid", "119")

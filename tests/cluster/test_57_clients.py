@@ -63,7 +63,7 @@ def run_pod(cluster: Cluster, node: str, name: str, command: str) -> tuple[dict[
     return wish, wanted
 
 
-def test_a_pod_that_has_its_partition_open_keeps_it_from_everybody(clean: Cluster, node: str) -> None:
+def test_partition_open_in_a_pod_cannot_be_destroyed(clean: Cluster, node: str) -> None:
     """The pod is a client for the board itself, not only for the driver: nvidia-smi does not query the driver."""
     documents = run_pod(clean, node, "looking", "exec nvidia-smi -L -l 3600")
     clean.wait("the pod has looked", lambda: "MIG 1g.10gb" in clean.log("looking"))
@@ -75,7 +75,7 @@ def test_a_pod_that_has_its_partition_open_keeps_it_from_everybody(clean: Cluste
     clean.wait("the partition goes with the pod", lambda: clean.instances(node) == [])
 
 
-def test_what_a_monitor_holds_is_given_back_when_it_lets_go(clean: Cluster, node: str) -> None:
+def test_partition_open_in_a_monitor_is_released_when_the_monitor_ends(clean: Cluster, node: str) -> None:
     documents = run_pod(clean, node, "watched", PRINT_AND_STAY)
     uid, before = clean.uid("watched"), clean.driver_pid(node)
     clean.run(node, "systemd-run", f"--unit={MONITOR}", "--collect", PYTHON, "-c", WATCH)

@@ -155,7 +155,7 @@ def name_of(cases: tuple[Case, ...]) -> str:
 
 
 @pytest.mark.parametrize("cases", TOGETHER, ids=name_of)
-def test_it_is_told_in_every_place_and_goes_again(
+def test_fault_is_reported_everywhere_and_cleared(
     cluster: Cluster, node: str, holders: list[Holder], surfaces: Surfaces, times: Times, cases: tuple[Case, ...]
 ) -> None:
     chosen = list(zip(cases, holders))

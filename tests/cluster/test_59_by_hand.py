@@ -69,7 +69,7 @@ def hand_made(clean: Cluster, node: str) -> Iterator[tuple[str, int, str, set[st
         clean.shell(node, "nvidia-smi mig -i 4 -dci; nvidia-smi mig -i 4 -dgi; nvidia-smi -i 4 -mig 0", check=False)
 
 
-def test_a_partition_made_by_hand_is_published_claimed_and_left_alone(
+def test_manually_created_partition_is_published_claimed_and_kept(
     clean: Cluster, node: str, hand_made: tuple[str, int, str, set[str]]
 ) -> None:
     name, number, uuid, before = hand_made
@@ -123,7 +123,7 @@ def gpu_uuid(cluster: Cluster, node: str, index: int) -> str:
     )[0]
 
 
-def test_a_gpu_that_is_taken_out_and_put_in_again(clean: Cluster, node: str) -> None:
+def test_gpu_is_unplugged_and_plugged(clean: Cluster, node: str) -> None:
     """One GPU is idle, and a pod uses a partition of the other. That pod can end, and no cleanup stays pending."""
     before, pid = set(clean.devices(node)), clean.driver_pid(node)
     gone = of_gpu(clean, node, 5) | of_gpu(clean, node, 6)
@@ -169,7 +169,7 @@ def resetting(clean: Cluster, node: str) -> Iterator[str]:
     write(former)
 
 
-def test_an_idle_gpu_that_asks_for_a_reset_gets_it_and_one_in_use_does_not(clean: Cluster, resetting: str) -> None:
+def test_requested_reset_is_done_on_an_idle_gpu_only(clean: Cluster, resetting: str) -> None:
     """The driver resets with nvidia-smi after it has released NVML. The simulator's faults are not cleared.
 
     After Xid 119 a GPU needs a reset without requesting it. With recovery action 4 it requests one.

@@ -45,14 +45,14 @@ def slice_document(name: str, *, node: str | None, driver: str = DRIVER, pool: s
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
 
 
-def test_the_own_nodes_slice_may_be_written(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+def test_driver_can_write_the_slice_of_its_node(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     first = cluster.nodes()[0]
     answer = as_driver(first, "create", "--dry-run=server", "-f", "-", document=slice_document("own", node=first))
     assert "created" in answer, answer
 
 
 @pytest.mark.parametrize("kind", ["another node", "every node", "another driver", "another pool"])
-def test_a_foreign_slice_is_refused(cluster: Cluster, as_driver: Callable[..., str], kind: str) -> None:
+def test_driver_cannot_create_a_foreign_slice(cluster: Cluster, as_driver: Callable[..., str], kind: str) -> None:
     first, second = cluster.nodes()
     document = {
         "another node": slice_document("foreign", node=second),
@@ -64,7 +64,7 @@ def test_a_foreign_slice_is_refused(cluster: Cluster, as_driver: Callable[..., s
     assert "ValidatingAdmissionPolicy" in answer and "denied" in answer, answer
 
 
-def test_another_nodes_slice_cannot_be_deleted(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+def test_driver_cannot_delete_a_slice_of_another_node(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     first, second = cluster.nodes()
     victim = cluster.slices(second)[0]["metadata"]["name"]
     answer = as_driver(first, "delete", "resourceslice", victim)
@@ -73,7 +73,7 @@ def test_another_nodes_slice_cannot_be_deleted(cluster: Cluster, as_driver: Call
 
 
 @pytest.mark.parametrize("kind", ["the own node", "every node", "another driver"])
-def test_a_slice_of_another_pool_may_be_deleted_where_it_is_of_the_own_node_and_driver(
+def test_driver_can_delete_a_slice_of_another_pool_of_its_node_and_driver(
     cluster: Cluster, as_driver: Callable[..., str], kind: str
 ) -> None:
     first = cluster.nodes()[0]
@@ -95,7 +95,7 @@ def test_a_slice_of_another_pool_may_be_deleted_where_it_is_of_the_own_node_and_
         cluster.kubectl("delete", "resourceslice", "former", "--ignore-not-found")
 
 
-def test_a_foreign_update_is_refused(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+def test_driver_cannot_update_a_slice_of_another_node(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     """The API makes node and driver of a slice immutable. The policy protects its other contents."""
     first, second = cluster.nodes()
     victim = cluster.slices(second)[0]
@@ -107,7 +107,7 @@ def test_a_foreign_update_is_refused(cluster: Cluster, as_driver: Callable[..., 
     assert now["metadata"]["resourceVersion"] == victim["metadata"]["resourceVersion"]
 
 
-def test_the_own_slice_may_be_updated_as_it_is(cluster: Cluster, as_driver: Callable[..., str]) -> None:
+def test_driver_can_replace_its_slice_without_changes(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     first = cluster.nodes()[0]
     answer = as_driver(first, "replace", "--dry-run=server", "-f", "-", document=cluster.slices(first)[0])
     assert "replaced" in answer, answer
@@ -124,9 +124,7 @@ def account(cluster: Cluster, node: str) -> tuple[str, str]:
     return only
 
 
-def test_a_driver_renews_its_own_token_bound_to_its_own_node_and_no_other(
-    cluster: Cluster, as_driver: Callable[..., str]
-) -> None:
+def test_driver_can_request_only_a_token_bound_to_its_node(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     first, second = cluster.nodes()
     namespace, own = account(cluster, first)
     _namespace, other = account(cluster, second)
@@ -162,14 +160,12 @@ def test_driver_token_request_beyond_limits_is_denied(cluster: Cluster, tmp_path
         ("delete", "resourceclaims.resource.k8s.io"),
     ],
 )
-def test_rights_that_are_not_used_are_not_held(
-    cluster: Cluster, as_driver: Callable[..., str], verb: str, resource: str
-) -> None:
+def test_driver_lacks_unused_rights(cluster: Cluster, as_driver: Callable[..., str], verb: str, resource: str) -> None:
     answer = as_driver(cluster.nodes()[0], "auth", "can-i", verb, resource, "--all-namespaces")
     assert answer.strip().splitlines()[-1] == "no", answer
 
 
-def test_the_kubeconfig_is_for_root_alone(cluster: Cluster) -> None:
+def test_kubeconfig_is_readable_by_root_only(cluster: Cluster) -> None:
     assert cluster.run(cluster.nodes()[0], "stat", "-c", "%a %U", KUBECONFIG).strip() == "600 root"
 
 
@@ -206,7 +202,7 @@ def short_tokens(cluster: Cluster) -> Iterator[int]:
 
 
 @pytest.mark.prove
-def test_a_shorter_life_is_taken_and_said(cluster: Cluster, short_tokens: int) -> None:
+def test_shorter_token_lifetime_is_accepted_and_logged(cluster: Cluster, short_tokens: int) -> None:
     node = cluster.nodes()[0]
     said = cluster.shell(node, f"{RENEW} 2>&1")
     assert f"for {short_tokens} seconds, but 2592000 seconds were requested" in said
@@ -218,7 +214,7 @@ def test_a_shorter_life_is_taken_and_said(cluster: Cluster, short_tokens: int) -
 
 
 @pytest.mark.prove
-def test_the_driver_renews_its_own_token(cluster: Cluster) -> None:
+def test_driver_renews_its_token(cluster: Cluster) -> None:
     """The driver, confined by its unit, renews a token with the minimum lifetime of 10 min in the last third of its
     life.
     """
@@ -240,7 +236,7 @@ def test_the_driver_renews_its_own_token(cluster: Cluster) -> None:
     assert new["sub"] == old["sub"]
 
 
-def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster, tmp_path: Path) -> None:
+def test_kubelet_credentials_cannot_request_the_token_of_the_driver(cluster: Cluster, tmp_path: Path) -> None:
     """A node that was deleted and joined again needs the operator, because no identity on the node can request the
     token.
     """
@@ -254,9 +250,7 @@ def test_the_kubelets_credentials_get_nobody_the_drivers_token(cluster: Cluster,
     assert "forbidden" in answer.lower(), answer
 
 
-def test_a_node_that_was_deleted_and_joined_again_is_told_the_command(
-    cluster: Cluster, as_driver: Callable[..., str]
-) -> None:
+def test_error_of_a_rejoined_node_contains_the_command(cluster: Cluster, as_driver: Callable[..., str]) -> None:
     """No identity on the node can get a new driver token. The driver's log and its status report this in one line."""
     node = cluster.nodes()[1]
     cluster.kubectl("delete", "node", node)

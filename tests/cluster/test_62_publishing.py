@@ -56,7 +56,7 @@ def uses_a_gpu(cluster: Cluster, node: str, name: str) -> None:
     cluster.wait_running(name)
 
 
-def test_the_kubelets_folder_is_removed_and_made_anew(clean: Cluster, node: str) -> None:
+def test_kubelet_directory_is_removed_and_recreated(clean: Cluster, node: str) -> None:
     """`kubeadm reset` and a new join do the same."""
     before = clean.driver_pid(node)
     clean.shell(node, f"systemctl stop kubelet && rm -rf {REGISTRY} && systemctl start kubelet")
@@ -69,7 +69,7 @@ def test_the_kubelets_folder_is_removed_and_made_anew(clean: Cluster, node: str)
     uses_a_gpu(clean, node, "anew")
 
 
-def test_a_socket_that_another_program_serves_is_left_alone(clean: Cluster, node: str) -> None:
+def test_socket_of_another_program_is_not_replaced(clean: Cluster, node: str) -> None:
     listen = (
         f"import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('{REGISTRATION}'); s.listen(); time.sleep(600)"
     )
@@ -115,7 +115,7 @@ def test_a_slice_of_another_pool_is_removed(clean: Cluster, node: str) -> None:
         clean.kubectl("delete", "resourceslice", name, "--ignore-not-found")
 
 
-def test_the_driver_may_make_character_devices_and_no_others(clean: Cluster, node: str) -> None:
+def test_driver_can_create_only_character_devices(clean: Cluster, node: str) -> None:
     """The unit's capability and its device rules agree: NVML's helper creates nodes as this process."""
     group = f"$(systemctl show --property=ControlGroup --value {DRIVER_UNIT})"
     # Version 1 of control groups has a separate tree for devices.
@@ -146,7 +146,7 @@ def without_gates(clean: Cluster, node: str) -> Iterator[str]:
 
 
 @pytest.mark.prove
-def test_a_server_that_drops_fields_gets_what_it_can_express(clean: Cluster, without_gates: str) -> None:
+def test_api_server_that_drops_fields_gets_only_supported_devices(clean: Cluster, without_gates: str) -> None:
     node = without_gates
     whole = {f"gpu-{number}" for number in range(8)}
     clean.wait("whole GPUs alone are published", lambda: published(clean, node) == whole, timeout=180)

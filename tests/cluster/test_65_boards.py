@@ -22,7 +22,7 @@ def slices_of(board: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_the_slices_of_every_board_are_taken_whole(cluster: Cluster, board: str) -> None:
+def test_api_server_accepts_the_slices_of_every_board(cluster: Cluster, board: str) -> None:
     bodies = slices_of(board)
     assert sum(len(body["spec"].get("devices", ())) for body in bodies) >= GPUS
     for body in bodies:

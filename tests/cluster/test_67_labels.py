@@ -138,7 +138,7 @@ def our_verbs(cluster: Cluster, node: str) -> list[str]:
     return [each["operation"] for each in found["managedFields"] if each["manager"] == MANAGER]
 
 
-def test_through_the_api_and_back(cluster: Cluster, node: str, play: Play) -> None:
+def test_labels_are_applied_through_the_api_and_removed(cluster: Cluster, node: str, play: Play) -> None:
     before, noted = labels(cluster, node), annotations(cluster, node)
     rehearsed = play("--check", node_features_pci_label_fields=["class", "vendor"])
     assert "changed=1" in rehearsed and COUNT in rehearsed and labels(cluster, node) == before
@@ -155,7 +155,7 @@ def test_through_the_api_and_back(cluster: Cluster, node: str, play: Play) -> No
     assert "changed=0" in play(node_features_state="absent")
 
 
-def test_what_others_have_written_is_left_and_named(cluster: Cluster, node: str, play: Play) -> None:
+def test_labels_of_other_managers_are_kept_and_named(cluster: Cluster, node: str, play: Play) -> None:
     cluster.kubectl("label", "node", node, f"{PRODUCT}=somebody-elses")
     try:
         printed = play()
@@ -168,7 +168,7 @@ def test_what_others_have_written_is_left_and_named(cluster: Cluster, node: str,
         cluster.kubectl("label", "node", node, f"{PRODUCT}-")
 
 
-def test_what_was_patched_by_versions_before_is_taken_over(cluster: Cluster, node: str, play: Play) -> None:
+def test_labels_of_earlier_versions_are_adopted(cluster: Cluster, node: str, play: Play) -> None:
     before = labels(cluster, node)
     cluster.kubectl("label", "node", node, f"{COUNT}=8", f"{PRODUCT}=gone")
     cluster.kubectl("annotate", "node", node, f"dra-accelerators/labels={COUNT},{PRODUCT}")
@@ -179,7 +179,7 @@ def test_what_was_patched_by_versions_before_is_taken_over(cluster: Cluster, nod
 
 
 @pytest.mark.usefixtures("discovery")
-def test_a_feature_file_where_discovery_runs(cluster: Cluster, node: str, play: Play) -> None:
+def test_labels_use_a_feature_file_with_node_feature_discovery(cluster: Cluster, node: str, play: Play) -> None:
     before = labels(cluster, node)
     assert FILE in play("--check")
     assert cluster.shell(node, f"test -e {FILE} && echo there || echo none").strip() == "none"

@@ -56,7 +56,7 @@ def published(cluster: Cluster, node: str, index: int = GPU) -> list[str]:
     )
 
 
-def test_facts(node: str, ansible: Module) -> None:
+def test_accelerator_facts(node: str, ansible: Module) -> None:
     result = ansible(node, "accelerator_info", {"offers": True, "dynamic": True}, check=True)
     assert result["changed"] is False
     assert [device["index"] for device in result["devices"]] == list(range(8))
@@ -65,7 +65,7 @@ def test_facts(node: str, ansible: Module) -> None:
     assert result["drivers"][0]["driver_name"] == "gpu.nvidia.com"
 
 
-def test_offers_are_what_the_driver_publishes(cluster: Cluster, node: str, ansible: Module) -> None:
+def test_offers_equal_the_published_devices(cluster: Cluster, node: str, ansible: Module) -> None:
     result = ansible(node, "accelerator_info", {"offers": True, "dynamic": True, "match": {"index": GPU}})
     said = {offer["name"] for offer in result["devices"][0]["offers"]}
     there = {name for name in cluster.devices(node) if name == f"gpu-{GPU}" or name.startswith(f"gpu-{GPU}-")}
@@ -90,7 +90,7 @@ def test_a_static_layout(cluster: Cluster, node: str, ansible: Module) -> None:
     )
 
 
-def test_a_file_of_mig_parted(cluster: Cluster, node: str, ansible: Module) -> None:
+def test_mig_parted_file_is_applied(cluster: Cluster, node: str, ansible: Module) -> None:
     document = {
         "version": "v1",
         "mig-configs": {
@@ -109,7 +109,7 @@ def test_a_file_of_mig_parted(cluster: Cluster, node: str, ansible: Module) -> N
     assert instances(cluster, node) == ["3g.40gb", "3g.40gb"]
 
 
-def test_what_is_there_is_compared_kept_and_brought_back(cluster: Cluster, node: str, ansible: Module) -> None:
+def test_layout_is_asserted_saved_and_restored(cluster: Cluster, node: str, ansible: Module) -> None:
     kept = {"checkpoint_file": "/run/dra-accelerators-test-checkpoint.json"}
     ansible(node, "nvidia_mig", static(MIXED))
     before = instances(cluster, node)
@@ -129,7 +129,7 @@ def test_what_is_there_is_compared_kept_and_brought_back(cluster: Cluster, node:
         ansible(node, "nvidia_mig", {"layout": [{"match": {"index": GPU}, "mode": "whole"}]})
 
 
-def test_a_fleet_answers_how_its_accelerators_are(clean: Cluster, inventory: Path, tmp_path: Path) -> None:
+def test_fleet_reports_its_accelerators(clean: Cluster, inventory: Path, tmp_path: Path) -> None:
     small = "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"
     clean.apply(claim("notebook", device_class="mig.nvidia.com", expression=small), pod("writer", "notebook"))
     nowhere = "device.attributes['gpu.nvidia.com'].profile == '9g.90gb'"
@@ -212,7 +212,7 @@ def test_a_prepared_claim_is_not_disturbed(clean: Cluster, node: str, ansible: M
     clean.wait("the partition is given back", lambda: "2g.20gb" not in instances(clean, node))
 
 
-def test_settings_of_the_node_are_what_a_claim_finds_and_leaves(clean: Cluster, node: str, ansible: Module) -> None:
+def test_claim_starts_from_node_settings_and_restores_them(clean: Cluster, node: str, ansible: Module) -> None:
     """Includes locked clocks, which NVML cannot query."""
     locked = {"minimum": 345, "maximum": 1410}
     rule = {"match": {}, "power_limit": 600, "graphics_clocks": locked}
@@ -254,7 +254,7 @@ def one_partition(cluster: Cluster, node: str, ansible: Module) -> None:
 
 @pytest.mark.prove
 @pytest.mark.usefixtures("one_partition")
-def test_claims_and_layouts_of_a_gpu_that_is_being_worked_on_wait_and_are_told_by_whom(
+def test_claims_and_layouts_of_a_locked_gpu_wait_and_name_the_holder(
     clean: Cluster, node: str, ansible: Module
 ) -> None:
     """A process holds the GPU's lock during the test, like a layout change."""
@@ -310,6 +310,6 @@ def test_bad_input(cluster: Cluster, node: str, ansible: Module, options: Result
     assert instances(cluster, node) == before
 
 
-def test_the_driver_kept_running(cluster: Cluster, node: str) -> None:
+def test_driver_was_not_restarted(cluster: Cluster, node: str) -> None:
     restarts = cluster.run(node, "systemctl", "show", "--property=NRestarts", "--value", DRIVER_UNIT).strip()
     assert restarts == "0", cluster.run(node, "journalctl", "-u", DRIVER_UNIT, "-n", "60", "--no-pager")

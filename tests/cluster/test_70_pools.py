@@ -54,7 +54,7 @@ def fpgas(count: int) -> list[Result]:
     ]
 
 
-def test_a_pool_comes_changes_and_goes(world: Cluster, publish: Module) -> None:
+def test_pool_is_created_changed_and_deleted(world: Cluster, publish: Module) -> None:
     said = publish(check=True, all_nodes=True, devices=fpgas(2))
     assert said["changed"]
     assert pool_slices(world) == []
@@ -109,7 +109,7 @@ def test_counters_taints_and_a_node_selector(world: Cluster, publish: Module) ->
     assert publish(**options)["changed"] is False
 
 
-def test_what_the_server_refuses_touches_nothing(world: Cluster, publish: Module) -> None:
+def test_rejected_pool_changes_nothing(world: Cluster, publish: Module) -> None:
     publish(all_nodes=True, devices=fpgas(2))
     before = pool_slices(world)
     wrong = fpgas(200)
@@ -125,7 +125,7 @@ def test_what_the_server_refuses_touches_nothing(world: Cluster, publish: Module
     assert pool_slices(world) == before
 
 
-def test_a_nodes_own_pool_is_refused(cluster: Cluster, publish: Module) -> None:
+def test_pool_of_a_node_is_rejected(cluster: Cluster, publish: Module) -> None:
     name = cluster.nodes()[0]
     before = cluster.slices(name)
     for options in ({"node_name": name}, {"state": "absent"}):
@@ -136,7 +136,7 @@ def test_a_nodes_own_pool_is_refused(cluster: Cluster, publish: Module) -> None:
     assert [each["metadata"]["uid"] for each in cluster.slices(name)] == [each["metadata"]["uid"] for each in before]
 
 
-def test_somebody_elses_pool_is_taken_over_by_force(world: Cluster, publish: Module) -> None:
+def test_foreign_pool_is_replaced_only_with_force(world: Cluster, publish: Module) -> None:
     spec = {
         "driver": SLICES_DRIVER,
         "allNodes": True,

@@ -48,7 +48,7 @@ def whole_gpus(cluster: Cluster, node: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("clean")
-def test_a_gpu_is_free_until_a_claim_has_it(cluster: Cluster) -> None:
+def test_gpu_is_free_until_a_claim_uses_it(cluster: Cluster) -> None:
     nodes = cluster.nodes()
     free, roomy, held = told(cluster)
     assert free == {node: whole_gpus(cluster, node) for node in nodes}
@@ -65,7 +65,7 @@ def test_a_gpu_is_free_until_a_claim_has_it(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("clean")
-def test_groups_follow_what_is_free(cluster: Cluster) -> None:
+def test_inventory_groups_follow_the_free_devices(cluster: Cluster) -> None:
     nodes = cluster.nodes()
     groups = ansible(cluster, "ansible-inventory", "--list")
     for name in ("accelerators", "accelerator_driver_gpu_nvidia_com", "accelerator_free", "two_free_gpus", "idle"):

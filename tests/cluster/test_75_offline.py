@@ -55,7 +55,7 @@ def wheelhouse(cluster: Cluster, ansible: Run, tmp_path_factory: pytest.TempPath
     return folder
 
 
-def test_wheels_instead_of_an_index(cluster: Cluster, ansible: Run, wheelhouse: Path) -> None:
+def test_driver_is_installed_from_wheels_without_an_index(cluster: Cluster, ansible: Run, wheelhouse: Path) -> None:
     node = cluster.nodes()[1]
     role = {"name": "dra.accelerators.python_environment"}
     offline = {

@@ -52,7 +52,7 @@ def profiles(cluster: Cluster, node: str) -> Counter[str]:
     return Counter(line.split()[1] for line in cluster.instances(node))
 
 
-def test_a_needed_reset_is_explained_and_not_done(cluster: Cluster, node: str) -> None:
+def test_required_reset_without_consent_is_reported_and_not_done(cluster: Cluster, node: str) -> None:
     recap = site(cluster, node)
     assert recap.failed == 1, recap.output
     assert "when_needed" in recap.output
@@ -74,7 +74,7 @@ def test_reset_without_the_fabric_manager_is_refused(cluster: Cluster, node: str
     )
 
 
-def test_with_consent_the_layout_is_made_and_stays(cluster: Cluster, node: str) -> None:
+def test_layout_with_consent_is_created_and_persistent(cluster: Cluster, node: str) -> None:
     recap = site(cluster, node, nvidia_mig_reset="when_needed")
     assert not recap.failed, recap.output
     assert cluster.run(node, *MIG_MODES).split() == ["Enabled", "Disabled", *["Enabled"] * 6]
@@ -83,7 +83,7 @@ def test_with_consent_the_layout_is_made_and_stays(cluster: Cluster, node: str) 
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_pods_use_partitions_and_come_back_after_a_reboot(cluster: Cluster, node: str) -> None:
+def test_pods_with_partitions_run_again_after_a_reboot(cluster: Cluster, node: str) -> None:
     names = ("ampere-static", "ampere-dynamic", "ampere-whole")
     wanted = {"mig.nvidia.com": (static("3g.20gb"), dynamic("1g.5gb")), "gpu.nvidia.com": (None,)}
     requests = [(kind, expression) for kind, expressions in wanted.items() for expression in expressions]

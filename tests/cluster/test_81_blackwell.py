@@ -36,7 +36,7 @@ def profiles(cluster: Cluster, node: str, uuid: str) -> list[str]:
     return cluster.run(node, "nvidia-smi", "power-profiles", "-gr", "-i", uuid).strip().splitlines()
 
 
-def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluster, node: str) -> None:
+def test_workload_profiles_are_set_for_a_claim_and_removed_after_it(cluster: Cluster, node: str) -> None:
     """These boards satisfy the first alternative of the example. Its settings outlive the driver."""
     documents = example("tuned-gpu.yaml", node)
     cluster.apply(*documents)
@@ -58,7 +58,7 @@ def test_a_gpu_has_the_profiles_of_its_claim_and_none_afterwards(cluster: Cluste
     assert memory_lock(cluster, node, uuid) == (0, 0)
 
 
-def test_a_profile_that_the_board_does_not_have_is_refused_with_those_that_it_has(cluster: Cluster, node: str) -> None:
+def test_unsupported_workload_profile_is_rejected_with_the_supported_ones(cluster: Cluster, node: str) -> None:
     wanted = claim("unheard", device_class="gpu.nvidia.com")
     wanted["spec"]["devices"]["config"] = [settings(workloadProfiles=["max-q", "mig"])]
     documents = [wanted, pod("unheard", "unheard", node=node)]

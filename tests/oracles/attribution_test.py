@@ -106,7 +106,7 @@ def by_pod(values: dict[str, int]) -> list[dict[str, Any]]:
     ("about", "values"),
     [("whole GPUs", {"alone": 11, "first": 22, "second": 22}), ("partitions", {"small": 3, "other": 5})],
 )
-def test_what_the_exporter_measures_is_given_to_the_containers_that_have_it(
+def test_exporter_metrics_are_attributed_to_the_containers_of_the_device(
     tmp_path: Path, about: str, values: dict[str, int]
 ) -> None:
     (query,) = (text for title, text in documented().items() if about in title)
@@ -116,5 +116,5 @@ def test_what_the_exporter_measures_is_given_to_the_containers_that_have_it(
 
 
 @pytest.mark.parametrize("query", [text for text in expressions() if re.search(r"\bon \(", text)])
-def test_the_dashboards_joins_take_such_a_fleet(tmp_path: Path, query: str) -> None:
+def test_joins_of_the_dashboard_work_for_the_fleet(tmp_path: Path, query: str) -> None:
     evaluate(tmp_path, f"count({query}) > bool 0", [{"labels": "{}", "value": 1}])

@@ -119,7 +119,7 @@ def names(edits: Json) -> dict[str, str]:
     return found
 
 
-def test_each_device_has_the_same_edits_but_for_what_is_explained(
+def test_each_device_has_the_edits_of_nvidia_except_documented_differences(
     nvidia_ctk: Path, library: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ours.py").write_text(OURS)

@@ -142,7 +142,7 @@ def module(server: Server, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
 # ---------------------------------------------------------------------- claim_info
 
 
-def test_claims_with_their_devices_pods_shares_and_health(module: Callable[..., Json]) -> None:
+def test_claims_list_devices_pods_shares_and_health(module: Callable[..., Json]) -> None:
     answer = module("claim_info", {})
     assert not answer["changed"]
     found = {one["name"]: one for one in answer["claims"]}
@@ -177,7 +177,7 @@ def test_filters_of_claims(module: Callable[..., Json], filters: Json, names: li
 # ---------------------------------------------------------------------- device_taint
 
 
-def test_a_rule_is_made_once_changed_and_removed(module: Callable[..., Json], server: Server) -> None:
+def test_rule_is_created_once_changed_and_deleted(module: Callable[..., Json], server: Server) -> None:
     options = {"name": "worn-out", "match": {"node": "node-1", "device": "gpu-0"}, "reason": "It is worn out."}
     looked = module("device_taint", options, check=True)
     assert looked["changed"] and looked["steps"] == [{"verb": "create", "name": "worn-out"}]
@@ -205,7 +205,7 @@ def test_a_rule_is_made_once_changed_and_removed(module: Callable[..., Json], se
     assert not module("device_taint", gone)["changed"]
 
 
-def test_what_others_wrote_is_theirs(module: Callable[..., Json], server: Server) -> None:
+def test_fields_of_other_managers_are_kept(module: Callable[..., Json], server: Server) -> None:
     taint = {"key": "example.com/theirs", "effect": "NoSchedule"}
     labels = {"app.kubernetes.io/managed-by": "dra-accelerators", "theirs": "yes"}
     rule = {
@@ -224,7 +224,7 @@ def test_what_others_wrote_is_theirs(module: Callable[..., Json], server: Server
     assert module("device_taint", {"name": "theirs", "state": "absent"})["changed"]
 
 
-def test_a_rule_that_the_server_does_not_take_is_refused_in_check_mode_too(module: Callable[..., Json]) -> None:
+def test_rule_rejected_by_the_server_fails_in_check_mode_too(module: Callable[..., Json]) -> None:
     wrong = {"name": "wrong", "match": {"pool": "node-1"}, "key": "no key"}
     refused = module("device_taint", wrong, check=True)
     assert refused["failed"] and refused["status"] == 422 and "no key" in refused["msg"]
@@ -300,7 +300,7 @@ def _drained_node(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_drained_node")
-def test_devices_are_drained_by_evictions_and_opened(module: Callable[..., Json], server: Server) -> None:
+def test_devices_are_drained_by_evictions_and_returned_to_service(module: Callable[..., Json], server: Server) -> None:
     options = {"state": "drained", "node": "node-3", "operation": "new-driver", "timeout": 0}
 
     def rules() -> list[Json]:
@@ -350,7 +350,7 @@ def test_devices_are_drained_by_evictions_and_opened(module: Callable[..., Json]
 # ---------------------------------------------------------------------- resource_slices
 
 
-def test_a_dry_run_of_a_removal_removes_nothing(module: Callable[..., Json], server: Server) -> None:
+def test_dry_run_of_a_removal_deletes_nothing(module: Callable[..., Json], server: Server) -> None:
     pool = {"driver": "fpga.example.com", "pool": "shelf-1"}
     assert module("resource_slices", {**pool, "all_nodes": True, "devices": [{"name": "fpga-0"}]})["changed"]
     assert module("resource_slices", {**pool, "state": "absent"}, check=True)["changed"]
@@ -364,7 +364,7 @@ def test_a_dry_run_of_a_removal_removes_nothing(module: Callable[..., Json], ser
 BY_TYPE = "device.attributes['gpu.nvidia.com'].type == 'gpu'"
 
 
-def test_classes_are_made_once_changed_and_removed(module: Callable[..., Json], server: Server) -> None:
+def test_classes_are_created_once_changed_and_deleted(module: Callable[..., Json], server: Server) -> None:
     classes = [
         {"name": "large", "selectors": [BY_TYPE], "extended_resource": "example.com/large"},
         {"name": "any", "selectors": ["device.driver == 'gpu.nvidia.com'"]},
@@ -391,7 +391,7 @@ def test_classes_are_made_once_changed_and_removed(module: Callable[..., Json], 
     assert not module("device_class", gone)["changed"]
 
 
-def test_classes_of_others(module: Callable[..., Json], server: Server) -> None:
+def test_foreign_class_is_kept_rejected_or_replaced(module: Callable[..., Json], server: Server) -> None:
     path = f"{DRA}/deviceclasses"
     spec = {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}
     theirs = {"metadata": {"name": "theirs", "labels": {"app": "x"}}, "spec": spec}
@@ -412,7 +412,7 @@ def test_classes_of_others(module: Callable[..., Json], server: Server) -> None:
 # ---------------------------------------------------------------------- the inventory
 
 
-def test_the_inventory_of_a_cluster(server: Server, tmp_path: Path) -> None:
+def test_inventory_of_a_cluster(server: Server, tmp_path: Path) -> None:
     node = {"metadata": {"name": "node-1", "labels": {"zone": "z1"}}}
     server.request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **node})
     (tmp_path / "accelerators.yml").write_text(

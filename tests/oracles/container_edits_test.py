@@ -179,7 +179,7 @@ def said(
     return found
 
 
-def test_our_list_is_nvidia_s_but_for_what_is_explained(said: dict[str, dict[str, Any]]) -> None:
+def test_container_edits_equal_those_of_nvidia_except_documented_differences(said: dict[str, dict[str, Any]]) -> None:
     theirs, ours = points(said["theirs"]["containerEdits"]), points(said["ours"])
     assert differences(theirs, ours) == set(EXPLAINED)
     # Names in our list only are the host's own names in its loader's directories.
@@ -194,7 +194,7 @@ def test_the_docs_explain_what_the_test_explains() -> None:
         assert words in page
 
 
-def test_the_shared_edits_are_nvidia_s_once_it_has_answered_and_follow_the_disk(
+def test_shared_edits_come_from_nvidia_ctk_and_follow_file_changes(
     said: dict[str, dict[str, Any]],
 ) -> None:
     assert said["first"] == said["ours"]
@@ -206,7 +206,7 @@ def test_the_shared_edits_are_nvidia_s_once_it_has_answered_and_follow_the_disk(
     assert SOCKET not in {mount["hostPath"] for mount in said["gone"]["mounts"]}
 
 
-def test_a_gpu_has_the_node_that_nvidia_gives_it(said: dict[str, dict[str, Any]]) -> None:
+def test_gpu_has_the_device_node_of_nvidia_ctk(said: dict[str, dict[str, Any]]) -> None:
     (theirs,) = (device for device in said["theirs"]["devices"] if device["name"] == "3")
     nodes = theirs["containerEdits"]["deviceNodes"]
     assert [(node["path"], node["major"], node["minor"]) for node in nodes] == [

@@ -144,7 +144,7 @@ def machine(old_containerd: Path, crictl: Path) -> Iterator[Machine]:
         node.stop()
 
 
-def test_there_and_back_again(machine: Machine) -> None:
+def test_cdi_is_enabled_and_restored(machine: Machine) -> None:
     before, pid = machine.files(), machine.pid()
     said = machine.module(check=True)
     assert machine.files() == before
@@ -170,7 +170,7 @@ def test_there_and_back_again(machine: Machine) -> None:
     assert not machine.module(state="absent")["changed"]
 
 
-def test_a_table_in_the_main_file_is_changed_there_and_becomes_what_it_was(machine: Machine) -> None:
+def test_table_in_the_main_file_is_changed_and_restored(machine: Machine) -> None:
     machine.start_with(f"# Ours.\n{TABLE}\n  sandbox_image = 'localhost/pause:1' # keep\n  enable_cdi = false\n")
     before = machine.files()
     assert machine.module()["files"] == [str(machine.main)]
@@ -181,7 +181,7 @@ def test_a_table_in_the_main_file_is_changed_there_and_becomes_what_it_was(machi
     assert not machine.knows()
 
 
-def test_what_containerd_does_not_start_with_is_undone(machine: Machine) -> None:
+def test_configuration_that_containerd_rejects_is_rolled_back(machine: Machine) -> None:
     machine.start_with("", check=f"! grep -rq 'enable_cdi = true' {machine.main.parent}")
     before = machine.files()
     failed = machine.module()
@@ -192,7 +192,7 @@ def test_what_containerd_does_not_start_with_is_undone(machine: Machine) -> None
     assert machine.files() == before
 
 
-def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> None:
+def test_next_run_does_the_restart_of_a_killed_run(machine: Machine) -> None:
     machine.module()
     text = machine.files()["etc/conf.d/60-dra-accelerators.toml"]
     machine.module(state="absent")
@@ -217,7 +217,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert not machine.module()["restarted"]
 
 
-def test_the_options_of_the_process_choose_the_main_file_and_the_socket(machine: Machine) -> None:
+def test_options_of_the_process_select_the_main_file_and_the_socket(machine: Machine) -> None:
     other, address = machine.main.with_name("other.toml"), machine.folder / "other.sock"
     machine.socket = address
     text = f"[grpc]\n  address = '{machine.folder}/unused.sock'\n"
@@ -270,7 +270,7 @@ def test_without_crictl_the_result_is_not_verified(machine: Machine) -> None:
     assert "Not verified" in str(done["warnings"]) and "Install crictl" in str(done["warnings"])
 
 
-def test_a_linked_main_file_stays_a_link(machine: Machine) -> None:
+def test_linked_main_file_remains_a_link(machine: Machine) -> None:
     machine.start_with(f"{TABLE}\n  sandbox_image = 'localhost/pause:1'\n  enable_cdi = false\n")
     target = machine.folder / "dotfiles.toml"
     machine.main.rename(target)
@@ -341,7 +341,7 @@ def test_main_file_that_cannot_be_replaced_leaves_nothing_behind(machine: Machin
 
 
 @pytest.mark.prove
-def test_a_failed_restart_is_tried_again_by_the_next_run(machine: Machine) -> None:
+def test_next_run_retries_a_failed_restart(machine: Machine) -> None:
     machine.module()
     (machine.folder / "command").write_text(f"false\n{machine.socket}\n")
     machine.systemctl("restart", "containerd.service")

@@ -208,29 +208,29 @@ def prove(site: Site, files: Mapping[str, str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", list(OFF))
-def test_the_old_one_is_switched_on_by_one_file_and_nothing_else_changes(old_site: Site, case: str) -> None:
+def test_containerd_1_is_enabled_by_one_file_and_nothing_else_changes(old_site: Site, case: str) -> None:
     prove(old_site, *OFF[case])
 
 
 @pytest.mark.parametrize("case", list(OFF_IN_NEW))
-def test_the_present_one_is_switched_on_again_where_somebody_switched_it_off(new_site: Site, case: str) -> None:
+def test_containerd_2_with_disabled_cdi_is_enabled(new_site: Site, case: str) -> None:
     prove(new_site, *OFF_IN_NEW[case])
 
 
 @pytest.mark.parametrize("text", [None, "version = 3\n", "version = 2\n", DEBIAN, OPTIONS])
-def test_the_present_one_is_on_by_default(new_site: Site, text: str | None) -> None:
+def test_containerd_2_has_cdi_enabled_by_default(new_site: Site, text: str | None) -> None:
     new_site.write({} if text is None else {"config.toml": text})
     assert new_site.plan() == []
 
 
 @pytest.mark.parametrize("place", ["config.toml", "conf.d/10-site.toml"])
-def test_what_is_on_stays_untouched(old_site: Site, place: str) -> None:
+def test_enabled_cdi_is_unchanged(old_site: Site, place: str) -> None:
     old_site.write({"config.toml": 'version = 2\nimports = ["{drop_ins}/*.toml"]\n'})
     old_site.write({place: f"version = 2\n[{OLD_TABLE}]\n  enable_cdi = true\n"})
     assert old_site.plan() == []
 
 
-def test_a_switch_in_another_table_is_no_switch(old_site: Site) -> None:
+def test_setting_in_another_table_is_ignored(old_site: Site) -> None:
     old_site.write({"config.toml": OPTIONS + "  enable_cdi = true\n"})
     after, changed, _record = old_site.switch_on()
     assert changed == ["config.toml"]
@@ -297,7 +297,7 @@ def test_main_file_for_manual_edits_does_not_prevent_a_drop_in(new_site: Site) -
     assert after.reads(FOLDERS) and changed == ["conf.d/60-dra-accelerators.toml"]
 
 
-def test_what_a_person_changed_since_stays_and_our_keys_go(old_site: Site) -> None:
+def test_manual_changes_are_kept_and_own_keys_are_removed(old_site: Site) -> None:
     site = old_site
     site.write({"config.toml": f'version = 2\n[{OLD_TABLE}]\n  enable_cdi = false\n  sandbox_image = "mine"\n'})
     _after, changed, record = site.switch_on()
@@ -311,7 +311,7 @@ def test_what_a_person_changed_since_stays_and_our_keys_go(old_site: Site) -> No
     assert not site.daemon.settings().enabled
 
 
-def test_a_file_that_we_made_and_others_wrote_into_stays_without_us(old_site: Site) -> None:
+def test_own_file_with_foreign_content_is_kept_without_own_keys(old_site: Site) -> None:
     _after, changed, record = old_site.switch_on()
     assert changed == ["config.toml"]
     path = old_site.folder / "config.toml"
@@ -321,7 +321,7 @@ def test_a_file_that_we_made_and_others_wrote_into_stays_without_us(old_site: Si
     assert "level = 'info'" in path.read_text()
 
 
-def test_a_drop_in_is_known_as_ours_without_a_record(old_site: Site) -> None:
+def test_own_drop_in_is_recognized_without_a_record(old_site: Site) -> None:
     old_site.write({"config.toml": 'version = 2\nimports = ["{drop_ins}/*.toml"]\n'})
     before = old_site.texts()
     old_site.switch_on()
@@ -351,7 +351,7 @@ def test_a_drop_in_is_known_as_ours_without_a_record(old_site: Site) -> None:
         ),
     ],
 )
-def test_what_cannot_be_changed_safely_is_refused_and_nothing_is_written(
+def test_configuration_that_cannot_be_changed_safely_is_rejected(
     old_site: Site, files: dict[str, str], words: str
 ) -> None:
     old_site.write(files)

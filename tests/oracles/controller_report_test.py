@@ -100,5 +100,5 @@ async def scenario(administrator: Path, folder: Path) -> None:
         await admin.close()
 
 
-def test_the_report_is_given_to_who_may_read_it(administrator: Path, tmp_path: Path) -> None:
+def test_report_is_served_to_authorized_readers(administrator: Path, tmp_path: Path) -> None:
     asyncio.run(scenario(administrator, tmp_path))

@@ -147,7 +147,7 @@ def machine(crio: Path) -> Iterator[Machine]:
             made.stop()
 
 
-def test_folders_are_named_in_a_drop_in_and_taken_back(machine: Machine) -> None:
+def test_cdi_directories_are_set_in_a_drop_in_and_removed(machine: Machine) -> None:
     before = machine.files()
     foretold = machine.module(check=True)
     assert foretold["changed"] and foretold["restarted"], foretold
@@ -172,7 +172,7 @@ def test_folders_are_named_in_a_drop_in_and_taken_back(machine: Machine) -> None
     assert not machine.module(state="absent")["changed"]
 
 
-def test_what_is_on_by_default_is_left_alone(machine: Machine) -> None:
+def test_directories_enabled_by_default_are_unchanged(machine: Machine) -> None:
     before, pid = machine.files(), machine.pid()
     folders = machine.knows()
     done = machine.module(cdi_folders=folders, check=True)
@@ -180,7 +180,7 @@ def test_what_is_on_by_default_is_left_alone(machine: Machine) -> None:
     assert (machine.files(), machine.pid()) == (before, pid)
 
 
-def test_a_file_that_is_read_later_and_names_folders_is_changed_itself(machine: Machine) -> None:
+def test_later_file_with_cdi_directories_is_changed(machine: Machine) -> None:
     text = '# Theirs.\n[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"] # by hand\n'
     machine.start_with(**{"99-site.conf": text, "70-other.conf": "[crio.runtime]\npids_limit = 512\n"})
     before = machine.files()
@@ -194,7 +194,7 @@ def test_a_file_that_is_read_later_and_names_folders_is_changed_itself(machine: 
     assert machine.files() == before
 
 
-def test_what_cri_o_does_not_start_with_is_undone(machine: Machine) -> None:
+def test_configuration_that_cri_o_rejects_is_rolled_back(machine: Machine) -> None:
     machine.start_with(check=f"! ls {machine.drop_ins} | grep -q dra-accelerators")
     before = machine.files()
     failed = machine.module()
@@ -205,7 +205,7 @@ def test_what_cri_o_does_not_start_with_is_undone(machine: Machine) -> None:
     assert machine.knows() == ["/etc/cdi", "/var/run/cdi"]
 
 
-def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> None:
+def test_next_run_does_the_restart_of_a_killed_run(machine: Machine) -> None:
     machine.module()
     text = (machine.drop_ins / "60-dra-accelerators.conf").read_text()
     machine.module(state="absent")
@@ -216,7 +216,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert not machine.module()["changed"]
 
 
-def test_the_options_of_the_process_choose_its_files(machine: Machine) -> None:
+def test_options_of_the_process_select_its_files(machine: Machine) -> None:
     before = machine.files()
     places = {"command": machine.crio, "config": "/nonexistent/crio.conf", "drop_ins": "/nonexistent/crio.conf.d"}
     other = {"crio": {**{key: str(value) for key, value in places.items()}, "timeout": 30}}
@@ -229,7 +229,7 @@ def test_the_options_of_the_process_choose_its_files(machine: Machine) -> None:
     assert machine.files() == before
 
 
-def test_files_that_cri_o_refuses_are_named_and_nothing_is_changed(machine: Machine) -> None:
+def test_files_that_cri_o_rejects_are_named_and_nothing_is_changed(machine: Machine) -> None:
     (machine.drop_ins / "50-site.conf.old").write_text("[crio.runtime\n")
     before, pid = machine.files(), machine.pid()
     failed = machine.module()
@@ -238,7 +238,7 @@ def test_files_that_cri_o_refuses_are_named_and_nothing_is_changed(machine: Mach
     assert (machine.files(), machine.pid()) == (before, pid)
 
 
-def test_a_flag_that_names_other_folders_is_told_and_cri_o_is_not_restarted_again_and_again(machine: Machine) -> None:
+def test_flag_with_other_cdi_directories_is_reported_without_repeated_restarts(machine: Machine) -> None:
     command = (machine.folder / "command").read_text().replace("--config ", "--cdi-spec-dirs /srv/flag --config ", 1)
     (machine.folder / "command").write_text(command)
     machine.systemctl("restart", "crio.service")

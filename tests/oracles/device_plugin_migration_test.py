@@ -183,14 +183,14 @@ def taint_values(machine: Machine) -> list[str]:
     return [each["value"] for each in machine.node()["spec"].get("taints") or () if each["key"] == nodes.TAINT]
 
 
-def test_the_report(module: Run) -> None:
+def test_migration_report(module: Run) -> None:
     told = module("device_plugin_migration_info", {"nodes": [NODE]})
     assert told["gate"] == {"kept": True, "problem": ""} and [each["name"] for each in told["pods"]] == ["training"]
     assert [each["name"] for each in told["plugins"]] == ["plugin"] and len(told["blocked"]) == 2
     assert told["nodes"][NODE]["kind"] == "foreign" and told["resources"][GPU]["device_class"] == "gpu.nvidia.com"
 
 
-def test_the_server_takes_every_class(module: Run, machine: Machine) -> None:
+def test_api_server_accepts_every_class(module: Run, machine: Machine) -> None:
     dry = module("device_plugin_migration", {"state": "prepared"}, check=True)
     made = module("device_plugin_migration", {"state": "prepared"})
     assert dry["steps"] == made["steps"] and len(made["steps"]) == len(NAMES), made
@@ -199,7 +199,7 @@ def test_the_server_takes_every_class(module: Run, machine: Machine) -> None:
     assert not module("device_plugin_migration", {"state": "prepared"})["changed"]
 
 
-def test_forward(module: Run, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migration_to_claims(module: Run, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert moved(module, "closed", "forward", check=True)["evicted"] == [f"{SPACE}/training"]
     done = moved(module, "closed", "forward")
     assert machine.allows, "the first eviction was refused: the budget was not known yet"
@@ -229,7 +229,7 @@ def test_forward(module: Run, machine: Machine, monkeypatch: pytest.MonkeyPatch)
     assert not moved(module, "closed", "forward")["changed"] and not moved(module, "open", "forward")["changed"]
 
 
-def test_back(module: Run, machine: Machine) -> None:
+def test_migration_to_the_device_plugin(module: Run, machine: Machine) -> None:
     assert moved(module, "closed", "back")["evicted"] == []
     machine.server.request("DELETE", f"{DRA}/resourceslices/{NODE}", {})
     moved(module, "open", "back")
@@ -240,7 +240,7 @@ def test_back(module: Run, machine: Machine) -> None:
     assert not moved(module, "closed", "back")["changed"] and not moved(module, "open", "back")["changed"]
 
 
-def test_what_is_left_for_all_nodes_goes(module: Run, machine: Machine) -> None:
+def test_cluster_wide_objects_are_deleted(module: Run, machine: Machine) -> None:
     others = machine.server.request("GET", f"{DRA}/resourceslices")["items"]
     for each in others:
         machine.server.request("DELETE", f"{DRA}/resourceslices/{each['metadata']['name']}", {})

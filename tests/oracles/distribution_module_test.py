@@ -152,7 +152,7 @@ def machine(containerd: Path, crictl: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.prove
-def test_a_drop_in_is_written_where_the_generated_file_imports_it_and_taken_back(machine: Machine) -> None:
+def test_drop_in_is_written_to_an_imported_directory_and_removed(machine: Machine) -> None:
     machine.start_with("  enable_cdi = false")
     before = machine.files()
     foretold = machine.module(_ansible_check_mode=True)
@@ -174,7 +174,7 @@ def test_a_drop_in_is_written_where_the_generated_file_imports_it_and_taken_back
 
 
 @pytest.mark.prove
-def test_what_its_containerd_does_not_start_with_is_undone(machine: Machine) -> None:
+def test_configuration_that_its_containerd_rejects_is_rolled_back(machine: Machine) -> None:
     machine.start_with("  enable_cdi = false", check=f"! test -e {machine.drop_in}")
     before = machine.files()
     failed = machine.module()
@@ -185,7 +185,7 @@ def test_what_its_containerd_does_not_start_with_is_undone(machine: Machine) -> 
 
 
 @pytest.mark.prove
-def test_a_restart_that_a_killed_run_owes_is_made_up_for_and_the_way_back_takes_its_file(machine: Machine) -> None:
+def test_next_run_does_the_restart_of_a_killed_run_and_removal_deletes_its_file(machine: Machine) -> None:
     machine.start_with("  enable_cdi = false")
     before = machine.files()
     machine.module()
@@ -220,7 +220,7 @@ def test_containerd_2_with_settings_of_version_2_has_cdi_on_by_default(machine: 
 
 
 @pytest.mark.prove
-def test_without_imports_the_node_is_refused_and_nothing_is_changed(machine: Machine) -> None:
+def test_node_without_imports_is_rejected_and_nothing_is_changed(machine: Machine) -> None:
     machine.start_with("  enable_cdi = false", imports=False)
     before = machine.files()
     failed = machine.module()

@@ -178,7 +178,7 @@ def machine(docker: Path, containerd: Path) -> Iterator[Machine]:
     assert Path("/sys/class/net/docker0").exists() == bridge, "the machine's own Docker Engine has lost its bridge"
 
 
-def test_cdi_is_switched_on_and_off_again(machine: Machine) -> None:
+def test_cdi_is_enabled_and_disabled(machine: Machine) -> None:
     machine.start_with()
     before = machine.files()
     assert machine.knows() == []
@@ -201,7 +201,7 @@ def test_cdi_is_switched_on_and_off_again(machine: Machine) -> None:
     assert not machine.module(state="absent")["changed"]
 
 
-def test_the_option_of_the_process_chooses_its_file(machine: Machine) -> None:
+def test_option_of_the_process_selects_its_file(machine: Machine) -> None:
     machine.start_with()
     other = {"daemon": str(machine.daemon), "config": "/nonexistent/daemon.json", "timeout": 60}
     done = machine.module(docker=other)
@@ -212,7 +212,7 @@ def test_the_option_of_the_process_chooses_its_file(machine: Machine) -> None:
     assert machine.config.read_text() == SITE and machine.knows() == []
 
 
-def test_what_is_on_is_left_alone(machine: Machine) -> None:
+def test_enabled_cdi_is_unchanged(machine: Machine) -> None:
     machine.wanted.mkdir()
     machine.start_with(json.dumps({"features": {"cdi": True}, "cdi-spec-dirs": machine.on}))
     before, pid = machine.files(), machine.pid()
@@ -221,7 +221,7 @@ def test_what_is_on_is_left_alone(machine: Machine) -> None:
     assert (machine.files(), machine.pid()) == (before, pid)
 
 
-def test_what_docker_does_not_start_with_is_undone(machine: Machine) -> None:
+def test_configuration_that_docker_rejects_is_rolled_back(machine: Machine) -> None:
     machine.start_with(check=f"! grep -q cdi {machine.config}")
     before = machine.files()
     failed = machine.module()
@@ -230,7 +230,7 @@ def test_what_docker_does_not_start_with_is_undone(machine: Machine) -> None:
     assert (machine.files(), machine.knows()) == (before, [])
 
 
-def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> None:
+def test_next_run_does_the_restart_of_a_killed_run(machine: Machine) -> None:
     machine.start_with()
     machine.module()
     text = machine.config.read_text()
@@ -242,7 +242,7 @@ def test_a_restart_that_a_killed_run_owes_is_made_up_for(machine: Machine) -> No
     assert not machine.module()["changed"]
 
 
-def test_a_file_that_is_none_is_named_and_nothing_is_changed(machine: Machine) -> None:
+def test_invalid_file_is_named_and_nothing_is_changed(machine: Machine) -> None:
     machine.start_with()
     machine.config.write_text('{"log-opts": {')
     before, pid = machine.files(), machine.pid()
@@ -251,7 +251,7 @@ def test_a_file_that_is_none_is_named_and_nothing_is_changed(machine: Machine) -
     assert (machine.files(), machine.pid()) == (before, pid)
 
 
-def test_a_flag_that_says_otherwise_is_refused_before_anything_is_changed(machine: Machine) -> None:
+def test_conflicting_flag_is_rejected_before_any_change(machine: Machine) -> None:
     machine.start_with(more="--feature cdi=false")
     before = machine.files()
     failed = machine.module()
@@ -259,7 +259,7 @@ def test_a_flag_that_says_otherwise_is_refused_before_anything_is_changed(machin
     assert machine.files() == before and machine.knows() == []
 
 
-def test_containers_that_run_are_not_stopped_without_a_word_and_get_devices_afterwards(machine: Machine) -> None:
+def test_running_containers_are_not_stopped_without_consent_and_get_devices_after_it(machine: Machine) -> None:
     machine.start_with()
     program = machine.folder / "image/program"
     program.parent.mkdir()

@@ -33,7 +33,7 @@ def waiting() -> list[Json]:
     return [*claims, *(planned.pod(each["metadata"]["name"], each["metadata"]["name"]) for each in claims)]
 
 
-def test_what_waits_is_planned_and_then_gets_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pending_claims_are_planned_and_get_their_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.fleet_plan")
     devices = planned.fleet(nodes=3, each=2)
     nodes = [{"kind": "Node", "metadata": {"name": name}, "status": READY} for name in devices]

@@ -21,7 +21,7 @@ LASTING = 20
 
 
 @pytest.mark.prove
-def test_what_drains_have_left_is_lifted_with_the_rights_of_the_role(
+def test_abandoned_drain_rules_are_deleted_with_the_rights_of_the_role(
     administrator: Path, kubectl: Path, tmp_path: Path
 ) -> None:
     cluster = NoNodes(kubectl, administrator)

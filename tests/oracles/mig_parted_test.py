@@ -72,7 +72,7 @@ done
 @pytest.mark.parametrize(
     "machine", [name if name == SHORT else pytest.param(name, marks=pytest.mark.prove) for name in MACHINES]
 )
-def test_what_it_applies_is_there(mig_parted: Path, tmp_path: Path, machine: str) -> None:
+def test_layout_applied_by_mig_parted_exists(mig_parted: Path, tmp_path: Path, machine: str) -> None:
     library = tmp_path / "library"
     library.mkdir()
     subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}"], check=True)
@@ -155,7 +155,7 @@ WAYS = {
         ),
     ],
 )
-def test_what_we_export_it_accepts_and_finds_there(mig_parted: Path, tmp_path: Path, machine: str, way: str) -> None:
+def test_mig_parted_accepts_the_exported_layout(mig_parted: Path, tmp_path: Path, machine: str, way: str) -> None:
     library = tmp_path / "library"
     library.mkdir()
     subprocess.run(["make", "-s", "-C", FILES / "nvml", f"OUT={library}"], check=True)
@@ -274,7 +274,7 @@ BESIDE: dict[str, tuple[str, list[Change]]] = {
 @pytest.mark.parametrize(
     "name", [name if name == "sites" else pytest.param(name, marks=pytest.mark.prove) for name in BESIDE]
 )
-def test_it_disturbs_what_our_model_of_its_steps_says(mig_parted: Path, tmp_path: Path, name: str) -> None:
+def test_mig_parted_changes_the_predicted_gpus(mig_parted: Path, tmp_path: Path, name: str) -> None:
     machine, changes = BESIDE[name]
     library = tmp_path / "library"
     library.mkdir()

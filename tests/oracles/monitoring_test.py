@@ -93,7 +93,7 @@ def playbook(
     return done.stdout
 
 
-def test_rules_are_right_and_each_alert_is_seen_to_fire() -> None:
+def test_rules_are_valid_and_each_alert_fires() -> None:
     assert (
         f"{sum(len(group['rules']) for group in yaml.safe_load(RULES.read_text())['groups'])} rules found"
         in promtool("check", "rules", RULES)
@@ -107,7 +107,7 @@ def test_rules_are_right_and_each_alert_is_seen_to_fire() -> None:
         assert rule["annotations"]["runbook_url"].endswith(f"docs/monitoring.md#{name.lower()}")
 
 
-def test_grafanas_own_models_take_the_dashboard_and_know_all_that_is_in_it() -> None:
+def test_grafana_models_accept_every_field_of_the_dashboard() -> None:
     assert problems(dashboard()) == []
     units = {panel["fieldConfig"]["defaults"]["unit"] for panel in panels() if panel["type"] != "row"}
     assert units and units <= UNITS
@@ -130,7 +130,7 @@ def test_grafanas_own_models_take_the_dashboard_and_know_all_that_is_in_it() -> 
         (("templating", "list", 1, "refresh"), 7, "refresh is 7; expected"),
     ],
 )
-def test_what_grafana_does_not_know_is_found(place: tuple[Any, ...], value: Any, said: str) -> None:
+def test_fields_unknown_to_grafana_are_detected(place: tuple[Any, ...], value: Any, said: str) -> None:
     document: Any = dashboard()
     inside = document
     for step in place[:-1]:
@@ -139,7 +139,7 @@ def test_what_grafana_does_not_know_is_found(place: tuple[Any, ...], value: Any,
     assert any(said in problem for problem in problems(document)), problems(document)
 
 
-def test_the_dashboard_keeps_grafanas_rules() -> None:
+def test_dashboard_follows_the_grafana_rules() -> None:
     """Rules outside the models: unique IDs, a grid without overlaps, and a variable as data source."""
     document = dashboard()
     assert {each["name"] for each in document["templating"]["list"]} == {"datasource", "instance", "driver"}
@@ -204,7 +204,7 @@ def unshown(server: Server) -> list[str]:
     ]
 
 
-def test_a_prometheus_scrapes_a_driver_finds_its_metrics_clean_and_fires_when_a_device_fails(
+def test_prometheus_scrapes_a_driver_without_warnings_and_alerts_on_a_failed_device(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """A complete driver runs on model devices, and the role writes Prometheus' config. In the rules that it reads,

@@ -245,7 +245,7 @@ def both(
     return seen["real"]
 
 
-def test_every_command_is_answered_alike(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
+def test_every_command_has_the_same_answer(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         answers: list[object] = [mps.run("", "-d")]
         for command in COMMANDS:
@@ -258,7 +258,7 @@ def test_every_command_is_answered_alike(programs: dict[str, tuple[list[str], Pa
 
 
 @pytest.mark.parametrize("words", ["-uid 0", "-uid 65534", "-uid 0 extra"])
-def test_a_server_that_cannot_start(programs: dict[str, tuple[list[str], Path]], tmp_path: Path, words: str) -> None:
+def test_server_that_cannot_start(programs: dict[str, tuple[list[str], Path]], tmp_path: Path, words: str) -> None:
     """Whether NVIDIA's user interface then exits with 0 or 1 depends on when the server ends."""
 
     def observe(mps: Mps) -> Sequence[object]:
@@ -270,7 +270,9 @@ def test_a_server_that_cannot_start(programs: dict[str, tuple[list[str], Path]],
     both(programs, tmp_path, observe)
 
 
-def test_another_user_may_ask_and_may_not_end_it(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
+def test_another_user_can_query_and_cannot_quit_the_daemon(
+    programs: dict[str, tuple[list[str], Path]], tmp_path: Path
+) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
             folder.chmod(0o755)
@@ -281,7 +283,7 @@ def test_another_user_may_ask_and_may_not_end_it(programs: dict[str, tuple[list[
     assert ("quit", ("Not enough privilege to execute quit command\n", "", 0)) in seen
 
 
-def test_the_life_of_a_daemon(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
+def test_daemon_start_and_end(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         seen: list[object] = [mps.run("get_server_list\n"), mps.files()]
         # The help text is our own. That one is printed, its stream, and the exit code match NVIDIA's.
@@ -299,7 +301,7 @@ def test_the_life_of_a_daemon(programs: dict[str, tuple[list[str], Path]], tmp_p
     both(programs, tmp_path, observe)
 
 
-def test_in_the_foreground_it_ends_by_a_signal_and_leaves_its_files(
+def test_foreground_daemon_ends_on_a_signal_and_leaves_its_files(
     programs: dict[str, tuple[list[str], Path]], tmp_path: Path
 ) -> None:
     def observe(mps: Mps) -> Sequence[object]:
@@ -326,9 +328,7 @@ def test_in_the_foreground_it_ends_by_a_signal_and_leaves_its_files(
 
 
 @pytest.mark.parametrize("value", ["50", "0", "150", "x", ""])
-def test_a_percentage_of_the_environment(
-    programs: dict[str, tuple[list[str], Path]], tmp_path: Path, value: str
-) -> None:
+def test_percentage_in_the_environment(programs: dict[str, tuple[list[str], Path]], tmp_path: Path, value: str) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         mps.run("", "-d", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=value)
         return [mps.run("get_default_active_thread_percentage\n"), mps.settled_log()]
@@ -336,7 +336,7 @@ def test_a_percentage_of_the_environment(
     both(programs, tmp_path, observe)
 
 
-def test_folders_that_cannot_be(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
+def test_invalid_directories(programs: dict[str, tuple[list[str], Path]], tmp_path: Path) -> None:
     def observe(mps: Mps) -> Sequence[object]:
         (mps.folder / "file").touch()
         nowhere = {"CUDA_MPS_LOG_DIRECTORY": str(mps.folder / "no/log")}

@@ -56,20 +56,20 @@ def claim(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_wrong_claim_is_refused(server: Server) -> None:
+def test_invalid_claim_is_rejected(server: Server) -> None:
     spec = preference.claim_spec(2, "npu.huawei.com", selectors=["device.attributes['npu.huawei.com'].ringFree <"])
     assert "Syntax error" in server.refusal(CLAIMS, claim(spec))
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("chips", [1, 2, 3, 4, 8, 16, 32])
-def test_claims_for_near_npus_are_taken(server: Server, chips: int, whole: bool) -> None:
+def test_claims_for_near_npus_are_accepted(server: Server, chips: int, whole: bool) -> None:
     for prefer in (preference.NEAREST_FIRST, (preference.RING, preference.ANY), (preference.RING,), (preference.ANY,)):
         spec = preference.claim_spec(chips, "npu.huawei.com", prefer=prefer, whole=whole)
         assert server.refusal(CLAIMS, claim(spec)) == "", prefer
 
 
-def test_the_pods_of_a_job_are_taken(server: Server) -> None:
+def test_pods_of_a_job_are_accepted(server: Server) -> None:
     span = Span(7, (Member("a", 7, 16, 3), Member("b", 7, 16, 4)), 16)
     assert server.refusal(CLAIMS, claim(super_pod.claim_spec(span))) == ""
     spec = {

@@ -160,7 +160,7 @@ def told_apart(theirs: Settings, ours: Settings) -> set[str]:
 
 
 @pytest.mark.parametrize("release", SITES)
-def test_containerd_reads_the_same_but_for_what_is_explained(
+def test_containerd_configuration_equals_nvidia_ctk_except_documented_differences(
     nvidia_ctk: Path, containerd: Path, old_containerd: Path, tmp_path: Path, release: str
 ) -> None:
     program = containerd if release == "2" else old_containerd
@@ -174,13 +174,13 @@ def test_containerd_reads_the_same_but_for_what_is_explained(
     assert told_apart(both[1], both[0]) == set(EXPLAINED[release])
 
 
-def test_the_page_explains_what_is_explained_here() -> None:
+def test_page_documents_every_difference() -> None:
     words = (Path(__file__).parents[2] / "docs/container-edits.md").read_text()
     for explained in (*EXPLAINED.values(), EXPLAINED_OF_DOCKER, EXPLAINED_OF_CRIO):
         assert all(why in words for why in explained.values())
 
 
-def test_docker_s_file_says_the_same_but_for_what_is_explained(nvidia_ctk: Path, tmp_path: Path) -> None:
+def test_docker_file_equals_nvidia_ctk_except_documented_differences(nvidia_ctk: Path, tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     path.write_text('{"log-opts": {"max-size": "8m"}}\n')
     before = path.read_text()
@@ -219,7 +219,7 @@ class CrioSite:
         subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-def told_apart_by_crio(theirs: crio_config.Settings, ours: crio_config.Settings) -> set[str]:
+def differences_of_crio(theirs: crio_config.Settings, ours: crio_config.Settings) -> set[str]:
     """Return the names of the differences."""
     found = {name.rpartition(" would")[0] for name in differences(theirs.rest, ours.rest)}
     return found | ({"crio.runtime.cdi_spec_dirs"} if set(theirs.folders) != set(ours.folders) else set())
@@ -228,7 +228,9 @@ def told_apart_by_crio(theirs: crio_config.Settings, ours: crio_config.Settings)
 # CRI-O is built for such tests only.
 @pytest.mark.prove
 @pytest.mark.parametrize("site", SITES_OF_CRIO)
-def test_crio_reads_the_same_but_for_what_is_explained(nvidia_ctk: Path, crio: Path, tmp_path: Path, site: str) -> None:
+def test_crio_configuration_equals_nvidia_ctk_except_documented_differences(
+    nvidia_ctk: Path, crio: Path, tmp_path: Path, site: str
+) -> None:
     text = SITE_OF_CRIO.format(folders=SITES_OF_CRIO[site])
     untouched, ours, theirs = (CrioSite(crio, tmp_path / name, text) for name in ("untouched", "ours", "theirs"))
     ours.by_us()
@@ -242,6 +244,6 @@ def test_crio_reads_the_same_but_for_what_is_explained(nvidia_ctk: Path, crio: P
     assert runtimes["nvidia"]["runtime_path"] == PROGRAM
     assert runtimes["nvidia"]["monitor_path"] == "/usr/libexec/crio/conmon", "it is copied from the default runtime"
     expected = set(EXPLAINED_OF_CRIO) - ({"crio.runtime.cdi_spec_dirs"} if site == "names no folders" else set())
-    assert told_apart_by_crio(vendor, mine) == expected
+    assert differences_of_crio(vendor, mine) == expected
     assert theirs.main.read_text() == ours.main.read_text() == text
     assert bool(list(ours.drop_ins.iterdir())) == (site != "names no folders")

@@ -81,7 +81,7 @@ def paths(device: dict[str, Any]) -> set[str]:
     return {node["path"] for node in device["containerEdits"]["deviceNodes"]}
 
 
-def test_the_specification_names_every_device_and_its_nodes(
+def test_specification_contains_every_device_and_its_nodes(
     described: tuple[dict[str, Any], dict[str, int]], library: Path
 ) -> None:
     specification, mig = described

@@ -147,7 +147,7 @@ def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
 
 
 @pytest.mark.parametrize("role", ["nvidia_driver", "nvidia_container_toolkit"])
-def test_a_source_that_another_key_has_signed_gives_nothing(island: Island, role: str) -> None:
+def test_source_signed_by_another_key_is_rejected(island: Island, role: str) -> None:
     other = "C" * 40
     refused = island.bundle(check=False, **{f"{role}_repository_fingerprints": [other]})
     assert refused.failed == 1 and not island.archive.exists(), refused.output
@@ -155,7 +155,7 @@ def test_a_source_that_another_key_has_signed_gives_nothing(island: Island, role
 
 
 @pytest.mark.parametrize("source", [DRIVERS, TOOLKIT])
-def test_an_index_that_was_changed_after_it_was_signed_gives_nothing(island: Island, source: str) -> None:
+def test_index_changed_after_signing_is_rejected(island: Island, source: str) -> None:
     release = island.sources.folder / source / "Release"
     signed = release.read_text(encoding="utf-8")
     release.write_text(signed.replace("Origin: NVIDIA", "Origin: another"), encoding="utf-8")
@@ -167,7 +167,7 @@ def test_an_index_that_was_changed_after_it_was_signed_gives_nothing(island: Isl
     assert f"{island.vendor.address}/{source}" in refused.output and "BADSIG" in refused.output, refused.output
 
 
-def test_what_is_needed_is_gathered_once(island: Island) -> None:
+def test_bundle_is_built_once(island: Island) -> None:
     base = pods.make_base_image(island.cluster)
     told = island.bundle("--check", **pods.variables(base))
     assert told.failed == 0 and "gather packages for debian 12" in told.output, told.output
@@ -191,7 +191,7 @@ def test_what_is_needed_is_gathered_once(island: Island) -> None:
     assert named <= vendors.keys() and "python3-venv" in {item["name"] for item in packages} - vendors.keys()
 
 
-def test_a_changed_bundle_is_refused_by_name(island: Island) -> None:
+def test_changed_bundle_file_is_rejected_by_name(island: Island) -> None:
     island.cut()
     whole = island.archive.with_suffix(".whole")
     shutil.copyfile(island.archive, whole)
@@ -208,13 +208,13 @@ def test_a_changed_bundle_is_refused_by_name(island: Island) -> None:
     assert f"changed: {member.name}" in refused.output, refused.output
 
 
-def test_what_is_missing_is_said_beforehand(island: Island) -> None:
+def test_missing_packages_are_reported_before_any_change(island: Island) -> None:
     refused = island.site(check=False, accelerator_bundle_packages=["no-such-package"])
     assert refused.failed == 1 and refused.changed == 0, refused.output
     assert "the package no-such-package for debian 12" in refused.output, refused.output
 
 
-def test_a_bare_node_becomes_ready_with_no_route(island: Island) -> None:
+def test_bare_node_without_a_route_becomes_ready(island: Island) -> None:
     cluster, node = island.cluster, island.node
     told = island.site("--check", "--diff")
     assert told.failed == 0 and told.changed > 0 and OLDER in told.output, told.output
@@ -234,7 +234,7 @@ def test_a_bare_node_becomes_ready_with_no_route(island: Island) -> None:
     assert again.failed == 0 and again.changed == 0, again.output
 
 
-def test_a_pod_s_image_comes_from_the_bundle_too(island: Island) -> None:
+def test_pod_image_comes_from_the_bundle(island: Island) -> None:
     base = "localhost/driver-base:1"
     reference = execute(
         ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/dra-accelerators-driver"]
@@ -250,7 +250,7 @@ def test_a_pod_s_image_comes_from_the_bundle_too(island: Island) -> None:
     assert again.failed == 0 and again.changed == 0, again.output
 
 
-def test_nothing_of_it_stays(island: Island) -> None:
+def test_removal_leaves_nothing_of_the_bundle(island: Island) -> None:
     cluster, node = island.cluster, island.node
     wanted = {
         **pods.variables("localhost/driver-base:1"),

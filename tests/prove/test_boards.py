@@ -96,7 +96,7 @@ def smallest(machine: str) -> str:
     )[1]
 
 
-def test_no_gate_is_set(boards: Cluster) -> None:
+def test_no_feature_gate_is_set(boards: Cluster) -> None:
     gates = json.loads((ROOT / "tests/world/gates.json").read_text("utf-8"))
     here = numbers(gates["kubernetes"])
     metrics = boards.kubectl("get", "--raw=/metrics")
@@ -109,7 +109,7 @@ def test_no_gate_is_set(boards: Cluster) -> None:
         assert found and (found[1] == "1") == (stage in ("beta", "stable", "locked")), (gate["name"], stage, found)
 
 
-def test_site_installs_all_of_them_and_its_second_run_changes_nothing(boards: Cluster) -> None:
+def test_site_installs_all_boards_and_second_run_changes_nothing(boards: Cluster) -> None:
     first = boards.playbook("site.yml", "-e", json.dumps(SETTINGS))
     assert not first.failed, first.output
     again = boards.playbook("site.yml", "-e", json.dumps(SETTINGS))
@@ -117,7 +117,7 @@ def test_site_installs_all_of_them_and_its_second_run_changes_nothing(boards: Cl
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_slices_are_what_the_core_says(boards: Cluster, machine: str) -> None:
+def test_slices_equal_the_output_of_the_core(boards: Cluster, machine: str) -> None:
     node = node_with(boards, machine)
     wanted = comparable(expected(machine))
     boards.wait("all devices", lambda: boards.devices(node).keys() == wanted[0].keys())
@@ -125,7 +125,7 @@ def test_the_slices_are_what_the_core_says(boards: Cluster, machine: str) -> Non
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_partition_reaches_a_pod_and_is_given_back(boards: Cluster, machine: str) -> None:
+def test_partition_is_used_by_a_pod_and_released(boards: Cluster, machine: str) -> None:
     node, profile = node_with(boards, machine), smallest(machine)
     assert boards.instances(node) == []
     boards.apply(
@@ -141,7 +141,7 @@ def test_a_partition_reaches_a_pod_and_is_given_back(boards: Cluster, machine: s
 
 
 @pytest.mark.parametrize("machine", [each for each in MACHINES if not by_reset(boards_of(each)[0][0])])
-def test_a_whole_gpu_reaches_a_pod_and_is_given_back(boards: Cluster, machine: str) -> None:
+def test_whole_gpu_is_used_by_a_pod_and_released(boards: Cluster, machine: str) -> None:
     node = node_with(boards, machine)
     boards.apply(claim("whole", device_class="gpu.nvidia.com"), pod("whole", "whole", node=node))
     boards.wait_running("whole")
@@ -153,7 +153,7 @@ def test_a_whole_gpu_reaches_a_pod_and_is_given_back(boards: Cluster, machine: s
     boards.wait("the GPU is given back", lambda: not boards.recorded(node) and not boards.cdi_files(node))
 
 
-def test_everything_is_taken_away_again(boards: Cluster) -> None:
+def test_removal_deletes_everything(boards: Cluster) -> None:
     recap = boards.playbook("remove.yml")
     assert not recap.failed, recap.output
     boards.wait("no slice left", lambda: not boards.slices(), timeout=90)

@@ -124,7 +124,7 @@ def difference(cluster: Cluster, before: dict[str, str]) -> set[str]:
     return {key for key in changed if not key.endswith(kept) and "/var/lib/containerd/" not in key}
 
 
-def test_the_controller_changes_over_to_pods_and_back_and_everybody_who_asks_is_answered(site: Site) -> None:
+def test_controller_is_migrated_to_pods_and_back_without_an_outage(site: Site) -> None:
     cluster = site.cluster
     before = cluster.footprint()
     site.run("service")

@@ -155,7 +155,7 @@ def counted(cluster: Cluster, name: str) -> float:
     return float(found[0]) if found else 0.0
 
 
-def test_the_controller_lifts_what_a_killed_run_has_left_and_nothing_else(living: Cluster, node: str) -> None:
+def test_controller_removes_only_the_taints_of_a_killed_run(living: Cluster, node: str) -> None:
     (former,) = (name for name in containers(living) if name.startswith("middle"))
     living.apply(*rules_by_hand(node))
     changed = json.dumps({**layouts(living, HALVES), "accelerator_repartition_evict": True})
@@ -194,7 +194,7 @@ def see_the_pod_come_back(living: Cluster, node: str, former: str) -> None:
     living.wait("it is told", lambda: "RepartitionAbandoned" in [reason for reason, _text in told(living, node)])
 
 
-def test_the_next_run_completes_it(living: Cluster, node: str) -> None:
+def test_next_run_completes_a_killed_run(living: Cluster, node: str) -> None:
     # The runs below can take longer.
     controller(living, dra_controller_report=True)
     before = {name: each for name, each in containers(living).items() if not name.startswith("middle")}
@@ -235,7 +235,7 @@ def waits(cluster: Cluster, shown: str, number: int, *names: str) -> dict[str, A
     return cluster.wait(f"{names} wait in the report", new)
 
 
-def test_who_may_read_it_gets_the_report_of_this_cluster_by_either_service(living: Cluster, reader: str) -> None:
+def test_authorized_reader_gets_the_report_from_both_services(living: Cluster, reader: str) -> None:
     huge = [claim("huge", device_class="gpu.nvidia.com", expression=HUGE), pod("huge", "huge")]
     living.apply(*huge)
     living.wait("it waits", lambda: set(waiting(living)) == {"huge"})
@@ -266,9 +266,7 @@ def planned(cluster: Cluster, file: Path, **more: Any) -> Recap:
     return done
 
 
-def test_only_a_move_makes_room_for_who_waits_and_the_plan_names_who_moves(
-    living: Cluster, node: str, file: Path
-) -> None:
+def test_plan_names_the_pod_that_moves_to_make_room_for_a_pending_pod(living: Cluster, node: str, file: Path) -> None:
     living.apply(*deployment("whole", WHOLE, ASKS["whole"]))
     wait_ready(living, whole=WHOLE, **PARTS)
     living.apply(*deployment("late", 1, ASKS["late"]))
@@ -297,7 +295,7 @@ def by_plan(cluster: Cluster, file: Path, *arguments: str, **more: Any) -> Recap
     return repartition(cluster, "{}", "-e", f"@{file}", *arguments, **more)
 
 
-def test_who_moves_comes_back_elsewhere_who_waited_runs_and_nobody_else_notices(
+def test_applied_plan_moves_one_pod_starts_the_pending_pod_and_keeps_others(
     living: Cluster, node: str, file: Path
 ) -> None:
     before, had, steps = containers(living), holders(living), file.with_name("steps.json")
@@ -329,9 +327,7 @@ def test_who_moves_comes_back_elsewhere_who_waited_runs_and_nobody_else_notices(
 # ---- the report, with pods
 
 
-def test_pods_give_the_report_at_their_service_also_without_the_api_server(
-    living: Cluster, node: str, reader: str
-) -> None:
+def test_pods_serve_the_report_without_the_api_server(living: Cluster, node: str, reader: str) -> None:
     controller(
         living,
         dra_controller_report=True,

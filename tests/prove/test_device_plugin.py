@@ -63,7 +63,7 @@ def plugged() -> Iterator[Cluster]:
         cluster.world("down")
 
 
-def test_site_sets_it_up_and_its_second_run_changes_nothing(plugged: Cluster) -> None:
+def test_site_installs_the_device_plugin_and_second_run_changes_nothing(plugged: Cluster) -> None:
     recap = site(plugged, "device-plugin")
     assert not recap.failed, recap.output
     plugged.wait("the kubelet offers them", lambda: offered(plugged) == {GPUS: 7, PARTITIONS: 4})
@@ -72,7 +72,7 @@ def test_site_sets_it_up_and_its_second_run_changes_nothing(plugged: Cluster) ->
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_a_pod_that_asks_for_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
+def test_pod_that_requests_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     plugged.apply(*example("extended-resource.yaml", node), *example("device-plugin.yaml", node))
     plugged.wait_running("extended-resource", "two-gpus", "one-partition")
@@ -85,7 +85,7 @@ def test_a_pod_that_asks_for_one_gpu_sees_exactly_one(plugged: Cluster) -> None:
     assert all(uuid in told for uuid in (*one, *two, part[-1]))
 
 
-def test_a_fault_takes_a_gpu_out_and_its_end_brings_it_back(plugged: Cluster) -> None:
+def test_faulty_gpu_is_not_offered_until_it_recovers(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     plugged.run(node, "accelerator-simulator", "fault", "7", "call", CALL, "fail", "999")
     try:
@@ -96,7 +96,7 @@ def test_a_fault_takes_a_gpu_out_and_its_end_brings_it_back(plugged: Cluster) ->
     plugged.wait("it is back", lambda: offered(plugged)[GPUS] == 7)
 
 
-def test_restarts_of_kubelet_and_driver_disturb_no_pod(plugged: Cluster) -> None:
+def test_restarts_of_kubelet_and_driver_affect_no_pod(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     for unit in ("kubelet.service", DRIVER_UNIT):
         plugged.run(node, "systemctl", "restart", unit)
@@ -111,7 +111,7 @@ def test_restarts_of_kubelet_and_driver_disturb_no_pod(plugged: Cluster) -> None
         assert restarts == [0, 0, 0]
 
 
-def test_back_to_claims_nothing_is_published_before_the_last_pod_has_gone(plugged: Cluster) -> None:
+def test_change_to_claims_publishes_nothing_before_the_last_pod_ends(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     plugged.kubectl("delete", "pod", "two-gpus", "one-partition")
     # The run waits for the published devices, and reports what prevents them.
@@ -126,7 +126,7 @@ def test_back_to_claims_nothing_is_published_before_the_last_pod_has_gone(plugge
     assert plugged.run(node, "sh", "-c", f"ls {FOLDER} | grep ^dra- || true").split() == []
 
 
-def test_there_again_a_claim_is_seen_to_its_end(plugged: Cluster) -> None:
+def test_change_to_device_plugin_keeps_a_claim_until_its_end(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     documents = [claim("held", device_class="gpu.nvidia.com"), pod("held", "held", node=node)]
     plugged.apply(*documents)
@@ -146,7 +146,7 @@ def test_there_again_a_claim_is_seen_to_its_end(plugged: Cluster) -> None:
     )
 
 
-def test_the_removal_leaves_nothing_of_it(plugged: Cluster) -> None:
+def test_removal_leaves_nothing_of_the_device_plugin(plugged: Cluster) -> None:
     (node,) = plugged.nodes()
     recap = plugged.playbook("remove.yml", check=False)
     assert not recap.failed, recap.output

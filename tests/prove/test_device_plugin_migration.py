@@ -257,7 +257,7 @@ def plugged() -> Iterator[Cluster]:
         cluster.world("down")
 
 
-def test_the_report_says_what_becomes_of_what_and_touches_nothing(plugged: Cluster) -> None:
+def test_report_shows_the_migration_and_changes_nothing(plugged: Cluster) -> None:
     before = uids(plugged)
     told = move(plugged, "forward", "--check")
     assert not told.failed, told.output
@@ -275,7 +275,7 @@ def test_the_report_says_what_becomes_of_what_and_touches_nothing(plugged: Clust
     assert not any(taints(plugged, node) for node in plugged.nodes())
 
 
-def test_nobody_is_evicted_without_a_word_nor_against_the_fleet_file(plugged: Cluster) -> None:
+def test_no_pod_is_evicted_without_consent_or_against_the_fleet_file(plugged: Cluster) -> None:
     before = uids(plugged)
     silent = move(plugged, device_plugin_migration_evict="")
     assert silent.failed and "nobody has said that they may be" in silent.output and "default/web-" in silent.output
@@ -284,7 +284,7 @@ def test_nobody_is_evicted_without_a_word_nor_against_the_fleet_file(plugged: Cl
     assert uids(plugged) == before and not any(taints(plugged, node) for node in plugged.nodes())
 
 
-def test_forward_node_by_node_and_unchanged_pods_run_on_claims(plugged: Cluster) -> None:
+def test_migration_to_claims_node_by_node_keeps_pod_specs(plugged: Cluster) -> None:
     bystander = plugged.pod("bystander")["metadata"]["uid"]
     with Readiness(plugged) as readiness:
         recap = move(plugged)
@@ -310,14 +310,14 @@ def test_forward_node_by_node_and_unchanged_pods_run_on_claims(plugged: Cluster)
     assert used[f"requests.{GPU}"] == "2", "counted once, as before"
 
 
-def test_a_second_run_changes_nothing(plugged: Cluster) -> None:
+def test_second_run_changes_nothing(plugged: Cluster) -> None:
     before = uids(plugged)
     again = move(plugged)
     assert (again.failed, again.changed) == (0, 0), again.output
     assert uids(plugged) == before
 
 
-def test_a_run_that_was_cut_short_is_gone_on_with(plugged: Cluster) -> None:
+def test_interrupted_run_is_resumed(plugged: Cluster) -> None:
     node = plugged.nodes()[0]
     plugged.kubectl("taint", "node", node, f"{TAINT}=forward:NoSchedule")
     told = move(plugged, "forward", "--check")
@@ -326,7 +326,7 @@ def test_a_run_that_was_cut_short_is_gone_on_with(plugged: Cluster) -> None:
     assert not recap.failed and not taints(plugged, node), recap.output
 
 
-def test_claims_that_users_wrote_are_named_before_the_way_back(plugged: Cluster) -> None:
+def test_claims_of_users_are_named_before_the_migration_back(plugged: Cluster) -> None:
     node = plugged.nodes()[0]
     documents = [claim("own", device_class="gpu.nvidia.com"), pod("written", "own", node=node)]
     plugged.apply(*documents)
@@ -338,7 +338,7 @@ def test_claims_that_users_wrote_are_named_before_the_way_back(plugged: Cluster)
     plugged.delete(*reversed(documents))  # the claim stays as long as its pod
 
 
-def test_back_and_the_same_pods_run_by_the_plugin(plugged: Cluster) -> None:
+def test_migration_back_runs_the_same_pods_with_the_plugin(plugged: Cluster) -> None:
     with Readiness(plugged) as readiness:
         recap = move(plugged, "back")
     assert not recap.failed, recap.output
@@ -394,15 +394,13 @@ def plugin_pods(cluster: Cluster) -> list[str]:
     return [each["spec"]["nodeName"] for each in items if not each["metadata"].get("deletionTimestamp")]
 
 
-def test_another_plugin_is_found_whatever_its_name_and_goes_only_where_it_is_named(
-    plugged: Cluster, foreign: str
-) -> None:
+def test_another_plugin_is_found_by_its_resource_and_removed_only_if_named(plugged: Cluster, foreign: str) -> None:
     refused = move(plugged, "forward", "--limit", foreign)
     assert refused.failed and "kube-system/what-a-name serves device plugins on this node" in refused.output
     assert plugin_pods(plugged) == [foreign] and not taints(plugged, foreign)
 
 
-def test_from_another_plugin_to_claims(plugged: Cluster, foreign: str) -> None:
+def test_migration_from_another_plugin_to_claims(plugged: Cluster, foreign: str) -> None:
     recap = move(plugged, "forward", "--limit", foreign, **NAMED)
     assert not recap.failed, recap.output
     assert plugin_pods(plugged) == [] and node_of(plugged, foreign)["metadata"]["labels"][OFF] == "off"
@@ -416,7 +414,7 @@ def test_from_another_plugin_to_claims(plugged: Cluster, foreign: str) -> None:
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_and_back_to_it(plugged: Cluster, foreign: str) -> None:
+def test_migration_back_to_another_plugin(plugged: Cluster, foreign: str) -> None:
     recap = move(plugged, "back", "--limit", foreign, interface="dra")
     assert not recap.failed, recap.output
     plugged.wait("the other plugin offers", lambda: offered(plugged, foreign).get(GPU) == 8)

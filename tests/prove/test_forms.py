@@ -58,7 +58,7 @@ def beside(clean: Cluster) -> Iterator[tuple[Cluster, str]]:
     until_serves(clean, node, "")
 
 
-def test_the_second_takes_over_and_the_first_takes_up_again_when_it_is_killed(beside: tuple[Cluster, str]) -> None:
+def test_second_driver_takes_over_and_first_resumes_after_its_kill(beside: tuple[Cluster, str]) -> None:
     cluster, node = beside
     before = versions(cluster, node)
     pid = cluster.driver_pid(node)
@@ -108,7 +108,7 @@ def next_release(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nodes_change_over_to_pods_and_are_updated_and_downgraded_and_no_claim_fails(
+def test_nodes_are_migrated_to_pods_updated_and_downgraded_without_a_failed_claim(
     clean: Cluster, base_image: str, next_release: Path, tmp_path: Path
 ) -> None:
     node = clean.nodes()[1]
@@ -159,7 +159,7 @@ def ends(tmp_path: Path) -> Path:
     return tree
 
 
-def test_pods_are_updated_node_by_node_and_a_release_that_does_not_serve_stops_at_the_first(
+def test_pods_are_updated_node_by_node_and_a_failing_release_stops_at_the_first(
     clean: Cluster, base_image: str, next_release: Path, ends: Path
 ) -> None:
     """Update two nodes with pods one at a time, like a fleet."""

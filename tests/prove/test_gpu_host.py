@@ -82,13 +82,13 @@ def first(gpus: Cluster, sources: Sources, before: dict[str, str]) -> Recap:
     return gpus.playbook("site.yml", check=False)
 
 
-def test_a_node_without_a_driver_is_refused_by_name(gpus: Cluster, node: str) -> None:
+def test_node_without_a_driver_is_rejected_by_name(gpus: Cluster, node: str) -> None:
     refused = gpus.playbook("site.yml", "--tags", "preflight", check=False)
     assert refused.failed and "NVIDIA driver" in refused.output, refused.output
     assert loaded(gpus, node) == ""
 
 
-def test_check_mode_says_what_would_be_installed_and_touches_nothing(
+def test_check_mode_reports_the_packages_and_changes_nothing(
     gpus: Cluster, node: str, sources: Sources, before: dict[str, str]
 ) -> None:
     arguments = {
@@ -103,7 +103,7 @@ def test_check_mode_says_what_would_be_installed_and_touches_nothing(
     assert everything(gpus, node) == before
 
 
-def test_the_site_brings_driver_fabric_manager_toolkit_and_settings_to_a_bare_node(
+def test_site_installs_driver_fabric_manager_toolkit_and_settings_on_a_bare_node(
     gpus: Cluster, node: str, sources: Sources, first: Recap
 ) -> None:
     assert not first.failed, first.output
@@ -119,7 +119,7 @@ def test_the_site_brings_driver_fabric_manager_toolkit_and_settings_to_a_bare_no
     runs(gpus, "by-the-toolkit")
 
 
-def test_a_second_run_changes_nothing(gpus: Cluster, node: str, first: Recap) -> None:
+def test_second_run_changes_nothing(gpus: Cluster, node: str, first: Recap) -> None:
     assert not first.failed
     process, boot = gpus.driver_pid(node), boot_id(gpus, node)
     again = gpus.playbook("site.yml")
@@ -127,7 +127,7 @@ def test_a_second_run_changes_nothing(gpus: Cluster, node: str, first: Recap) ->
     assert (gpus.driver_pid(node), boot_id(gpus, node)) == (process, boot)
 
 
-def test_a_start_of_the_node_brings_all_of_it_back(gpus: Cluster, node: str, first: Recap) -> None:
+def test_reboot_of_the_node_restores_everything(gpus: Cluster, node: str, first: Recap) -> None:
     assert not first.failed
     boot, instances = boot_id(gpus, node), gpus.instances(node)
     gpus.world("reboot", node)
@@ -151,7 +151,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_gpus(gpus: Cluster
     gpus.wait("the claim is given back", lambda: not gpus.cdi_files(node))
 
 
-def test_a_newer_driver_takes_its_place_without_a_restart_and_goes_back(gpus: Cluster, node: str, first: Recap) -> None:
+def test_newer_driver_is_installed_without_a_reboot_and_downgraded(gpus: Cluster, node: str, first: Recap) -> None:
     assert not first.failed
     process, boot = gpus.driver_pid(node), boot_id(gpus, node)
     words = ("-e", f"nvidia_driver_version={NEWER}")
@@ -169,7 +169,7 @@ def test_a_newer_driver_takes_its_place_without_a_restart_and_goes_back(gpus: Cl
     runs(gpus, "on-the-former-driver")
 
 
-def test_a_driver_that_does_not_load_is_taken_back_without_a_hand(gpus: Cluster, node: str, first: Recap) -> None:
+def test_driver_that_does_not_load_is_rolled_back_automatically(gpus: Cluster, node: str, first: Recap) -> None:
     assert not first.failed
     failed = gpus.playbook("site.yml", "-e", f"nvidia_driver_version={NOT_LOADED}", check=False)
     assert failed.failed and NOT_LOADED in failed.output, failed.output
@@ -250,7 +250,7 @@ def rules(gpus: Cluster) -> list[str]:
     return [each["metadata"]["name"] for each in gpus.get("devicetaintrules")["items"]]
 
 
-def test_without_consent_an_exchange_names_the_pods_and_touches_nothing(
+def test_driver_change_without_consent_names_the_pods_and_changes_nothing(
     gpus: Cluster, node: str, training: tuple[str, int]
 ) -> None:
     before = see(gpus, "training", 2, OLDER)
@@ -268,7 +268,7 @@ def test_without_consent_an_exchange_names_the_pods_and_touches_nothing(
     assert set(pods_of(gpus, "training")) == before and rules(gpus) == []
 
 
-def test_with_consent_the_pods_with_claims_go_and_come_back_on_the_new_driver(
+def test_driver_change_with_consent_evicts_pods_and_they_run_on_the_new_driver(
     gpus: Cluster, node: str, training: tuple[str, int]
 ) -> None:
     before = see(gpus, "training", 2, OLDER)
@@ -285,7 +285,7 @@ def test_with_consent_the_pods_with_claims_go_and_come_back_on_the_new_driver(
     assert set(pods_of(gpus, "training")) == after and gpus.driver_pid(node) == process
 
 
-def test_an_exchange_under_claims_that_does_not_load_is_taken_back_and_the_pods_come_back(
+def test_driver_change_that_does_not_load_is_rolled_back_and_the_pods_run_again(
     gpus: Cluster, node: str, training: tuple[str, int]
 ) -> None:
     before = see(gpus, "training", 2, NEWER)
@@ -297,7 +297,7 @@ def test_an_exchange_under_claims_that_does_not_load_is_taken_back_and_the_pods_
     assert quiet(gpus, "beside") == training
 
 
-def test_a_budget_that_allows_nobody_to_go_is_named_and_the_gpus_are_opened_again(
+def test_disruption_budget_that_blocks_eviction_is_named_and_the_drain_is_removed(
     gpus: Cluster, node: str, training: tuple[str, int]
 ) -> None:
     before = see(gpus, "training", 2, NEWER)
@@ -321,7 +321,7 @@ def test_a_budget_that_allows_nobody_to_go_is_named_and_the_gpus_are_opened_agai
     assert quiet(gpus, "beside") == training
 
 
-def test_removal_brings_back_what_was(gpus: Cluster, node: str, first: Recap, before: dict[str, str]) -> None:
+def test_removal_restores_the_previous_state(gpus: Cluster, node: str, first: Recap, before: dict[str, str]) -> None:
     """The same files, API objects, and packages as before exist, and no others."""
     assert not first.failed
     arguments = ("-e", "accelerator_remove_reset_layout=true", "-e", "accelerator_remove_drivers=true")

@@ -58,7 +58,7 @@ def run(lowest: Path, *words: str | Path, modules: bool = False) -> str:
     return done.stdout
 
 
-def test_they_are_the_versions_that_are_promised(lowest: Path) -> None:
+def test_lowest_versions_equal_the_documented_ones(lowest: Path) -> None:
     core = run(lowest, "ansible", "--version")
     collections = json.loads(run(lowest, "ansible-galaxy", "collection", "list", "kubernetes.core", "--format", "json"))
     (found,) = {each["kubernetes.core"]["version"] for each in collections.values() if "kubernetes.core" in each}
@@ -69,7 +69,7 @@ def test_they_are_the_versions_that_are_promised(lowest: Path) -> None:
 
 
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
-def test_they_take_the_playbooks(lowest: Path, playbook: str) -> None:
+def test_lowest_versions_accept_the_playbooks(lowest: Path, playbook: str) -> None:
     run(
         lowest,
         "ansible-playbook",
@@ -80,14 +80,14 @@ def test_they_take_the_playbooks(lowest: Path, playbook: str) -> None:
     )
 
 
-def test_they_read_the_documentation_of_modules_and_roles(lowest: Path) -> None:
+def test_lowest_versions_read_module_and_role_documentation(lowest: Path) -> None:
     names = [f"dra.accelerators.{name}" for name in MODULES]
     assert set(json.loads(run(lowest, "ansible-doc", "--json", *names))) == set(names)
     names = [f"dra.accelerators.{name}" for name in ROLES]
     assert set(json.loads(run(lowest, "ansible-doc", "--type", "role", "--json", *names))) == set(names)
 
 
-def test_they_take_a_node_there_and_back(cluster: Cluster, lowest: Path) -> None:
+def test_lowest_versions_remove_and_install_a_node(cluster: Cluster, lowest: Path) -> None:
     """The lowest versions remove what today's versions installed, and install it again."""
     node = cluster.nodes()[0]
     offered = set(cluster.devices(node))

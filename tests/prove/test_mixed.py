@@ -42,7 +42,7 @@ def first(both: tuple[Cluster, NpuCluster]) -> Recap:
     return both[0].playbook("site.yml")
 
 
-def test_the_playbook_lays_both_out_and_its_second_run_changes_nothing(
+def test_playbook_creates_both_layouts_and_second_run_changes_nothing(
     both: tuple[Cluster, NpuCluster], first: Recap
 ) -> None:
     assert not first.failed, first.output

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tests.cluster.cluster import Cluster
 
 
-def test_nothing_stays_of_a_site_run() -> None:
+def test_install_and_removal_leave_nothing() -> None:
     cluster = Cluster("bare")
     cluster.world("down")
     cluster.world("up", "--nodes", "1", "--silicon", "8xH100", timeout=3000)

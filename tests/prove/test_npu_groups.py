@@ -81,7 +81,7 @@ def test_a_pod_with_a_card_sees_both_of_its_chips_and_no_other(duo: NpuCluster, 
     clear(duo)
 
 
-def test_a_card_of_which_anything_is_taken_is_passed_by(duo: NpuCluster, site: Recap) -> None:
+def test_card_with_an_allocated_chip_is_not_allocated(duo: NpuCluster, site: Recap) -> None:
     """Claims use one chip of each of two cards: two whole cards are left, the third claim waits and is allocated when
     a card is free.
     """
@@ -103,7 +103,7 @@ def test_a_card_of_which_anything_is_taken_is_passed_by(duo: NpuCluster, site: R
     clear(duo)
 
 
-def test_a_pod_with_the_whole_node_has_it_alone(duo: NpuCluster, site: Recap) -> None:
+def test_pod_with_the_whole_node_excludes_other_pods(duo: NpuCluster, site: Recap) -> None:
     assert not site.failed
     ask(duo, "everything", NODE)
     duo.wait_running("everything")

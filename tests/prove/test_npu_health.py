@@ -127,7 +127,7 @@ def on_chip(npus: NpuCluster, node: str, physical: int) -> set[str]:
     return found
 
 
-def test_an_error_evicts_who_does_not_tolerate_it_and_goes_when_the_npu_is_well(npus: NpuCluster, node: str) -> None:
+def test_error_evicts_pods_without_toleration_and_its_taint_is_removed_on_recovery(npus: NpuCluster, node: str) -> None:
     sick = on_chip(npus, node, CUT)
     evicted, stays = quarter("evicted", tolerates=False), quarter("stays", tolerates=True)
     npus.apply(*evicted, *stays, *whole(4))
@@ -202,7 +202,7 @@ def surfaces(npus: NpuCluster, node: str, holders: list[Holder]) -> Iterator[Sur
 
 
 @pytest.mark.parametrize("cases", TOGETHER, ids=lambda cases: f"{cases[0].name} to {cases[-1].name}")
-def test_it_is_told_in_every_place_and_goes_again(
+def test_fault_is_reported_everywhere_and_cleared(
     npus: NpuCluster, node: str, holders: list[Holder], surfaces: Surfaces, times: Times, cases: tuple[Case, ...]
 ) -> None:
     sick = []

@@ -137,14 +137,14 @@ def attribute(device: dict[str, Any], name: str) -> Any:
     return next(iter(device["attributes"].get(name, {"": None}).values()))
 
 
-def test_every_machine_of_npus_is_in_a_world() -> None:
+def test_every_npu_machine_is_tested() -> None:
     """Add a new machine to a world of these tests unless it is a variant."""
     elsewhere = {*test_npus.MACHINES.split(","), *test_super_pod.MACHINES.split(",")}
     described = {path.stem for path in (ROOT / "roles/simulator/files/ascend/machines").glob("*.json")}
     assert described == elsewhere | set(MACHINES) | VARIANTS
 
 
-def test_what_each_has_is_published(npus: NpuCluster, nodes: dict[str, str]) -> None:
+def test_each_machine_publishes_its_devices(npus: NpuCluster, nodes: dict[str, str]) -> None:
     def all_whole() -> bool:
         return all(types(npus, nodes[machine]).count("npu") == story.chips for machine, story in STORIES.items())
 
@@ -161,7 +161,7 @@ def types(npus: NpuCluster, node: str) -> list[str]:
     return [str(attribute(device, "type")) for device in npus.devices(node).values()]
 
 
-def test_chips_and_slices_reach_pods_side_by_side(npus: NpuCluster, nodes: dict[str, str]) -> None:
+def test_pods_get_chips_and_vnpus_of_one_node(npus: NpuCluster, nodes: dict[str, str]) -> None:
     wanted, expected = {}, {}
     for machine, story in STORIES.items():
         for number, (device_class, name) in enumerate({story.device_class: story.chip, **story.slices}.items()):
@@ -174,7 +174,7 @@ def test_chips_and_slices_reach_pods_side_by_side(npus: NpuCluster, nodes: dict[
 
 
 @pytest.mark.parametrize("kind", ["ring", "node"])
-def test_a_pod_has_a_group_as_one_device(npus: NpuCluster, nodes: dict[str, str], kind: str) -> None:
+def test_pod_gets_a_group_as_one_device(npus: NpuCluster, nodes: dict[str, str], kind: str) -> None:
     wanted, expected = {}, {}
     for machine, story in STORIES.items():
         sizes = [chips for name, chips in story.groups.items() if kind in name]
@@ -185,7 +185,7 @@ def test_a_pod_has_a_group_as_one_device(npus: NpuCluster, nodes: dict[str, str]
     assert all(given(npus, pod).startswith(f"npu-{kind}") for pod in wanted)
 
 
-def test_nothing_stays_of_them(npus: NpuCluster, before: dict[str, str], first: Recap) -> None:
+def test_removal_leaves_nothing(npus: NpuCluster, before: dict[str, str], first: Recap) -> None:
     """The nodes' files and the API objects are the same as before the first run, except for the vendor's backup of its
     vNPU config.
     """

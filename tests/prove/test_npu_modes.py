@@ -54,7 +54,7 @@ def is_whole(npus: NpuCluster, node: str) -> bool:
 @pytest.mark.parametrize(
     ("number", "mode", "forbids", "allows"), [(0, "vnpu-mode", 1, 0), (1, "multi-die-policy", 0, 1)]
 )
-def test_slices_that_a_mode_forbids_are_not_published(
+def test_vnpus_that_a_mode_forbids_are_not_published(
     npus: NpuCluster, first: Recap, number: int, mode: str, forbids: int, allows: int
 ) -> None:
     assert not first.failed, first.output

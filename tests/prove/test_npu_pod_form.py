@@ -41,7 +41,7 @@ def npus(form: PodForm) -> NpuCluster:
     return form.cluster
 
 
-def test_the_first_run_cuts_the_layout_and_the_second_changes_nothing(form: PodForm, npus: NpuCluster) -> None:
+def test_first_run_creates_the_layout_and_second_run_changes_nothing(form: PodForm, npus: NpuCluster) -> None:
     checked = form.playbook("site.yml", "--check", "--diff")
     assert not checked.failed and "DaemonSet" in checked.output, checked.output
     assert npus.footprint() | images(npus, form.node) == form.before
@@ -52,7 +52,7 @@ def test_the_first_run_cuts_the_layout_and_the_second_changes_nothing(form: PodF
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_the_pod_has_the_rights_that_npus_take_and_is_not_privileged(form: PodForm) -> None:
+def test_pod_has_the_npu_capabilities_and_is_not_privileged(form: PodForm) -> None:
     (container,) = the_pod(form.cluster)["spec"]["containers"]
     context = container["securityContext"]
     assert not context["privileged"] and context["readOnlyRootFilesystem"]
@@ -64,7 +64,7 @@ def test_the_pod_has_the_rights_that_npus_take_and_is_not_privileged(form: PodFo
 
 
 @pytest.mark.parametrize("example", WAYS)
-def test_a_pod_sees_what_it_has_claimed(npus: NpuCluster, example: str) -> None:
+def test_pod_sees_its_claimed_devices(npus: NpuCluster, example: str) -> None:
     npus.apply(EXAMPLES / example)
     npus.wait_running(*SEEN[example])
     for each, names in SEEN[example].items():
@@ -73,7 +73,7 @@ def test_a_pod_sees_what_it_has_claimed(npus: NpuCluster, example: str) -> None:
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus))
 
 
-def test_slices_outlive_the_drivers_pod_and_the_next_one_takes_them_back(form: PodForm, npus: NpuCluster) -> None:
+def test_vnpus_survive_the_driver_pod_and_the_next_pod_deletes_them(form: PodForm, npus: NpuCluster) -> None:
     not_yet = "!has(device.attributes['npu.huawei.com'].uuid)"
     documents = [
         claim("kept", device_class="ascend-310p-1-4", expression=not_yet),
@@ -96,7 +96,7 @@ def _serves(npus: NpuCluster, node: str, former: str) -> bool:
     return bool(told["ready"]) and told["role"] == "serving" and told["instance"] not in ("", former)
 
 
-def test_nothing_stays(form: PodForm, npus: NpuCluster) -> None:
+def test_removal_leaves_nothing(form: PodForm, npus: NpuCluster) -> None:
     removed = form.playbook("remove.yml", "-e", "accelerator_remove_reset_layout=true")
     assert not removed.failed, removed.output
     npus.wait("no folder of a pod of ours", lambda: NAMESPACE not in npus.run(form.node, "ls", "/var/log/pods"))

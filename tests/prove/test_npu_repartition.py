@@ -113,7 +113,7 @@ def templates(living: NpuCluster, node: str) -> dict[int, list[str]]:
     return {npu: sorted(each["template"] for each in slices) for npu, slices in shown.items() if slices}
 
 
-def test_the_plan_names_the_one_pod_that_goes_and_touches_nothing(
+def test_plan_names_the_evicted_pod_and_changes_nothing(
     living: NpuCluster, node: str, target: int, tmp_path: Path
 ) -> None:
     before, slices, file = containers(living), living.slices(), tmp_path / "steps.json"
@@ -128,7 +128,7 @@ def test_the_plan_names_the_one_pod_that_goes_and_touches_nothing(
     assert containers(living) == before and living.slices() == slices and not rules(living)
 
 
-def test_only_the_pod_on_the_slice_that_goes_leaves(living: NpuCluster, node: str, target: int) -> None:
+def test_only_the_pod_on_the_removed_vnpu_is_evicted(living: NpuCluster, node: str, target: int) -> None:
     before, other = containers(living), 1 - target
     done = repartition(living, json.dumps(eighths(target)))
     assert not done.failed, done.output
@@ -147,7 +147,7 @@ def test_only_the_pod_on_the_slice_that_goes_leaves(living: NpuCluster, node: st
     assert [reasons(each) for each in steps_told(living, node).values()] == [DONE]
 
 
-def test_a_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
+def test_second_run_changes_nothing(living: NpuCluster, target: int) -> None:
     before, slices = containers(living), living.slices()
     # From now on this is the fleet's layout.
     living.variables = {**living.variables, **eighths(target)}
@@ -204,7 +204,7 @@ def returned(living: NpuCluster, before: dict[str, tuple[str, int]]) -> dict[str
     return found
 
 
-def test_who_has_to_leave_for_a_driver_is_named_before_anything_is_begun(
+def test_driver_change_without_consent_names_the_pods_before_any_step(
     living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
 ) -> None:
     before = containers(living)
@@ -218,7 +218,7 @@ def test_who_has_to_leave_for_a_driver_is_named_before_anything_is_begun(
     assert containers(living) == before and installed_driver(living, node) == DRIVER and not rules(living)
 
 
-def test_the_driver_is_exchanged_with_nobody_on_the_npus_and_the_pods_come_back(
+def test_driver_is_changed_on_drained_npus_and_the_pods_run_again(
     living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
 ) -> None:
     before, cut, boot = containers(living), templates(living, node), boot_id(living, node)
@@ -236,7 +236,7 @@ def test_the_driver_is_exchanged_with_nobody_on_the_npus_and_the_pods_come_back(
     assert containers(living) == after
 
 
-def test_a_driver_that_is_not_there_after_the_start_is_gone_back_from(
+def test_driver_missing_after_the_reboot_is_rolled_back(
     living: NpuCluster, node: str, beside: str, packages: dict[str, Path]
 ) -> None:
     before, cut, boot = containers(living), templates(living, node), boot_id(living, node)

@@ -213,7 +213,7 @@ def as_the_layout_says(npus: NpuCluster, node: str) -> bool:
     return sorted(line.split()[2] for line in npus.instances(node)) == LAYOUT and not npus.cdi_files(node)
 
 
-def test_a_node_without_a_driver_is_refused_by_name(npus: NpuCluster, node: str) -> None:
+def test_node_without_a_driver_is_rejected_by_name(npus: NpuCluster, node: str) -> None:
     refused = npus.playbook("site.yml", "--tags", "preflight", check=False)
     assert refused.failed and "/dev/davinci_manager" in refused.output, refused.output
 
@@ -233,7 +233,7 @@ def test_the_site_installs_driver_firmware_and_runtime_on_a_bare_node(
     assert as_the_layout_says(npus, node)
 
 
-def test_pods_have_their_npus_by_the_runtime(npus: NpuCluster, node: str, first: Recap) -> None:
+def test_pods_get_their_npus_from_the_runtime(npus: NpuCluster, node: str, first: Recap) -> None:
     assert not first.failed
     npus.shell(node, f"rm -f {LOG}")
     npus.apply(EXAMPLES / EXAMPLE)
@@ -257,7 +257,7 @@ def test_pods_have_their_npus_by_the_runtime(npus: NpuCluster, node: str, first:
 
 
 @pytest.mark.parametrize("example", SEEN)
-def test_examples_work_through_it_as_they_are(npus: NpuCluster, node: str, first: Recap, example: str) -> None:
+def test_unchanged_examples_work_with_the_runtime(npus: NpuCluster, node: str, first: Recap, example: str) -> None:
     assert not first.failed
     runtime_class = next(item for item in through(EXAMPLE)["items"] if item["kind"] == "RuntimeClass")
     npus.apply(runtime_class, through(example))
@@ -268,7 +268,7 @@ def test_examples_work_through_it_as_they_are(npus: NpuCluster, node: str, first
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
 
 
-def test_a_pod_that_does_not_choose_it_runs_and_has_none(npus: NpuCluster, node: str, first: Recap) -> None:
+def test_pod_without_the_runtime_class_runs_without_npus(npus: NpuCluster, node: str, first: Recap) -> None:
     assert not first.failed
     npus.apply(EXAMPLES / "ascend/whole-npu.yaml")
     npus.wait_running("whole-npu")
@@ -277,7 +277,7 @@ def test_a_pod_that_does_not_choose_it_runs_and_has_none(npus: NpuCluster, node:
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
 
 
-def test_what_one_variable_cannot_say_is_refused_by_an_event(npus: NpuCluster, node: str, first: Recap) -> None:
+def test_claim_that_the_runtime_variable_cannot_express_is_rejected(npus: NpuCluster, node: str, first: Recap) -> None:
     assert not first.failed
     wanted = claim("two-requests", device_class="npu.huawei.com")
     (request,) = wanted["spec"]["devices"]["requests"]
@@ -297,7 +297,7 @@ def test_what_one_variable_cannot_say_is_refused_by_an_event(npus: NpuCluster, n
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
 
 
-def test_a_second_run_changes_nothing_while_pods_run(npus: NpuCluster, node: str, first: Recap) -> None:
+def test_second_run_changes_nothing_while_pods_run(npus: NpuCluster, node: str, first: Recap) -> None:
     assert not first.failed
     npus.apply(EXAMPLES / EXAMPLE)
     npus.wait_running("npu-by-runtime", "vnpu-by-runtime")
@@ -323,7 +323,7 @@ def test_a_newer_driver_is_not_installed_under_pods_that_have_npus(
     npus.wait("the node is as it was", lambda: as_the_layout_says(npus, node))
 
 
-def test_a_newer_driver_takes_its_place_on_an_idle_node_and_goes_back(
+def test_newer_driver_is_installed_on_an_idle_node_and_downgraded(
     npus: NpuCluster, node: str, first: Recap, packages: dict[str, Path]
 ) -> None:
     """The newer driver takes effect at once. The previous one, which the node has kept, needs a reboot."""
@@ -366,7 +366,7 @@ def docker_goes_on(npus: NpuCluster, node: str, container: str) -> bool:
     return said.split() == ["true", "0"]
 
 
-def test_docker_offers_it_without_being_restarted(npus: NpuCluster, node: str, docker: str) -> None:
+def test_docker_gets_the_runtime_without_a_restart(npus: NpuCluster, node: str, docker: str) -> None:
     assert "ascend" not in known_to_docker(npus, node)
     started = npus.run(node, "systemctl", "show", "--property=MainPID", "docker.service")
     npus.variables = {**npus.variables, "ascend_runtime_engines": ["containerd", "docker"]}
@@ -381,7 +381,7 @@ def test_docker_offers_it_without_being_restarted(npus: NpuCluster, node: str, d
     assert docker_goes_on(npus, node, docker)
 
 
-def test_containers_of_docker_have_what_they_name(npus: NpuCluster, node: str, docker: str) -> None:
+def test_docker_containers_get_their_named_npus(npus: NpuCluster, node: str, docker: str) -> None:
     slices = {template: vid for _chip, vid, template in (line.split() for line in npus.instances(node))}
     by = ("--runtime=ascend",)
     assert in_docker(npus, node, *by, "--env=ASCEND_VISIBLE_DEVICES=6") == ["310P3"]
@@ -398,7 +398,7 @@ def test_containers_of_docker_have_what_they_name(npus: NpuCluster, node: str, d
     npus.run(node, "tee", INSTALLED, text=words)
 
 
-def test_another_version_takes_its_place_under_what_runs(
+def test_runtime_is_updated_while_containers_run(
     npus: NpuCluster, node: str, docker: str, packages: dict[str, Path]
 ) -> None:
     words = ("--name=by-the-runtime", "--runtime=ascend", "--env=ASCEND_VISIBLE_DEVICES=6", "--network=none", LIBRARIES)
@@ -412,7 +412,7 @@ def test_another_version_takes_its_place_under_what_runs(
     assert in_docker(npus, node, "--runtime=ascend", "--env=ASCEND_VISIBLE_DEVICES=5") == ["310P3"]
 
 
-def test_nothing_is_removed_while_a_container_runs_by_it(npus: NpuCluster, node: str, docker: str) -> None:
+def test_removal_is_rejected_while_a_container_uses_the_runtime(npus: NpuCluster, node: str, docker: str) -> None:
     refused = npus.playbook("remove.yml", check=False)
     assert refused.failed and "Containers run by" in refused.output, refused.output
     # The runtime that the containers need is still installed, and so is everything else.
@@ -421,7 +421,7 @@ def test_nothing_is_removed_while_a_container_runs_by_it(npus: NpuCluster, node:
     npus.run(node, "docker", "rm", "--force", "by-the-runtime")
 
 
-def test_removal_brings_back_what_was_and_leaves_the_driver(
+def test_removal_restores_the_previous_state_and_keeps_the_driver(
     npus: NpuCluster, node: str, docker: str, before: dict[str, str]
 ) -> None:
     done = npus.playbook("remove.yml")

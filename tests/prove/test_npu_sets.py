@@ -121,7 +121,7 @@ def nothing_is_left(claims: Claims) -> None:
     assert npus.cdi_files(node) == [] and npus.recorded(node) == {} and npus.kept_slices(node) == []
 
 
-def test_each_complete_set_is_served_and_nothing_more(claims: Claims, chance: random.Random) -> None:
+def test_each_complete_set_is_allocated_and_nothing_more_fits(claims: Claims, chance: random.Random) -> None:
     assert len(SETS) == 15
     order = chance.sample(SETS, len(SETS))
     for first in range(0, len(order), len(CHIPS)):
@@ -141,7 +141,7 @@ def test_each_complete_set_is_served_and_nothing_more(claims: Claims, chance: ra
         nothing_is_left(claims)
 
 
-def test_what_comes_and_goes_in_any_order(claims: Claims, chance: random.Random) -> None:
+def test_claims_are_created_and_deleted_in_random_order(claims: Claims, chance: random.Random) -> None:
     """One more or one less claim per chip in each step: the brute-force model determines which of them are served."""
     served = waited = 0
     for _step in range(STEPS):

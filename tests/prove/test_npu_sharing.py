@@ -72,14 +72,14 @@ def events(npus: NpuCluster, kind: str, reason: str) -> list[str]:
     return [each["message"] for each in found if (each["involvedObject"]["kind"], each["reason"]) == (kind, reason)]
 
 
-def in_the_way(npus: NpuCluster, physical: int, *command: str) -> None:
+def run_npu_smi(npus: NpuCluster, physical: int, *command: str) -> None:
     """Run an administrator's npu-smi command on a chip."""
     (node,) = npus.nodes()
     said = npus.run(node, "npu-smi", "set", "-t", command[0], "-i", physical, "-c", 0, *command[1:])
     assert "OK" in said, said
 
 
-def test_an_npu_that_lets_one_container_in_is_not_given_away_in_shares(npus: NpuCluster, first: Recap) -> None:
+def test_npu_without_device_share_is_not_shared(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed, first.output
     npus.wait("the taint of the NPU", lambda: taints(npus).get("npu-0") == {"not-shareable"}, timeout=60)
     assert set(taints(npus)) == {"npu-0"}
@@ -90,7 +90,7 @@ def test_an_npu_that_lets_one_container_in_is_not_given_away_in_shares(npus: Npu
     npus.delete(EXAMPLES / SHARES)
 
 
-def test_two_claims_share_an_npu_and_are_told_what_they_have(npus: NpuCluster, switched: Recap) -> None:
+def test_two_claims_share_an_npu_and_see_their_shares(npus: NpuCluster, switched: Recap) -> None:
     assert not switched.failed and switched.changed, switched.output
     (node,) = npus.nodes()
     npus.wait("the end of the taint", lambda: not taints(npus), timeout=60)
@@ -133,12 +133,10 @@ def slice_of(title: str, physical: int) -> tuple[dict[str, Any], dict[str, Any]]
     return claim(title, device_class="ascend-310p-1-4", expression=ON_DEMAND.format(physical)), pod(title, title)
 
 
-def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_room(
-    npus: NpuCluster, switched: Recap
-) -> None:
+def test_rejected_vnpu_is_reported_tainted_and_created_when_there_is_room(npus: NpuCluster, switched: Recap) -> None:
     assert not switched.failed
     (node,) = npus.nodes()
-    in_the_way(npus, 1, "create-vnpu", "-f", "vir01", "-v", "116", "-g", "0")
+    run_npu_smi(npus, 1, "create-vnpu", "-f", "vir01", "-v", "116", "-g", "0")
     npus.run(node, "accelerator-simulator", "fault", "1", "fragmented")
     npus.apply(*slice_of("refused", 1))
     (held,) = npus.wait(
@@ -161,18 +159,18 @@ def test_a_slice_that_is_refused_is_told_of_kept_back_and_made_when_there_is_roo
     assert all(name.endswith(f"-{place}") for name in kept), kept
     # Another administrator's vNPU is not changed. When it is destroyed, the pod starts and all devices are available.
     assert "1 116 vir01" in npus.instances(node)
-    in_the_way(npus, 1, "destroy-vnpu", "-v", "116")
+    run_npu_smi(npus, 1, "destroy-vnpu", "-v", "116")
     npus.wait_running("refused")
     npus.wait("the end of the taint", lambda: not taints(npus), timeout=60)
     npus.delete(*reversed(slice_of("refused", 1)))
     npus.wait("no slice", lambda: npus.instances(node) == [])
 
 
-def test_a_pod_that_is_not_bound_yet_goes_where_there_is_room(npus: NpuCluster, switched: Recap) -> None:
+def test_unbound_pod_moves_to_an_npu_with_room(npus: NpuCluster, switched: Recap) -> None:
     """Chip 2 comes first and rejects each placement. The scheduler deallocates the claim until only chip 3 is left."""
     assert not switched.failed
     (node,) = npus.nodes()
-    in_the_way(npus, 2, "create-vnpu", "-f", "vir01", "-v", "132", "-g", "0")
+    run_npu_smi(npus, 2, "create-vnpu", "-f", "vir01", "-v", "132", "-g", "0")
     npus.run(node, "accelerator-simulator", "fault", "2", "fragmented")
     wanted, user = slice_of("elsewhere", 2)
     (request,) = wanted["spec"]["devices"]["requests"]
@@ -192,6 +190,6 @@ def test_a_pod_that_is_not_bound_yet_goes_where_there_is_room(npus: NpuCluster, 
     assert any(each.startswith("3 ") for each in npus.instances(node))
     assert {each for each in npus.instances(node) if each.startswith("2 ")} == {"2 132 vir01"}
     npus.delete(user, wanted)
-    in_the_way(npus, 2, "destroy-vnpu", "-v", "132")
+    run_npu_smi(npus, 2, "destroy-vnpu", "-v", "132")
     npus.run(node, "accelerator-simulator", "clear", "2")
     npus.wait("the node is as it was", lambda: npus.instances(node) == [] and not npus.cdi_files(node))

@@ -134,7 +134,7 @@ def followed(fleet: NpuCluster, path: Path, **more: Any) -> tuple[Recap, list[se
     return done, drained.seen
 
 
-def as_it_was(fleet: NpuCluster) -> None:
+def verify_nothing_left_behind(fleet: NpuCluster) -> None:
     """Assert that a run left nothing behind: all pods run, and the vNPUs are those of the layout."""
     wait_ready(fleet, **RUNNING)
     assert not rules(fleet)
@@ -143,7 +143,9 @@ def as_it_was(fleet: NpuCluster) -> None:
     assert sum(places(fleet).values(), Counter()) == RUNNING
 
 
-def test_all_who_have_to_leave_both_nodes_are_named_and_stay(fleet: NpuCluster, packages: dict[str, Path]) -> None:
+def test_plan_without_consent_names_the_pods_of_both_nodes_and_evicts_none(
+    fleet: NpuCluster, packages: dict[str, Path]
+) -> None:
     before = containers(fleet)
     told = upgrade(fleet, packages[NEWER_DRIVER], "--check", "--diff")
     assert not told.failed and all(f"pod default/{name} is evicted" in told.output for name in before), told.output
@@ -153,7 +155,7 @@ def test_all_who_have_to_leave_both_nodes_are_named_and_stay(fleet: NpuCluster, 
     assert [installed_driver(fleet, node) for node in fleet.nodes()] == [DRIVER] * 2
 
 
-def test_one_node_after_the_other_and_who_leaves_one_comes_to_the_other(
+def test_nodes_are_upgraded_in_sequence_and_pods_move_to_the_other_node(
     fleet: NpuCluster, packages: dict[str, Path]
 ) -> None:
     one, other = fleet.nodes()
@@ -163,7 +165,7 @@ def test_one_node_after_the_other_and_who_leaves_one_comes_to_the_other(
     assert not done.failed, done.output
     assert f"Starting: {one}. Not started yet: {other}" in done.output, done.output
     assert drained == [{one}, set(), {other}, set()][: len(drained)] and len(drained) >= 3, drained
-    as_it_was(fleet)
+    verify_nothing_left_behind(fleet)
     # All pods of the first node moved to the second, and then all pods to the first.
     assert places(fleet) == {one: Counter(RUNNING), other: Counter()}
     for node in fleet.nodes():
@@ -175,7 +177,7 @@ def test_one_node_after_the_other_and_who_leaves_one_comes_to_the_other(
     assert containers(fleet) == before
 
 
-def test_a_driver_that_is_not_there_after_the_start_ends_the_run_before_the_next_node(
+def test_driver_missing_after_the_reboot_ends_the_run_before_the_next_node(
     fleet: NpuCluster, packages: dict[str, Path]
 ) -> None:
     one, other = fleet.nodes()
@@ -194,20 +196,20 @@ def test_a_driver_that_is_not_there_after_the_start_ends_the_run_before_the_next
     assert {node for node in boots if boot_id(fleet, node) != boots[node]} == {one}
     fleet.wait_registered(one)
     fleet.wait("the former one is published", lambda: published_version(fleet, one) - {""} == {NEWER_DRIVER})
-    as_it_was(fleet)
+    verify_nothing_left_behind(fleet)
     assert [installed_driver(fleet, node) for node in fleet.nodes()] == [NEWER_DRIVER] * 2
     # Pods on the node that was not upgraded were not evicted, and the others run there too.
     assert {name: before[name] for name in stay}.items() <= containers(fleet).items()
     assert set(before) & set(pods(fleet)) == stay and places(fleet)[other] == RUNNING
 
 
-def test_the_next_run_finishes_both(fleet: NpuCluster, packages: dict[str, Path]) -> None:
+def test_next_run_finishes_both_nodes(fleet: NpuCluster, packages: dict[str, Path]) -> None:
     one, other = fleet.nodes()
     before = containers(fleet)
     done, drained = followed(fleet, packages[MENDED])
     assert not done.failed, done.output
     assert drained == [{one}, set(), {other}, set()][: len(drained)] and len(drained) >= 3, drained
-    as_it_was(fleet)
+    verify_nothing_left_behind(fleet)
     assert places(fleet) == {one: Counter(RUNNING), other: Counter()} and not set(before) & set(pods(fleet))
     for node in fleet.nodes():
         assert installed_driver(fleet, node) == MENDED and published_version(fleet, node) - {""} == {MENDED}

@@ -71,7 +71,7 @@ def seen_by(npus: NpuCluster, pod: str) -> list[tuple[int, str]]:
     return [(int(number), name) for number, name in found]
 
 
-def test_the_playbook_installs_everything_and_its_second_run_changes_nothing(npus: NpuCluster, first: Recap) -> None:
+def test_playbook_installs_everything_and_second_run_changes_nothing(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed, first.output
     assert templates(npus) == LAYOUT
     again = npus.playbook("site.yml")
@@ -79,7 +79,7 @@ def test_the_playbook_installs_everything_and_its_second_run_changes_nothing(npu
 
 
 @pytest.mark.parametrize("example", SEEN)
-def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first: Recap, example: str) -> None:
+def test_pod_sees_only_its_claimed_devices(npus: NpuCluster, first: Recap, example: str) -> None:
     assert not first.failed
     pods = SEEN[example]
     npus.apply(EXAMPLES / example)
@@ -94,7 +94,7 @@ def test_a_pod_sees_what_it_has_claimed_and_nothing_else(npus: NpuCluster, first
     npus.wait("the nodes are as they were", lambda: as_the_layout_says(npus))
 
 
-def test_containers_have_the_files_of_network_ports_on_request(npus: NpuCluster, first: Recap) -> None:
+def test_containers_get_the_network_port_files_on_request(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed
     before = npus.variables
     npus.variables = {**before, "dra_driver_network_tools": ["ascend"]}
@@ -109,7 +109,7 @@ def test_containers_have_the_files_of_network_ports_on_request(npus: NpuCluster,
     assert not npus.playbook("site.yml").failed
 
 
-def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: Recap) -> None:
+def test_claim_that_cannot_fit_waits_with_a_reason(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed
     npus.apply(EXAMPLES / UNFIT)
 
@@ -121,7 +121,7 @@ def test_a_claim_that_nothing_fits_waits_and_says_why(npus: NpuCluster, first: R
     npus.delete(EXAMPLES / UNFIT)
 
 
-def test_after_a_power_cut_pods_come_back_and_the_layout_stays(npus: NpuCluster, first: Recap) -> None:
+def test_pods_and_layout_are_restored_after_a_power_failure(npus: NpuCluster, first: Recap) -> None:
     """The vendor's driver restores every vNPU, including those of claims. The node driver knows which ones belong to
     claims.
     """

@@ -43,7 +43,7 @@ def site(cluster: Cluster, layout: list[dict[str, Any]], *arguments: str, **more
     return cluster.playbook("site.yml", "-e", json.dumps(variables), *arguments, check=False)
 
 
-def test_the_world_is_the_promised_release_with_its_own_gates(oldest: Cluster) -> None:
+def test_world_has_the_oldest_supported_release_with_default_gates(oldest: Cluster) -> None:
     (node,) = oldest.nodes()
     said = oldest.get("node", node)["status"]["nodeInfo"]["kubeletVersion"]
     promised = re.search(
@@ -54,13 +54,13 @@ def test_the_world_is_the_promised_release_with_its_own_gates(oldest: Cluster) -
     assert 'kubernetes_feature_enabled{name="DRAPartitionableDevices",stage="ALPHA"} 0' in gates
 
 
-def test_dynamic_partitions_are_refused_and_the_gate_named(oldest: Cluster) -> None:
+def test_dynamic_partitions_are_rejected_with_the_name_of_the_gate(oldest: Cluster) -> None:
     recap = site(oldest, DYNAMIC)
     assert recap.failed == 1, recap.output
     assert "DRAPartitionableDevices" in recap.output
 
 
-def test_site_publishes_and_its_second_run_changes_nothing(oldest: Cluster) -> None:
+def test_site_publishes_and_second_run_changes_nothing(oldest: Cluster) -> None:
     recap = site(oldest, LAYOUT)
     assert not recap.failed, recap.output
     (node,) = oldest.nodes()
@@ -86,11 +86,11 @@ def check_claims(cluster: Cluster) -> None:
     assert len(cluster.instances(node)) == 5
 
 
-def test_pods_claim_what_there_is_and_give_it_back(oldest: Cluster) -> None:
+def test_pods_claim_all_devices_and_release_them(oldest: Cluster) -> None:
     check_claims(oldest)
 
 
-def test_everything_is_taken_away_again(oldest: Cluster) -> None:
+def test_removal_deletes_everything(oldest: Cluster) -> None:
     recap = oldest.playbook("remove.yml")
     assert not recap.failed, recap.output
     oldest.wait("no slice left", lambda: not oldest.slices(), timeout=90)

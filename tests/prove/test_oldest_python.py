@@ -48,7 +48,7 @@ def oldest() -> str:
     return interpreter(OLDEST)
 
 
-def test_the_node_programs_run_on_it(oldest: str, tmp_path: Path) -> None:
+def test_node_programs_run_on_the_oldest_python(oldest: str, tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     tree = subprocess.run([ROOT / "tests/tools/tree"], check=True, capture_output=True, text=True).stdout.strip()
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree}/python", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -92,7 +92,7 @@ def old_node(clean: Cluster, oldest: str, tmp_path: Path) -> Iterator[tuple[Clus
     assert back.failed == 0, back.output
 
 
-def test_a_node_that_has_it_is_installed_and_serves_pods(old_node: tuple[Cluster, str, Path]) -> None:
+def test_node_with_the_oldest_python_is_installed_and_serves_pods(old_node: tuple[Cluster, str, Path]) -> None:
     cluster, node, inventory = old_node
     installed = cluster.playbook("site.yml", "--limit", node, inventory=inventory)
     assert installed.failed == 0 and installed.changed > 0, installed.output

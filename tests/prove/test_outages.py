@@ -40,7 +40,7 @@ def containers(cluster: Cluster) -> dict[str, str]:
     return {name: cluster.pod(name)["status"]["containerStatuses"][0]["containerID"] for name in names}
 
 
-def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
+def test_api_server_outage_under_load(clean: Cluster) -> None:
     """Pods stay, a killed driver becomes ready again, and pending pods get their devices when the API server is back."""
     first, second = clean.nodes()
     hold(clean, first)
@@ -84,7 +84,7 @@ def test_the_api_server_is_away_under_load(clean: Cluster) -> None:
     clean.delete(EXAMPLES / "mps.yaml")
 
 
-def test_the_kubelet_is_started_again_and_again(clean: Cluster) -> None:
+def test_kubelet_is_restarted_repeatedly(clean: Cluster) -> None:
     node = clean.nodes()[1]
     hold(clean, node)
     clean.wait("the shared GPU is somewhere", lambda: clean.pod("mps")["spec"]["nodeName"])
@@ -101,7 +101,7 @@ def test_the_kubelet_is_started_again_and_again(clean: Cluster) -> None:
     clean.delete(EXAMPLES / "mps.yaml")
 
 
-def test_the_driver_is_killed_again_and_again(clean: Cluster) -> None:
+def test_driver_is_killed_repeatedly(clean: Cluster) -> None:
     """At a different moment of a pod's start or end each time."""
     node = clean.nodes()[1]
     hold(clean, node)

@@ -121,7 +121,7 @@ def settled(cluster: Cluster, layouts: Path, *arguments: str, **more: Any) -> No
     assert containers(cluster) == before and cluster.slices() == slices
 
 
-def test_what_waits_is_planned_for_and_the_plan_is_written(living: Cluster, node: str, layouts: Path) -> None:
+def test_plan_for_pending_claims_is_written(living: Cluster, node: str, layouts: Path) -> None:
     before, slices = containers(living), living.slices()
     words = {"accelerator_plan_pending_for": "0s", "accelerator_plan_file": str(layouts)}
     shown = living.playbook("plan.yml", "-e", json.dumps(words), check=False)
@@ -142,7 +142,7 @@ def test_what_waits_is_planned_for_and_the_plan_is_written(living: Cluster, node
     assert containers(living) == before and living.slices() == slices
 
 
-def test_check_mode_shows_what_it_means_and_touches_nothing(living: Cluster, node: str, layouts: Path) -> None:
+def test_check_mode_shows_the_steps_and_changes_nothing(living: Cluster, node: str, layouts: Path) -> None:
     before, slices, file = containers(living), living.slices(), layouts.with_name("steps.json")
     shown = by_plan(living, layouts, "--check", "--diff", accelerator_repartition_file=str(file))
     assert not shown.failed and not shown.changed and "2g.20gb" in shown.output, shown.output
@@ -219,7 +219,7 @@ def destroyed(living: Cluster, node: str, last_event: int) -> tuple[int, int]:
     return gpu, start
 
 
-def test_a_partition_that_is_destroyed_by_hand_is_told_by_driver_controller_and_report(
+def test_partition_destroyed_by_hand_is_reported_by_driver_controller_and_report(
     living: Cluster, node: str, last_event: int, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, start = destroyed
@@ -248,7 +248,7 @@ def test_a_partition_that_is_destroyed_by_hand_is_told_by_driver_controller_and_
     }
 
 
-def test_what_the_silicon_refuses_is_told_step_by_step_and_undone(
+def test_layout_rejected_by_the_gpu_is_reported_by_step_and_rolled_back(
     living: Cluster, node: str, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, _start = destroyed
@@ -274,7 +274,7 @@ def since(cluster: Cluster, node: str, known: dict[str, list[tuple[str, str]]], 
     return new if last in reasons(new) else []
 
 
-def test_a_run_makes_it_again_and_all_agree(
+def test_next_run_recreates_the_partition_and_the_layout_agrees(
     living: Cluster, node: str, last_event: int, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, _start = destroyed
@@ -297,7 +297,7 @@ def test_a_run_makes_it_again_and_all_agree(
 # ---- a setting that needs a drained GPU
 
 
-def test_ecc_changes_with_nobody_on_the_gpu_and_who_was_there_comes_back(
+def test_ecc_changes_on_a_drained_gpu_and_its_pods_run_again(
     living: Cluster, node: str, destroyed: tuple[int, int], layouts: Path
 ) -> None:
     gpu, _start = destroyed

@@ -42,7 +42,7 @@ def form() -> Iterator[PodForm]:
         yield form
 
 
-def test_the_first_run_counts_the_devices_and_the_second_changes_nothing(form: PodForm) -> None:
+def test_first_run_reports_the_devices_and_second_run_changes_nothing(form: PodForm) -> None:
     checked = form.playbook("site.yml", "--check", "--diff")
     assert not checked.failed and "DaemonSet" in checked.output, checked.output
     assert form.cluster.footprint() | images(form.cluster, form.node) == form.before
@@ -227,7 +227,7 @@ def test_output_with_diff_and_verbosity_shows_no_token(form: PodForm) -> None:
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> None:
+def test_node_is_read_only_except_the_paths_that_the_pod_writes(form: PodForm) -> None:
     seen = form.sees()
     writable = set(seen["writable"])
     assert not writable & {"/host", "/host/run", "/host/proc", "/host/sys"}
@@ -238,7 +238,7 @@ def test_the_node_is_read_only_but_for_what_the_pod_writes(form: PodForm) -> Non
     assert len(seen["opened"]) >= 3 and set(seen["opened"].values()) == {"EROFS"}, seen["opened"]
 
 
-def test_metrics_are_told_at_the_port_that_prometheus_looks_for(form: PodForm) -> None:
+def test_metrics_are_served_at_the_port_that_prometheus_scrapes(form: PodForm) -> None:
     found = the_pod(form.cluster)
     (container,) = found["spec"]["containers"]
     assert [(each["name"], each["containerPort"]) for each in container["ports"]] == [("metrics", 9817)]
@@ -249,7 +249,7 @@ def test_metrics_are_told_at_the_port_that_prometheus_looks_for(form: PodForm) -
     assert 'dra_accelerators_devices{driver="gpu.nvidia.com",state="well"} 8.0' in told_of
 
 
-def test_a_changed_configuration_reaches_the_pod_that_runs(form: PodForm) -> None:
+def test_running_pod_loads_a_changed_configuration(form: PodForm) -> None:
     cluster, before = form.cluster, form.process()
     documents = form.held("kept")
     changed = form.playbook("site.yml", "--tags", "driver", dra_driver_log_level="debug")
@@ -264,7 +264,7 @@ def test_a_changed_configuration_reaches_the_pod_that_runs(form: PodForm) -> Non
     cluster.wait("nothing is left of it", lambda: not cluster.recorded(form.node) and not cluster.cdi_files(form.node))
 
 
-def test_an_operator_reloads_on_the_node(form: PodForm) -> None:
+def test_reload_command_on_the_node(form: PodForm) -> None:
     cluster, path, before = form.cluster, "/etc/dra-accelerators/driver-pod.yaml", form.process()
     cluster.run(form.node, "sed", "-i", "s/^inventory_interval: .*/inventory_interval: 7/", path)
     began = time.monotonic()
@@ -292,7 +292,7 @@ def test_claims_share_a_gpu_through_mps(form: PodForm) -> None:
     assert set(modes(cluster, node)) == {"Default"}
 
 
-def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(form: PodForm) -> None:
+def test_gpu_is_passed_to_a_virtual_machine_and_returned(form: PodForm) -> None:
     cluster, node = form.cluster, form.node
     layout = {"accelerator_layouts": [{"hosts": node, "layout": MACHINES}]}
     refused = form.playbook("site.yml", "--tags", "preflight", check=False, **layout)
@@ -315,7 +315,7 @@ def test_a_gpu_goes_to_a_virtual_machine_and_comes_back(form: PodForm) -> None:
     cluster.wait("the GPU is back", lambda: listed(cluster, node) == 8 and not drivers(cluster, node))
 
 
-def test_a_pod_apart_from_the_nodes_processes_refuses_mps_by_name(form: PodForm) -> None:
+def test_pod_without_host_processes_rejects_mps_by_name(form: PodForm) -> None:
     cluster, node = form.cluster, form.node
     assert not form.playbook("site.yml", "--tags", "layout,driver", dra_driver_pod_host_pid=False).failed
     assert cluster.run(node, "dra-driver", "reload") is not None, "the process is called by its number on the node"
@@ -333,7 +333,7 @@ def test_a_pod_apart_from_the_nodes_processes_refuses_mps_by_name(form: PodForm)
     assert not form.playbook("site.yml", "--tags", "driver").failed
 
 
-def test_the_image_goes_to_a_registry(form: PodForm, tmp_path: Path) -> None:
+def test_image_is_pushed_to_a_registry(form: PodForm, tmp_path: Path) -> None:
     """Use Debian's registry on this host. The world's nodes do not pull from it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -394,7 +394,7 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_nothing_stays_and_nothing_is_removed_under_a_pod_that_uses_it(form: PodForm) -> None:
+def test_removal_with_a_used_claim_needs_force_and_leaves_nothing(form: PodForm) -> None:
     cluster, node = form.cluster, form.node
     form.held("held")
     refused = form.playbook("remove.yml", check=False)

@@ -94,7 +94,7 @@ def run_each_kind(rights: Rights, suffix: str) -> None:
     rights.cluster.wait("nothing is left of them", lambda: not rights.cluster.recorded(rights.node))
 
 
-def test_with_all_rights_each_kind_of_claim_runs(rights: Rights) -> None:
+def test_pod_with_all_rights_serves_each_kind_of_claim(rights: Rights) -> None:
     with rights.standing_in(nothing):
         rights.cluster.wait("the pod serves", rights.ready)
         assert rights.opened("/dev/nvidiactl") == "ENXIO"
@@ -102,7 +102,7 @@ def test_with_all_rights_each_kind_of_claim_runs(rights: Rights) -> None:
 
 
 @pytest.mark.parametrize("less", STARTS)
-def test_without_it_the_pod_does_not_serve_and_says_why(rights: Rights, less: str) -> None:
+def test_pod_without_a_required_right_does_not_serve_and_logs_the_reason(rights: Rights, less: str) -> None:
     change, said = STARTS[less]
     with rights.standing_in(change):
         rights.cluster.wait(
@@ -122,13 +122,13 @@ def test_without_the_runtime_handler_no_device_can_be_opened(rights: Rights) -> 
 
 
 @pytest.mark.parametrize("less", CLAIMS)
-def test_without_it_a_claim_is_refused_by_name(rights: Rights, less: str) -> None:
+def test_pod_without_a_right_rejects_the_claim_by_name(rights: Rights, less: str) -> None:
     change, kind, said = CLAIMS[less]
     name = f"without-{less.lower().replace('_', '-')}"
     rights.see_refused(change, wanted(rights, kind, name), said)
 
 
-def test_with_its_rights_back_each_kind_of_claim_runs(rights: Rights) -> None:
+def test_pod_with_restored_rights_serves_each_kind_of_claim(rights: Rights) -> None:
     rights.label("=daemonset")
     rights.cluster.wait("the DaemonSet's pod serves", lambda: rights.cluster.status(rights.node)["ready"], timeout=120)
     run_each_kind(rights, "last")

@@ -131,7 +131,7 @@ def wanted(target: tuple[str, tuple[int, int]]) -> str:
     )
 
 
-def test_the_plan_says_who_goes_and_touches_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+def test_plan_names_the_evicted_pods_and_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     before, slices = containers(living), living.slices()
     file = f"/tmp/repartition-plan-{living.name}.json"
     told = repartition(living, wanted(target), "--check", "--diff", accelerator_repartition_file=file)
@@ -150,14 +150,14 @@ def test_the_plan_says_who_goes_and_touches_nothing(living: Cluster, target: tup
     assert containers(living) == before and living.slices() == slices and not rules(living)
 
 
-def test_nobody_is_evicted_without_a_word(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+def test_no_pod_is_evicted_without_consent(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     before = containers(living)
     silent = repartition(living, wanted(target), accelerator_repartition_evict="")
     assert silent.failed and "Nothing was changed" in silent.output and "evict" in silent.output
     assert containers(living) == before and not rules(living) and not records(living)
 
 
-def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+def test_only_pods_on_removed_partitions_are_evicted(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     node, gpus = target
     file = f"/tmp/repartition-plan-{living.name}.json"
     before, had = containers(living), holders(living)
@@ -183,7 +183,7 @@ def test_only_pods_on_what_goes_are_evicted(living: Cluster, target: tuple[str, 
     assert [len(seen) for seen in published.seen.values()] == [2, 2], published.seen
 
 
-def test_a_second_run_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
+def test_second_run_changes_nothing(living: Cluster, target: tuple[str, tuple[int, int]]) -> None:
     before, slices = containers(living), living.slices()
     again = repartition(living, wanted(target))
     assert (again.failed, again.changed) == (0, 0), again.output
@@ -278,7 +278,7 @@ def failing(living: Cluster, edge: tuple[str, int], name: str, **more: Any) -> R
     return found
 
 
-def test_what_the_silicon_refuses_is_undone(living: Cluster, edge: tuple[str, int]) -> None:
+def test_layout_rejected_by_the_gpu_is_rolled_back(living: Cluster, edge: tuple[str, int]) -> None:
     node, gpu = edge
     living.run(
         node,
@@ -301,7 +301,9 @@ def test_what_the_silicon_refuses_is_undone(living: Cluster, edge: tuple[str, in
     wait_ready(living, pinned=PINNED)
 
 
-def test_a_budget_that_lets_nobody_go_is_named_and_all_stays(living: Cluster, edge: tuple[str, int]) -> None:
+def test_disruption_budget_that_blocks_eviction_is_named_and_nothing_changes(
+    living: Cluster, edge: tuple[str, int]
+) -> None:
     node, gpu = edge
     budget = {
         "apiVersion": "policy/v1",
@@ -320,7 +322,7 @@ def test_a_budget_that_lets_nobody_go_is_named_and_all_stays(living: Cluster, ed
     assert {name: each for name, each in containers(living).items() if name.startswith("pinned")} == pins
 
 
-def test_a_node_that_goes_away_is_taken_up_where_it_was(living: Cluster, edge: tuple[str, int]) -> None:
+def test_run_resumes_after_a_node_outage(living: Cluster, edge: tuple[str, int]) -> None:
     node, gpu = edge
     wanted_now = between(node, gpu, SECOND)
     said = killed_at(

@@ -242,7 +242,7 @@ def undone(cluster: Cluster, node: str, found: Recap, step: str) -> None:
     again(cluster, "dynamic")
 
 
-def test_what_the_silicon_refuses_leaves_the_gpu_dynamic(living: Cluster, node: str) -> None:
+def test_layout_rejected_by_the_gpu_leaves_it_dynamic(living: Cluster, node: str) -> None:
     is_in(living, node, "dynamic")
     before = containers(living)
     call = ("call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "19", "nth", "1")
@@ -255,7 +255,7 @@ def test_what_the_silicon_refuses_leaves_the_gpu_dynamic(living: Cluster, node: 
     undone(living, node, found, "Change the layout of the GPU")
 
 
-def test_where_the_driver_does_not_take_its_rules_it_has_the_former_ones(living: Cluster, node: str) -> None:
+def test_driver_that_fails_with_new_rules_gets_the_previous_ones(living: Cluster, node: str) -> None:
     """The driver loads the rules and fails afterwards. The run restores the partitions and the driver's rules."""
     before = containers(living)
     living.run(node, "mkdir", "-p", FOLDER)
@@ -273,7 +273,7 @@ def test_where_the_driver_does_not_take_its_rules_it_has_the_former_ones(living:
     undone(living, node, found, "Report the failure")
 
 
-def test_a_run_that_is_killed_where_the_driver_is_told_is_gone_on_with(living: Cluster, node: str) -> None:
+def test_run_killed_at_the_driver_configuration_is_resumed(living: Cluster, node: str) -> None:
     before = containers(living)
     evict = json.dumps({"accelerator_repartition_evict": True})
     with Pool(living, node) as pool:
@@ -298,7 +298,7 @@ def test_a_run_that_is_killed_where_the_driver_is_told_is_gone_on_with(living: C
         ("whole", "static"),
     ],
 )
-def test_only_who_is_on_the_gpu_leaves_and_it_is_published_once(
+def test_only_pods_on_the_gpu_are_evicted_and_it_is_published_once(
     living: Cluster, node: str, now: str, then: str
 ) -> None:
     is_in(living, node, now)

@@ -226,7 +226,7 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_what_fails_is_named_and_the_next_run_ends_it(world: World, case: Case, tmp_path: Path) -> None:
+def test_failed_step_is_named_and_the_next_run_completes_it(world: World, case: Case, tmp_path: Path) -> None:
     target, file = case.target, tmp_path / "plan.json"
     bring(world, case)
     before, former = world.runs(), world.now[target.gpu]
@@ -286,7 +286,7 @@ def bring(world: World, case: Case) -> None:
     world.left_by = target
 
 
-def test_every_step_of_the_playbook_has_failed() -> None:
+def test_cases_contain_every_step_of_the_playbook() -> None:
     """Each step of an operation on a GPU has a case, and the names match the playbook."""
     blocks = yaml.safe_load((ROOT / "playbooks/tasks/repartition_operation.yml").read_text(encoding="utf-8"))
     tasks = [task for block in blocks for task in block.get("block", ())]

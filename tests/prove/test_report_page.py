@@ -106,7 +106,7 @@ def look(window: Browser, path: Path, *, width: int = 1280, **media: Any) -> Non
     assert window.complaints() == []
 
 
-def test_a_small_fleet_is_open_at_once(window: Browser, files: dict[str, Path]) -> None:
+def test_small_fleet_is_expanded_initially(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
     assert window.run("return document.querySelectorAll('article.device').length") == 24
     text = window.run("return document.body.innerText")
@@ -128,7 +128,7 @@ def test_a_small_fleet_is_open_at_once(window: Browser, files: dict[str, Path]) 
     assert window.run("return performance.getEntriesByType('resource').length") == 0
 
 
-def test_which_devices_belong_together(window: Browser, files: dict[str, Path]) -> None:
+def test_devices_are_grouped_by_numa_node_and_pcie_root(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
     inside = "const box = document.getElementById(`inside-${arguments[0]}`);"
     titles = "return [...box.querySelectorAll(arguments[1])].map((each) => each.textContent)"
@@ -203,7 +203,7 @@ def test_a_thousand_nodes(window: Browser, files: dict[str, Path], capsys: pytes
     assert window.run("return document.querySelectorAll('#nodes tr[data-node]:not([hidden])').length") == NODES
 
 
-def test_by_keyboard_alone(window: Browser, files: dict[str, Path]) -> None:
+def test_page_works_with_the_keyboard_only(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
     told = "const e = document.activeElement; return [e.tagName, e.getAttribute('href') || e.id || e.className, getComputedStyle(e).outlineStyle]"
     walked = []
@@ -244,7 +244,7 @@ def heard(window: Browser) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_what_a_screen_reader_is_told_of_a_device_and_its_partitions(window: Browser, files: dict[str, Path]) -> None:
+def test_screen_reader_gets_device_and_partition_names(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"])
     told = heard(window)
     articles = [(name, content) for role, name, content in told if role == "article"]
@@ -273,7 +273,9 @@ def test_what_a_screen_reader_is_told_of_a_device_and_its_partitions(window: Bro
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["small", "thousand"])
-def test_readable_for_everybody(window: Browser, files: dict[str, Path], axe: str, name: str, dark: bool) -> None:
+def test_page_has_no_accessibility_violations(
+    window: Browser, files: dict[str, Path], axe: str, name: str, dark: bool
+) -> None:
     look(window, files[name], dark=dark, reduced=True)
     back = window.run("return getComputedStyle(document.body).backgroundColor")
     assert (max(int(each) for each in re.findall(r"\d+", back)) < 64) == dark
@@ -290,12 +292,12 @@ def test_readable_for_everybody(window: Browser, files: dict[str, Path], axe: st
 
 
 @pytest.mark.parametrize("width", [320, 420, 1280, 2560])
-def test_nothing_runs_out_of_the_window(window: Browser, files: dict[str, Path], width: int) -> None:
+def test_content_fits_the_window_width(window: Browser, files: dict[str, Path], width: int) -> None:
     look(window, files["small"], width=width)
     assert window.run("return document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_on_paper(window: Browser, files: dict[str, Path]) -> None:
+def test_printed_page(window: Browser, files: dict[str, Path]) -> None:
     look(window, files["small"], dark=True)
     window.media(dark=True, kind="print")
     shown = "return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.getElementById('tools')).display]"
@@ -310,7 +312,7 @@ def test_on_paper(window: Browser, files: dict[str, Path]) -> None:
     assert 2 <= pages <= 12, pages
 
 
-def test_without_scripts(window: Browser, files: dict[str, Path]) -> None:
+def test_page_without_scripts(window: Browser, files: dict[str, Path]) -> None:
     window.media()
     window.protocol("Emulation.setScriptExecutionDisabled", value=True)
     try:

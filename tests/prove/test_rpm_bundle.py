@@ -138,7 +138,7 @@ def gathered(maker: Maker) -> dict[str, Any]:
     return done
 
 
-def test_all_that_the_roles_need_is_gathered_once_and_verified(maker: Maker, gathered: dict[str, Any]) -> None:
+def test_bundle_has_all_packages_of_the_roles_and_is_verified(maker: Maker, gathered: dict[str, Any]) -> None:
     needs = [*maker.needs("dnf"), *maker.needs("zypper")]
     again = maker.gather(needs)
     assert again.get("changed") is False, again
@@ -165,7 +165,7 @@ def test_all_that_the_roles_need_is_gathered_once_and_verified(maker: Maker, gat
         ({"packages_signed": False, "index_signed": False}, "repository-key", "neither its index nor its packages"),
     ],
 )
-def test_what_the_pinned_key_has_not_signed_is_not_taken(
+def test_package_not_signed_by_the_pinned_key_is_rejected(
     maker: Maker, change: dict[str, Any], code: str, words: str
 ) -> None:
     folder = maker.machine.work
@@ -179,7 +179,7 @@ def test_what_the_pinned_key_has_not_signed_is_not_taken(
     assert not (folder / "bundles/refused.bundle").exists()
 
 
-def test_a_package_that_another_key_has_signed_is_named(maker: Maker) -> None:
+def test_package_signed_by_another_key_is_named(maker: Maker) -> None:
     (maker.machine.work / "other.asc").write_text(maker.other.text)
     mirrors = maker.mirrors(key=str(maker.machine.work / "other.asc"), fingerprints=[maker.other.fingerprint])
     needs = [{"kind": "packages", "of": "x", "platform": platform_of("dnf"), "names": ["dkms"]}]
@@ -188,7 +188,7 @@ def test_a_package_that_another_key_has_signed_is_named(maker: Maker) -> None:
     assert not list((maker.machine.work / "bundles").rglob("refused.parts/packages/*/dkms*.rpm"))
 
 
-def test_a_host_whose_repositories_nobody_has_named_is_told_what_to_write(maker: Maker) -> None:
+def test_error_for_unnamed_repositories_contains_the_setting(maker: Maker) -> None:
     for check in (True, False):
         refused = maker.gather(maker.needs("dnf"), name="refused", mirrors={"sles_15": []}, check=check)
         assert refused.get("error_code") == "mirror", refused
@@ -263,7 +263,7 @@ def host(request: pytest.FixtureRequest, maker: Maker, gathered: dict[str, Any],
     machine.end()
 
 
-def test_a_host_installs_all_from_the_bundle_and_asks_no_repository_of_its_own(host: Host) -> None:
+def test_host_installs_everything_from_the_bundle_without_its_repositories(host: Host) -> None:
     machine, before = host.machine, host.machine.packages()
     dkms = host.done("bundle_packages", names=["dkms"])
     assert [each.partition("=")[0] for each in dkms["installs"]] == ["dkms"]

@@ -95,7 +95,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     machine.end()
 
 
-def test_the_toolkit_comes_is_replaced_and_goes_without_a_rest(node: Node) -> None:
+def test_toolkit_is_installed_replaced_and_removed_completely(node: Node) -> None:
     machine, before = node.machine, node.machine.packages()
     wanted = {"version": OLDER, "source": node.source("toolkit")}
     foreseen = node.toolkit(check=True, **wanted)
@@ -159,7 +159,7 @@ def test_repository_with_a_password_is_used_and_leaves_no_password(node: Node) -
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
-def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(node: Node) -> None:
+def test_driver_is_installed_replaced_by_other_modules_restored_and_removed(node: Node) -> None:
     machine, before = node.machine, node.machine.packages()
     source = node.source("driver")
     opened = node.driver(version=BRANCH.partition(".")[0], kernel_modules="open", source=source)
@@ -184,7 +184,7 @@ def test_a_driver_comes_gives_way_to_other_modules_goes_back_and_leaves_nothing(
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
-def test_modules_that_are_ready_come_for_the_kernel_give_way_and_go(node: Node) -> None:
+def test_prebuilt_kernel_modules_are_installed_replaced_and_removed(node: Node) -> None:
     """NVIDIA's prebuilt modules for Red Hat kernels: their names contain the driver version, which must be exact, and
     the kernel.
     """
@@ -238,7 +238,7 @@ def test_modules_that_are_ready_come_for_the_kernel_give_way_and_go(node: Node) 
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
-def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node) -> None:
+def test_modules_signed_by_suse_are_installed_with_the_vendor_programs(node: Node) -> None:
     if node.machine.tool == "dnf":
         assert not any(
             "kmp" in name for each in node.family["__nvidia_driver_catalogs"]["nvidia"] for name in each["packages"]
@@ -256,7 +256,7 @@ def test_modules_that_suse_has_signed_come_with_the_vendors_programs(node: Node)
     assert node.machine.packages() == before
 
 
-def test_the_fabric_manager_has_the_drivers_version_follows_it_and_goes_without_a_rest(node: Node) -> None:
+def test_fabric_manager_follows_the_driver_version_and_is_removed_completely(node: Node) -> None:
     machine, before = node.machine, node.machine.packages()
     source = node.source("driver")
     names = ("nvidia-fabricmanager", "nvlsm", *(("nvidia-imex",) if node.imex == "installed" else ()))
@@ -296,7 +296,7 @@ def test_the_fabric_manager_has_the_drivers_version_follows_it_and_goes_without_
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
-def test_an_older_fabric_manager_comes_by_the_name_that_it_had(node: Node) -> None:
+def test_older_fabric_manager_is_installed_by_its_older_package_name(node: Node) -> None:
     machine, before = node.machine, node.machine.packages()
     wanted = {"driver_version": OLD_BRANCH, "imex": "none", "subnet_manager": "never"}
     done = node.fabric(source=node.source("older"), **wanted)
@@ -309,7 +309,7 @@ def test_an_older_fabric_manager_comes_by_the_name_that_it_had(node: Node) -> No
     assert machine.packages() == before and not machine.run("sh", "-c", OURS).stdout
 
 
-def test_versions_have_rpms_own_order(node: Node) -> None:
+def test_versions_are_ordered_like_rpm(node: Node) -> None:
     """Each version part is compared like rpm does, a thousand pairs in one call."""
     pairs: list[tuple[str, str]] = []
     plain = st.from_regex(r"[0-9a-c.~^_]{1,7}", fullmatch=True)

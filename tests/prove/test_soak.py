@@ -64,7 +64,7 @@ def one_round(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pods,resourceclaims", "--all", "-n", "default", "--timeout=240s", timeout=300)
 
 
-def test_the_driver_holds_no_more_after_many_pods(clean: Cluster) -> None:
+def test_driver_uses_no_more_resources_after_many_pods(clean: Cluster) -> None:
     nodes = clean.nodes()
     before = {node: sorted(clean.instances(node)) for node in nodes}
     warm: dict[str, Held] = {}

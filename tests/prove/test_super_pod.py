@@ -73,7 +73,7 @@ def one_chip(name: str) -> dict[str, Any]:
     }
 
 
-def test_nodes_say_where_they_stand(npus: NpuCluster, first: Recap) -> None:
+def test_nodes_report_their_super_pod_position(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed, first.output
     for number, node in enumerate(npus.nodes()):
         assert topology(npus, node) == {"superpodid": "1", "serverid": str(number)}
@@ -86,7 +86,7 @@ def test_nodes_say_where_they_stand(npus: NpuCluster, first: Recap) -> None:
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_a_job_has_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) -> None:
+def test_job_gets_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed
     npus.apply(EXAMPLES / JOB)
 
@@ -106,7 +106,7 @@ def test_a_job_has_two_servers_of_one_super_pod(npus: NpuCluster, first: Recap) 
     npus.delete(EXAMPLES / JOB)
 
 
-def test_claims_break_one_module_and_one_node(npus: NpuCluster, first: Recap) -> None:
+def test_single_die_claims_use_as_few_modules_and_nodes_as_possible(npus: NpuCluster, first: Recap) -> None:
     """Six claims for one die each: the second die of a module is allocated after the first, and all are on one node."""
     assert not first.failed
     names = [f"one-{number}" for number in range(6)]
@@ -126,7 +126,7 @@ def test_claims_break_one_module_and_one_node(npus: NpuCluster, first: Recap) ->
     npus.delete(*(one_chip(name) for name in names))
 
 
-def test_the_labels_go_with_the_driver(npus: NpuCluster, first: Recap) -> None:
+def test_labels_are_removed_with_the_driver(npus: NpuCluster, first: Recap) -> None:
     assert not first.failed
     done = npus.playbook("remove.yml")
     assert not done.failed, done.output

@@ -67,7 +67,7 @@ def upgrade(gpus: Cluster, version: str, *words: str, **variables: Any) -> Recap
     return gpus.playbook("upgrade.yml", "-e", said, *words, check=False)
 
 
-def test_who_has_to_leave_is_named_before_anything_is_begun(gpus: Cluster, first: Recap) -> None:
+def test_upgrade_without_consent_names_the_pods_before_any_step(gpus: Cluster, first: Recap) -> None:
     assert not first.failed
     before = {name: see(gpus, name, 1, OLDER) for name in gpus.nodes()}
     pods = [pod for name in gpus.nodes() for pod in pods_of(gpus, name).values()]
@@ -80,7 +80,7 @@ def test_who_has_to_leave_is_named_before_anything_is_begun(gpus: Cluster, first
     assert [loaded(gpus, name) for name in gpus.nodes()] == [OLDER] * 2 and rules(gpus) == []
 
 
-def test_one_node_after_the_other_has_the_new_driver_and_its_pods_back(gpus: Cluster, first: Recap) -> None:
+def test_nodes_are_upgraded_in_sequence_and_their_pods_run_again(gpus: Cluster, first: Recap) -> None:
     assert not first.failed
     before = {name: see(gpus, name, 1, OLDER) for name in gpus.nodes()}
     done = upgrade(gpus, NEWER, accelerator_upgrade_evict=True)
@@ -95,7 +95,7 @@ def test_one_node_after_the_other_has_the_new_driver_and_its_pods_back(gpus: Clu
     assert (again.failed, again.changed) == (0, 0), again.output
 
 
-def test_one_that_does_not_load_is_taken_back_and_the_next_node_is_not_begun(gpus: Cluster, first: Recap) -> None:
+def test_driver_that_does_not_load_is_rolled_back_and_the_next_node_is_not_started(gpus: Cluster, first: Recap) -> None:
     assert not first.failed
     one, other = gpus.nodes()
     before = {name: see(gpus, name, 1, NEWER) for name in gpus.nodes()}

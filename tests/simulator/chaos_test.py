@@ -38,7 +38,7 @@ CASES = ("--runs=3", "--kinds=three", "--cases=2", "--requests=250", "--seconds=
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "ascend", "ascend-910a"])
-def test_a_little_of_everything_leaves_nothing(vendor: str) -> None:
+def test_short_run_of_every_fault_leaves_no_state(vendor: str) -> None:
     command = [*PROGRAM, f"--vendor={vendor}", f"--faults={','.join(FAULTS)}", *CASES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def test_a_little_of_everything_leaves_nothing(vendor: str) -> None:
     assert [name for name, runs in rows if int(runs)] == list(FAULTS), done.stdout
 
 
-def test_nodes_run_side_by_side_and_too_few_runs_are_a_failure() -> None:
+def test_parallel_nodes_with_too_few_runs_fail() -> None:
     asked = ["--faults=kill,leftovers", "--kinds=whole,static", "--runs=2", "--cases=1", "--parallel=2", "--seed=1"]
     done = subprocess.run(
         [*PROGRAM, *asked, "--least=3"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
@@ -73,7 +73,7 @@ def marked(mark: str) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_all_nodes_end_with_the_program_that_started_them(tmp_path: Path, number: signal.Signals) -> None:
+def test_all_nodes_end_when_their_parent_ends(tmp_path: Path, number: signal.Signals) -> None:
     mark = f"CHAOS_TEST={uuid.uuid4()}"
     command = [*PROGRAM, "--faults=kill", "--kinds=whole,static", "--runs=100000", "--parallel=2"]
     # A killed program leaves empty directories behind, which must not be in the host's /tmp.
@@ -113,7 +113,7 @@ WITH: Mapping[str, Any] = {"claims": {"a": "prepared"}, "made again": {"2": ["2:
         ("partition-destroyed", {"2": ["2:136", "2:138"]}, False),
     ],
 )
-def test_notes_of_a_library_that_was_killed_are_between(
+def test_killed_library_may_leave_notes_of_either_state(
     monkeypatch: pytest.MonkeyPatch, stage: str, noted: Any, differs: bool
 ) -> None:
     for folder in ("roles/simulator/files", "tests/unit/dra_driver", "tests/unit/core"):

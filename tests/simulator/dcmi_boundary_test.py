@@ -23,7 +23,7 @@ def outside(npus: NpuMachine) -> NpuClient:
     return client
 
 
-def test_process_in_its_own_mount_namespace_takes_every_npu(npus: NpuMachine) -> None:
+def test_process_in_its_own_mount_namespace_reserves_every_npu(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro", administrator=RULES)
     host = npus.client()
     service = outside(npus)
@@ -37,7 +37,7 @@ def test_process_in_its_own_mount_namespace_takes_every_npu(npus: NpuMachine) ->
     assert outside(npus).code("dcmi_init") == SUCCESS
 
 
-def test_process_on_the_host_takes_nothing(npus: NpuMachine) -> None:
+def test_process_on_the_host_reserves_no_npu(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro", administrator=RULES)
     host = npus.client()
     assert outside(npus).code("dcmi_init") == SUCCESS
@@ -81,12 +81,12 @@ def test_second_thread_in_the_library_aborts_the_process(npus: NpuMachine, singl
         assert client.receive() == [SUCCESS, SUCCESS]
 
 
-def test_threads_one_after_the_other_are_served(npus: NpuMachine) -> None:
+def test_sequential_threads_are_served(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro", single_thread=True)
     client = npus.client()
     assert client.own("two_threads", 3, 0, 0) == [SUCCESS, SUCCESS]
 
 
-def test_format_names_the_source_of_the_rules() -> None:
+def test_format_documents_the_source_of_the_rules() -> None:
     text = Path(__file__).parents[2].joinpath("roles/simulator/files/dcmi/MACHINE_FORMAT.md").read_text("utf-8")
     assert "`administrator capability\\|root\\|mount-namespace`" in text and "uda_access.c" in text

@@ -40,7 +40,7 @@ def cards(client: NpuClient) -> list[int]:
     return list(listed[:count])
 
 
-def test_every_machine_loads_and_says_where_its_figures_come_from(npus: NpuMachine) -> None:
+def test_every_machine_loads_and_names_the_source_of_its_figures(npus: NpuMachine) -> None:
     for name in MACHINES:
         npus.load(name)
         machine = load_machine(DATA, name, CATALOGUE)
@@ -55,7 +55,7 @@ def test_every_machine_loads_and_says_where_its_figures_come_from(npus: NpuMachi
     assert used == {path.stem for path in (DATA / "ascend/boards").glob("*.json")}
 
 
-def test_a_wrong_description_says_where_and_changes_nothing(npus: NpuMachine) -> None:
+def test_invalid_description_names_the_problem_and_changes_nothing(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     before = npus.show()
     text = (npus.folder / "machine.txt").read_text()
@@ -75,7 +75,7 @@ def test_a_wrong_description_says_where_and_changes_nothing(npus: NpuMachine) ->
     assert npus.show() == before
 
 
-def test_who_a_chip_is(npus: NpuMachine) -> None:
+def test_chip_identity(npus: NpuMachine) -> None:
     npus.load("4x300I-Duo")
     client = npus.client()
     assert cards(client) == [0, 1, 2, 3]
@@ -152,7 +152,7 @@ def test_faults_of_calls(npus: NpuMachine) -> None:
     assert npus.control("calls")["functions"]["dcmi_get_device_health"] == 4
 
 
-def test_what_has_no_node_does_not_exist(npus: NpuMachine) -> None:
+def test_npu_without_a_device_node_is_not_listed(npus: NpuMachine) -> None:
     npus.load("4x300I-Duo")
     (npus.dev / "davinci2").unlink()
     client = npus.client()
@@ -162,7 +162,7 @@ def test_what_has_no_node_does_not_exist(npus: NpuMachine) -> None:
     assert npus.client(initialize="").code("dcmi_init") == INTERNAL
 
 
-def test_a_container_has_its_slice_and_nothing_else(npus: NpuMachine) -> None:
+def test_container_sees_only_its_vnpu(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     host = npus.client()
     vids = [host.make(2, 0, "vir02"), host.make(2, 0, "vir01")]
@@ -188,7 +188,7 @@ def test_a_container_has_its_slice_and_nothing_else(npus: NpuMachine) -> None:
     assert inside.get("dcmi_get_device_health", 2, 0, ["u32", 9]) == 0
 
 
-def test_what_a_container_has_whole_is_not_sliced(npus: NpuMachine) -> None:
+def test_npu_used_whole_by_a_container_is_not_partitioned(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     host = npus.client()
     inside = npus.container("davinci0")
@@ -201,7 +201,7 @@ def test_what_a_container_has_whole_is_not_sliced(npus: NpuMachine) -> None:
 
 
 @pytest.mark.parametrize("internal", [False, True])
-def test_another_container_does_not_get_what_one_has(npus: NpuMachine, internal: bool) -> None:
+def test_npu_of_one_container_is_rejected_for_another(npus: NpuMachine, internal: bool) -> None:
     """Containers are distinguished by their PID namespace. An older driver returns another code for the same case."""
     npus.load("8x310P-Pro", occupied_is_internal=internal)
     inside = npus.container("davinci0")
@@ -227,7 +227,7 @@ def test_another_container_does_not_get_what_one_has(npus: NpuMachine, internal:
     assert initialize() == SUCCESS
 
 
-def test_only_administrators_change(npus: NpuMachine) -> None:
+def test_only_administrators_change_settings(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     for path in npus.dev.iterdir():
         path.chmod(0o666)
@@ -239,7 +239,7 @@ def test_only_administrators_change(npus: NpuMachine) -> None:
     assert len(cards(client)) == 8
 
 
-def test_the_text_of_a_machine_names_every_chip_once() -> None:
+def test_machine_description_lists_every_chip_once() -> None:
     machine = load_machine(DATA, "16x910B", CATALOGUE)
     text = render_npus(machine, CATALOGUE, NpuSettings("a", "25.2.0", library={"interface": 2}))
     assert text.count("\nnpu\n") == 16

@@ -40,12 +40,12 @@ def fill(client: NpuClient, bag: tuple[str, ...]) -> None:
         client.make(0, 0, name)
 
 
-def test_the_counters_give_the_published_combinations_and_no_other() -> None:
+def test_counters_allow_exactly_the_published_combinations() -> None:
     assert complete_sets("310P") == named(COMPLETE_310P)
     assert len(maximal_sets("310P")) == 15 + 22
 
 
-def test_every_maximal_set_of_the_310p_can_be_cut_and_nothing_added(npus: NpuMachine) -> None:
+def test_310p_every_maximal_set_is_created_and_nothing_more_fits(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     bag: tuple[str, ...]
@@ -92,7 +92,7 @@ def apply(client: NpuClient, model: Model, what: int, choice: int, offset: int |
     assert (code, made["vdev_id"], made["vfg_id"]) == (SUCCESS, vid, ANY if where is None else where)
 
 
-def test_every_board_that_can_be_cut_is_compared() -> None:
+def test_every_board_with_templates_is_compared() -> None:
     cut = {name for name, board in CATALOGUE.npu_boards.items() if "slicing" in board}
     loaded = {
         device.board for name in (MACHINES | NEAR).values() for device in load_machine(DATA, name, CATALOGUE).npus
@@ -140,7 +140,7 @@ def check(npus: NpuMachine) -> dict[int, Any]:
     return {each["vid"]: each for each in slices}
 
 
-def test_two_processes_at_once(npus: NpuMachine) -> None:
+def test_two_concurrent_processes_leave_a_consistent_state(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     clients = [npus.client(), npus.client()]
     before = npus.show()["generation"]
@@ -159,7 +159,7 @@ def test_two_processes_at_once(npus: NpuMachine) -> None:
     assert list(check(npus)) == [100]
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_state(npus: NpuMachine) -> None:
+def test_writer_killed_at_any_time_leaves_a_consistent_state(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     choose = random.Random(1)
     survivor = npus.client()
@@ -179,7 +179,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state(npus: NpuMachine) ->
         assert survivor.destroy(0, 0, survivor.make(0, 0, "vir04")) == SUCCESS
 
 
-def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(npus: NpuMachine) -> None:
+def test_writer_killed_after_its_last_store_blocks_no_process(npus: NpuMachine) -> None:
     """The generation is a single store: a process that sees the new value waits on it, whether or not the writer wakes
     it.
     """

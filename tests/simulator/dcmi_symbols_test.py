@@ -52,7 +52,7 @@ def table() -> dict[str, str]:
     return dict(line.split() for line in lines if line and not line.startswith("#"))
 
 
-def test_every_symbol_that_programs_look_up_is_exported(npus: NpuMachine) -> None:
+def test_every_symbol_that_programs_load_is_exported(npus: NpuMachine) -> None:
     wanted = {f"dcmi_{name}" for name in FIRST.split()} | {f"dcmiv2_{name}" for name in SECOND.split()}
     assert len(wanted) == 65 + 42
     assert wanted - exported(npus) == set()
@@ -61,14 +61,14 @@ def test_every_symbol_that_programs_look_up_is_exported(npus: NpuMachine) -> Non
 
 
 @pytest.mark.parametrize("dcmi_build", [""], indirect=True, ids=["plain"])
-def test_what_it_needs(npus: NpuMachine) -> None:
+def test_library_depends_only_on_libc_and_libm(npus: NpuMachine) -> None:
     words = ["readelf", "-d", str(npus.folder / "lib" / LIBRARY)]
     text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     assert "[libdcmi.so]" in text
     assert set(re.findall(r"NEEDED.*\[(.*)\]", text)) <= {"libc.so.6", "libm.so.6"}
 
 
-def test_what_has_no_behaviour_answers_unsupported(npus: NpuMachine) -> None:
+def test_function_without_behavior_returns_not_supported(npus: NpuMachine) -> None:
     stubs = {name for name, answer in table().items() if answer != "real"}
     assert set(table().values()) == {"real", "NOT_SUPPORTED"}
     for machine, first, second in (("8x310P-Pro", NOT_SUPPORTED, NOT_READY), ("1x950", NOT_READY, NOT_SUPPORTED)):
@@ -80,7 +80,7 @@ def test_what_has_no_behaviour_answers_unsupported(npus: NpuMachine) -> None:
             assert client.code(name) == (second if name.startswith("dcmiv2_") else first), name
 
 
-def test_no_place_for_an_answer_is_refused(npus: NpuMachine) -> None:
+def test_null_pointers_are_rejected(npus: NpuMachine) -> None:
     """The sanitizers verify that NULL and invalid numbers cause no invalid memory access."""
     callbacks = {"dcmi_subscribe_fault_event", "dcmiv2_subscribe_fault_event"}
     for machine, prefix in (("8x910A", "dcmi_"), ("1x950", "dcmiv2_")):
@@ -101,7 +101,7 @@ def test_no_place_for_an_answer_is_refused(npus: NpuMachine) -> None:
 
 
 @pytest.mark.parametrize("dcmi_build", [""], indirect=True, ids=["plain"])
-def test_an_older_library_lacks_what_is_absent(npus: NpuMachine) -> None:
+def test_older_library_lacks_the_absent_symbols(npus: NpuMachine) -> None:
     older = build("", older_driver.BUILT, sources=SOURCES)
     words = ["nm", "-D", "--defined-only", str(older.folder / LIBRARY)]
     text = subprocess.run(words, check=True, capture_output=True, text=True).stdout

@@ -21,7 +21,7 @@ from tests.simulator.dcmi_support import (
 )
 
 
-def test_seven_of_the_smallest_and_their_groups(npus: NpuMachine) -> None:
+def test_seven_smallest_vnpus_and_their_groups(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     made = [client.create(0, 0, "vir01")[1] for _each in range(7)]
@@ -35,7 +35,7 @@ def test_seven_of_the_smallest_and_their_groups(npus: NpuMachine) -> None:
     assert client.slice(1, 0, 116)["name"] == "vir04"
 
 
-def test_groups_fragment_where_the_counters_would_allow(npus: NpuMachine) -> None:
+def test_fragmented_groups_reject_what_the_counters_allow(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     lone = [client.make(0, 0, "vir01", group=0), client.make(0, 0, "vir01", group=1)]
@@ -49,7 +49,7 @@ def test_groups_fragment_where_the_counters_would_allow(npus: NpuMachine) -> Non
     assert client.create(0, 0, "vir02_1c")[1]["vfg_id"] == 1
 
 
-def test_what_is_free_may_lie_apart_and_only_an_empty_chip_has_it_together_again(npus: NpuMachine) -> None:
+def test_fragmented_capacity_is_joined_only_on_an_empty_chip(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     there = client.make(0, 0, "vir01")
@@ -65,7 +65,7 @@ def test_what_is_free_may_lie_apart_and_only_an_empty_chip_has_it_together_again
     client.make(0, 0, "vir01")
 
 
-def test_ids_that_are_asked_for(npus: NpuMachine) -> None:
+def test_requested_vnpu_ids(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     assert client.make(3, 0, "vir01", vid=155) == 155
@@ -82,7 +82,7 @@ def test_ids_that_are_asked_for(npus: NpuMachine) -> None:
     assert client.vids(3, 0) == []
 
 
-def test_the_first_slice_moves_aicpu_where_there_is_sriov(npus: NpuMachine) -> None:
+def test_first_vnpu_moves_aicpu_with_sriov(npus: NpuMachine) -> None:
     npus.load("8x910B4")
     client = npus.client()
 
@@ -105,7 +105,7 @@ def test_the_first_slice_moves_aicpu_where_there_is_sriov(npus: NpuMachine) -> N
     assert client.create(2, 0, "vir10_4c_16g")[0] == INVALID
 
 
-def test_modes_of_the_host(npus: NpuMachine) -> None:
+def test_work_mode_and_vnpu_mode_forbid_vnpus(npus: NpuMachine) -> None:
     npus.load("8x910A")
     client = npus.client()
     assert client.get("dcmi_get_npu_work_mode", 0, ["u8", 9]) == 0
@@ -121,7 +121,7 @@ def test_modes_of_the_host(npus: NpuMachine) -> None:
     assert client.resources(0, 0)["computing"]["aic"] == 32.0
 
 
-def test_two_dies_are_sliced_one_by_one_only(npus: NpuMachine) -> None:
+def test_joined_dies_cannot_be_partitioned(npus: NpuMachine) -> None:
     npus.load("8xA3", multi_die_policy="union")
     client = npus.client()
     assert client.create(0, 1, "vir12_3c_32g")[0] == NOT_PERMITTED
@@ -138,7 +138,7 @@ def test_two_dies_are_sliced_one_by_one_only(npus: NpuMachine) -> None:
     )
 
 
-def test_what_a_chip_is_used_by_is_in_the_way_and_a_destroy_is_not_guarded(npus: NpuMachine) -> None:
+def test_process_blocks_create_and_blocks_destroy_only_if_configured(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     npus.control(f"fault 1 process {os.getpid()}")
@@ -156,7 +156,7 @@ def test_what_a_chip_is_used_by_is_in_the_way_and_a_destroy_is_not_guarded(npus:
     assert client.destroy(0, 0, vid) == OCCUPIED
 
 
-def test_a_boot_makes_the_slices_again(npus: NpuMachine) -> None:
+def test_boot_restores_vnpus(npus: NpuMachine) -> None:
     npus.load("4x300I-Duo")
     client = npus.client()
     client.make(1, 1, "vir04", vid=151, group=2)
@@ -179,7 +179,7 @@ def test_a_boot_makes_the_slices_again(npus: NpuMachine) -> None:
     assert slices == [[(100, "vir01", 3)], [], [], [(151, "vir04", 2)], [], [], [], []]
 
 
-def test_nodes_of_slices_follow_them(npus: NpuMachine) -> None:
+def test_device_nodes_follow_their_vnpus(npus: NpuMachine) -> None:
     def nodes() -> list[str]:
         return sorted(path.name for path in npus.dev.glob("vdavinci*"))
 
@@ -197,7 +197,7 @@ def test_nodes_of_slices_follow_them(npus: NpuMachine) -> None:
     assert nodes() == []
 
 
-def test_nodes_of_slices_have_owner_and_mode_of_the_chip(npus: NpuMachine) -> None:
+def test_device_nodes_of_vnpus_have_owner_and_mode_of_the_chip(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     npus.nodes("davinci3")
     chip = npus.dev / "davinci3"
@@ -208,7 +208,7 @@ def test_nodes_of_slices_have_owner_and_mode_of_the_chip(npus: NpuMachine) -> No
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1000, 1001, 0o640)
 
 
-def test_a_late_recovery_leaves_the_slices_in_the_file_until_then(npus: NpuMachine) -> None:
+def test_late_recovery_keeps_vnpus_in_the_file_until_it_runs(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     npus.client().make(3, 0, "vir01")
     text = npus.configuration.read_text()
@@ -219,7 +219,7 @@ def test_a_late_recovery_leaves_the_slices_in_the_file_until_then(npus: NpuMachi
     assert not npus.control("power-cycle soon")["ok"]
 
 
-def test_without_the_recovery_a_boot_leaves_nothing(npus: NpuMachine) -> None:
+def test_boot_without_recovery_leaves_no_vnpu(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     assert client.get("dcmi_get_vnpu_config_recover_mode", ["u32", 9]) == 1
@@ -232,7 +232,7 @@ def test_without_the_recovery_a_boot_leaves_nothing(npus: NpuMachine) -> None:
     assert (shown["recover"], shown["npus"][0]["slices"]) == (False, [])
 
 
-def test_what_cannot_be_kept_is_not_made(npus: NpuMachine) -> None:
+def test_vnpu_that_cannot_be_saved_is_not_created(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     client = npus.client()
     npus.configuration.unlink()
@@ -244,7 +244,7 @@ def test_what_cannot_be_kept_is_not_made(npus: NpuMachine) -> None:
 
 
 @pytest.mark.parametrize("machine", ["1x950"])
-def test_the_950_has_the_second_interface_alone(npus: NpuMachine, machine: str) -> None:
+def test_950_has_only_the_second_interface(npus: NpuMachine, machine: str) -> None:
     npus.load(machine)
     client = npus.client(initialize="")
     assert client.code("dcmi_init") == NOT_SUPPORTED

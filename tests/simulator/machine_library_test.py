@@ -83,7 +83,7 @@ def box(nvml_build: Build, tmp_path: Path) -> Box:
     return Box(nvml_build, tmp_path)
 
 
-def test_instances_live_until_the_next_boot_and_files_follow_them(box: Box) -> None:
+def test_instances_exist_until_the_next_boot_and_their_files_follow(box: Box) -> None:
     assert box.command("power-on", "--machine", "8xH100")["library"] == "load"
     box.smi("-i", "3", "-mig", "1")
     box.smi("mig", "-i", "3", "-cgi", "9,19", "-C")
@@ -105,7 +105,7 @@ def test_instances_live_until_the_next_boot_and_files_follow_them(box: Box) -> N
     assert box.command("show", "--json")["gpus"][3]["mig_mode_current"] == 0
 
 
-def test_ampere_keeps_its_mode_over_a_boot_and_another_machine_is_factory_fresh(box: Box) -> None:
+def test_ampere_keeps_its_mode_after_a_boot_and_another_machine_starts_with_defaults(box: Box) -> None:
     box.command("power-on", "--machine", "4xA30")
     box.smi("-i", "0", "-mig", "1")
     shown = box.command("show", "--json")["gpus"]
@@ -120,7 +120,7 @@ def test_ampere_keeps_its_mode_over_a_boot_and_another_machine_is_factory_fresh(
     assert [gpu["mig_mode_current"] for gpu in shown] == [0] * 5
 
 
-def test_a_gpu_is_taken_out_and_put_in_again(box: Box) -> None:
+def test_gpu_is_unplugged_and_plugged(box: Box) -> None:
     box.command("power-on", "--machine", "8xH100")
     box.smi("-i", "3", "-mig", "1")
     before = {str(path.relative_to(box.root)) for path in box.root.glob("proc/driver/nvidia/gpus/*/information")}
@@ -136,7 +136,7 @@ def test_a_gpu_is_taken_out_and_put_in_again(box: Box) -> None:
     assert box.command("show", "--json")["gpus"][3]["mig_mode_current"] == 0
 
 
-def test_a_newer_library_leaves_the_state_where_it_is(box: Box) -> None:
+def test_newer_library_keeps_the_state_file(box: Box) -> None:
     box.command("power-on", "--machine", "8xH100")
     state = next(box.library.glob("libnvidia-gpusim.so.*"))
     before = state.stat().st_ino
@@ -149,7 +149,7 @@ def test_a_newer_library_leaves_the_state_where_it_is(box: Box) -> None:
     assert box.command("show", "--json")["gpus"][0]["mig_mode_current"] == 1
 
 
-def test_faults_are_injected_shown_and_cleared_by_the_command(box: Box) -> None:
+def test_command_injects_shows_and_clears_faults(box: Box) -> None:
     box.command("power-on", "--machine", "1xL4")
     box.command("fault", "0", "thermal")
     assert box.command("show", "--json")["gpus"][0]["thermal"] is True
@@ -157,7 +157,7 @@ def test_faults_are_injected_shown_and_cleared_by_the_command(box: Box) -> None:
     assert box.command("show", "--json")["gpus"][0]["thermal"] is False
 
 
-def test_statements_for_the_library_come_from_the_configuration(box: Box) -> None:
+def test_configuration_provides_the_statements_for_the_library(box: Box) -> None:
     folder = box.root / "etc/accelerator-simulator"
     folder.mkdir(parents=True)
     (folder / "machine.json").write_text(json.dumps({"machine": "1xL4", "library": {"cap-nodes": True}}))
@@ -166,7 +166,7 @@ def test_statements_for_the_library_come_from_the_configuration(box: Box) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nvidia_smi_lists_each_machine_as_its_data_describe_it(box: Box, name: str) -> None:
+def test_nvidia_smi_lists_each_machine_as_described(box: Box, name: str) -> None:
     box.command("power-on", "--machine", name, "--identity", "n")
     machine = load_machine(FILES, name, CATALOGUE)
     rows = box.smi(
@@ -219,7 +219,7 @@ print(json.dumps(rows))
         ("2xRTX-PRO-6000", [[14, "error 3", "error 3", 0, 0, 2430, 1536, "error 3"]] * 2),
     ],
 )
-def test_the_library_answers_what_boards_tell(box: Box, name: str, expected: list[list[Any]]) -> None:
+def test_library_returns_recorded_board_values(box: Box, name: str, expected: list[list[Any]]) -> None:
     """Brand, NVLink version, the memory's NUMA node, C2C, addressing mode, application clock, remapper banks, fabric
     state.
     """

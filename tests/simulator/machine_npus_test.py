@@ -76,7 +76,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_slices_outlive_a_boot_and_their_nodes_follow_them(node: Node) -> None:
+def test_vnpus_survive_a_boot_with_their_device_nodes(node: Node) -> None:
     assert node.command("power-on", "--machine", "8x310P-Pro")["library"] == "load"
     whole = {f"davinci{number}" for number in range(8)}
     assert node.nodes() == whole
@@ -100,7 +100,7 @@ def test_slices_outlive_a_boot_and_their_nodes_follow_them(node: Node) -> None:
     assert (node.slices(), node.nodes()) == ({}, whole)
 
 
-def test_a_chip_is_taken_out_and_put_in_again(node: Node) -> None:
+def test_npu_is_unplugged_and_plugged(node: Node) -> None:
     node.command("power-on", "--machine", "4x300I-Duo")
     node.program("npu-smi", "set", "-t", "create-vnpu", "-i", "1", "-c", "1", "-f", "vir01")
     before = node.nodes()
@@ -126,7 +126,7 @@ def test_faults_are_shown(node: Node) -> None:
     assert node.command("calls")["functions"].get("nvmlInit_v2") is None
 
 
-def test_the_network_port_of_a_chip_is_known_to_its_tool_and_its_file(node: Node) -> None:
+def test_network_port_is_in_hccn_tool_and_its_file(node: Node) -> None:
     node.command("power-on", "--machine", "8xA3")
     assert node.program("hccn_tool", "-i", "3", "-ip", "-g") == "ipaddr:192.168.100.104\nnetmask:255.255.255.0\n"
     assert node.program("hccn_tool", "-i", "3", "-link", "-g") == "link status: UP\n"
@@ -140,7 +140,7 @@ def test_the_network_port_of_a_chip_is_known_to_its_tool_and_its_file(node: Node
     assert lines[6:8] == ["address_3=192.168.100.104", "netmask_3=255.255.255.0"]
 
 
-def test_what_the_tool_says_of_a_port_follows_the_state(node: Node) -> None:
+def test_hccn_tool_reports_the_port_state(node: Node) -> None:
     node.command("power-on", "--machine", "8x910B3")
 
     def told(question: str) -> str:
@@ -186,7 +186,7 @@ def test_what_the_tool_says_of_a_port_follows_the_state(node: Node) -> None:
     assert "not supported" in caught.value.stdout
 
 
-def test_the_second_grammar_of_the_tool_of_ports(node: Node) -> None:
+def test_hccn_tool_second_command_line_syntax(node: Node) -> None:
     node.command("power-on", "--machine", "1x950")
 
     def told(question: str, *words: str) -> str:
@@ -217,7 +217,7 @@ def test_the_second_grammar_of_the_tool_of_ports(node: Node) -> None:
             node.program("hccn_tool", *words)
 
 
-def test_a_machine_of_two_vendors_says_whose_device_is_meant(node: Node) -> None:
+def test_machine_of_two_vendors_needs_a_vendor_for_an_ambiguous_device(node: Node) -> None:
     folder = node.root / "usr/lib/x86_64-linux-gnu"
     shutil.copytree(build(sources=NVML).folder, folder, symlinks=True)
     node.command("power-on", "--machine", "2xH100-2x310P")
@@ -240,7 +240,7 @@ def test_a_machine_of_two_vendors_says_whose_device_is_meant(node: Node) -> None
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_chip_has_its_place_in_sysfs_and_its_node(node: Node, name: str) -> None:
+def test_every_chip_has_a_sysfs_directory_and_a_device_node(node: Node, name: str) -> None:
     node.command("power-on", "--machine", name)
     machine = load_machine(DATA, name, CATALOGUE)
     assert node.nodes() == {f"davinci{npu.physical}" for _device, npu in machine.chips}
@@ -262,7 +262,7 @@ def test_every_chip_has_its_place_in_sysfs_and_its_node(node: Node, name: str) -
     assert node.program("npu-smi", "info").startswith("+--"), "no warning of an installation that is not complete"
 
 
-def test_an_older_library_does_for_the_program_that_shows_chips(node: Node) -> None:
+def test_npu_smi_works_with_an_older_library(node: Node) -> None:
     older = build("", older_driver.BUILT, sources=DCMI)
     shutil.copy2(older.folder / "libdcmi.so", node.libraries / "libdcmi.so")
     node.command("power-on", "--machine", "8x910A")

@@ -54,7 +54,7 @@ def mps(bare_silicon: Silicon) -> Iterator[Mps]:
     daemon.stop()
 
 
-def test_a_server_starts_and_is_a_process_of_its_devices(silicon: Silicon, mps: Mps) -> None:
+def test_server_starts_and_is_listed_as_a_process_of_its_devices(silicon: Silicon, mps: Mps) -> None:
     mps.variables["CUDA_VISIBLE_DEVICES"] = f"{FIRST},2"
     mps.start()
     assert mps.ask("get_server_list") == "" and processes(silicon) == {}
@@ -91,7 +91,7 @@ def test_a_server_without_a_device_does_not_start(silicon: Silicon, mps: Mps, vi
     assert mps.run("quit").returncode == 1
 
 
-def test_commands_about_a_server_that_is_there(silicon: Silicon, mps: Mps) -> None:
+def test_commands_about_a_running_server(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     mps.ask("set_default_active_thread_percentage 40", "set_default_device_pinned_mem_limit 0 8G")
     client = mps.client()
@@ -160,7 +160,7 @@ def test_a_client_gets_no_more_memory_than_its_limit(
     assert client.allocate((limit - 1) * MIB) == SUCCESS
 
 
-def test_clients_get_no_more_together_than_the_device_has(silicon: Silicon, mps: Mps) -> None:
+def test_all_clients_together_get_no_more_memory_than_the_device_has(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     first, second = mps.client(), mps.client()
     assert [first.open(), second.open()] == [SUCCESS, SUCCESS]
@@ -172,7 +172,7 @@ def test_clients_get_no_more_together_than_the_device_has(silicon: Silicon, mps:
     assert second.allocate(40 * GIB) == SUCCESS
 
 
-def test_a_server_has_the_devices_that_the_daemon_names_in_its_order(silicon: Silicon, mps: Mps) -> None:
+def test_server_has_the_devices_of_the_daemon_in_its_order(silicon: Silicon, mps: Mps) -> None:
     mps.variables["CUDA_VISIBLE_DEVICES"] = "2,1"
     mps.start()
     client, narrowed, strange = (
@@ -205,7 +205,7 @@ def test_a_client_is_listed_until_it_ends(silicon: Silicon, mps: Mps) -> None:
     assert set(processes(silicon)) == {server}
 
 
-def test_a_server_that_is_killed_takes_its_clients_connections(silicon: Silicon, mps: Mps) -> None:
+def test_killed_server_ends_the_connections_of_its_clients(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     client = mps.client()
     assert client.open() == SUCCESS
@@ -221,9 +221,7 @@ def test_a_server_that_is_killed_takes_its_clients_connections(silicon: Silicon,
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_daemon_that_is_killed_leaves_nothing_and_starts_again(
-    silicon: Silicon, mps: Mps, end: signal.Signals
-) -> None:
+def test_killed_daemon_leaves_no_files_and_can_be_restarted(silicon: Silicon, mps: Mps, end: signal.Signals) -> None:
     mps.start()
     client = mps.client()
     assert client.open() == SUCCESS
@@ -244,7 +242,7 @@ def test_a_daemon_that_is_killed_leaves_nothing_and_starts_again(
     assert mps.clients() == [again.process.pid]
 
 
-def test_without_a_daemon_a_process_has_the_whole_device(silicon: Silicon, mps: Mps) -> None:
+def test_process_without_a_daemon_has_the_whole_device(silicon: Silicon, mps: Mps) -> None:
     alone = mps.client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1M")
     assert alone.open() == SUCCESS
     assert alone("cuDeviceGetCount") == 3 and alone.multiprocessors() == 132
@@ -260,7 +258,7 @@ def test_without_a_daemon_a_process_has_the_whole_device(silicon: Silicon, mps: 
     assert set(processes(silicon)) == {other.process.pid}
 
 
-def test_exclusive_mode_has_one_process_or_one_server(silicon: Silicon, mps: Mps) -> None:
+def test_exclusive_mode_allows_one_process_or_one_server(silicon: Silicon, mps: Mps) -> None:
     root = silicon.client()
     root("nvmlDeviceSetComputeMode", root.gpu(), EXCLUSIVE)
     first, second = mps.client(), mps.client()
@@ -284,7 +282,7 @@ def test_exclusive_mode_has_one_process_or_one_server(silicon: Silicon, mps: Mps
     outside.close()
 
 
-def test_prohibited_mode_has_no_contexts(silicon: Silicon, mps: Mps) -> None:
+def test_prohibited_mode_allows_no_contexts(silicon: Silicon, mps: Mps) -> None:
     root = silicon.client()
     root("nvmlDeviceSetComputeMode", root.gpu(), PROHIBITED)
     assert mps.client().open() == UNAVAILABLE
@@ -292,7 +290,7 @@ def test_prohibited_mode_has_no_contexts(silicon: Silicon, mps: Mps) -> None:
     assert mps.client().open() == UNAVAILABLE
 
 
-def test_users_are_served_one_after_the_other(silicon: Silicon, mps: Mps) -> None:
+def test_users_are_served_in_sequence(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     first, second = mps.client(), mps.client(user=65534)
     assert first.open() == SUCCESS
@@ -307,7 +305,7 @@ def test_users_are_served_one_after_the_other(silicon: Silicon, mps: Mps) -> Non
 
 
 @pytest.mark.parametrize("option", ["-M", "-multiuser-server"])
-def test_users_are_served_at_the_same_time_where_the_daemon_is_told_so(silicon: Silicon, mps: Mps, option: str) -> None:
+def test_users_are_served_concurrently_if_configured(silicon: Silicon, mps: Mps, option: str) -> None:
     """MPS treats all of them as root's clients."""
     mps.start(option)
     mps.ask("set_default_active_thread_percentage 50")
@@ -320,7 +318,7 @@ def test_users_are_served_at_the_same_time_where_the_daemon_is_told_so(silicon: 
     assert set(processes(silicon)) == {server, first.process.pid, second.process.pid}
 
 
-def test_quit_waits_for_clients_unless_it_is_told_how_long(silicon: Silicon, mps: Mps) -> None:
+def test_quit_waits_for_clients_unless_it_has_a_timeout(silicon: Silicon, mps: Mps) -> None:
     mps.start()
     client = mps.client()
     assert client.open() == SUCCESS
@@ -341,7 +339,7 @@ def test_quit_waits_for_clients_unless_it_is_told_how_long(silicon: Silicon, mps
     assert client.allocate(MIB) == RPC_FAILURE and processes(silicon) == {}
 
 
-def test_a_mig_instance_has_a_daemon_of_its_own(bare_silicon: Silicon, mps: Mps) -> None:
+def test_mig_instance_has_a_separate_daemon(bare_silicon: Silicon, mps: Mps) -> None:
     load(bare_silicon, mig=True)
     root, instance, compute, uuid = partition(bare_silicon, 0)
     _root, _instance, _compute, other_uuid = partition(bare_silicon, 3)
@@ -379,7 +377,7 @@ def test_a_mig_instance_has_a_daemon_of_its_own(bare_silicon: Silicon, mps: Mps)
         other.stop()
 
 
-def test_exclusive_mode_is_of_each_mig_instance(bare_silicon: Silicon, mps: Mps) -> None:
+def test_exclusive_mode_applies_to_each_mig_instance(bare_silicon: Silicon, mps: Mps) -> None:
     load(bare_silicon, mig=True)
     root, _instance, compute, uuid = partition(bare_silicon, 0)
     _root, _other, _compute, other_uuid = partition(bare_silicon, 3)
@@ -388,7 +386,7 @@ def test_exclusive_mode_is_of_each_mig_instance(bare_silicon: Silicon, mps: Mps)
     assert codes == [SUCCESS, SUCCESS, UNAVAILABLE]
 
 
-def test_in_a_container_the_folder_of_the_pipes_is_enough(silicon: Silicon, mps: Mps) -> None:
+def test_container_needs_only_the_pipe_directory(silicon: Silicon, mps: Mps) -> None:
     """In a container the state of the boards is read-only and the process is no administrator. The daemon counts it
     anyway.
     """
@@ -411,7 +409,7 @@ def test_in_a_container_the_folder_of_the_pipes_is_enough(silicon: Silicon, mps:
 
 
 @pytest.mark.parametrize("message", [b"", b"x", b"x" * 4096])
-def test_strange_words_end_a_connection_and_nothing_else(silicon: Silicon, mps: Mps, message: bytes) -> None:
+def test_invalid_message_ends_only_its_connection(silicon: Silicon, mps: Mps, message: bytes) -> None:
     mps.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(str(mps.folder / "pipe/control"))

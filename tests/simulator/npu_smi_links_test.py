@@ -72,7 +72,7 @@ def test_two_dies_of_a_module_have_counts_of_their_link(npus: NpuMachine) -> Non
 
 
 @pytest.mark.parametrize("machine", ["8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B4"])
-def test_chips_without_such_links_say_so(npus: NpuMachine, machine: str) -> None:
+def test_chip_without_links_reports_not_supported(npus: NpuMachine, machine: str) -> None:
     npus.load(machine)
     client = npus.client()
     for kind in ("hccs", "hccs-bw", "sio-info"):
@@ -85,7 +85,7 @@ def test_chips_without_such_links_say_so(npus: NpuMachine, machine: str) -> None
     assert not npus.control("fault 0 hccs 0 1")["ok"] and not npus.control("fault 0 sio 1")["ok"]
 
 
-def test_too_small_a_place_is_refused(npus: NpuMachine) -> None:
+def test_too_small_buffer_is_rejected(npus: NpuMachine) -> None:
     npus.load("8xA3")
     client = npus.client()
     for main, sub, size in ((HCCS, NARROW, 512), (HCCS, WIDE, 1024), (SIO, 0, 12)):
@@ -93,7 +93,7 @@ def test_too_small_a_place_is_refused(npus: NpuMachine) -> None:
         assert (code, out[1]) == (INVALID, size)
 
 
-def test_a_share_is_kept_over_a_boot_only_where_the_setting_says_so(npus: NpuMachine) -> None:
+def test_device_share_survives_a_boot_only_if_configured(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
 
     def shares() -> list[bool]:
@@ -119,7 +119,7 @@ def test_a_share_is_kept_over_a_boot_only_where_the_setting_says_so(npus: NpuMac
     assert npus.smi("set", "-t", "device-share-cfg-recover", "-d", "2").returncode == WRONG
 
 
-def test_slices_of_virtual_machines_are_reset_in_their_mode_alone(npus: NpuMachine) -> None:
+def test_vnpu_reset_works_only_in_vm_mode(npus: NpuMachine) -> None:
     reset = ("reset-vnpu", "-i", "0", "-c", "0", "-v", "100")
     npus.load("8x310P-Pro")
     run = npus.smi("set", "-t", *reset)

@@ -29,7 +29,7 @@ def made(npus: NpuMachine, *words: str) -> None:
     assert dict(pairs(good(npus, "set", "-t", *words)))["Status"] == "OK"
 
 
-def test_the_list_and_the_map(npus: NpuMachine) -> None:
+def test_list_and_map_of_npus(npus: NpuMachine) -> None:
     npus.load("4x300I-Duo")
     listed = pairs(good(npus, "info", "-l"))
     assert listed[0] == ("Total Count", "4")
@@ -94,7 +94,7 @@ def test_templates(npus: NpuMachine, machine: str, chip: str, factor: int, plus:
     assert npus.smi("info", "-t", "template-info", "-i", "0", "-c", "0").returncode == WRONG
 
 
-def test_cards_that_differ_have_a_hint(npus: NpuMachine) -> None:
+def test_different_cards_show_a_hint(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     assert good(npus, "info", "-t", "template-info").startswith("+")
     path = npus.folder / "machine.txt"
@@ -106,7 +106,7 @@ def test_cards_that_differ_have_a_hint(npus: NpuMachine) -> None:
     assert templates(rest) == templates(good(npus, "info", "-t", "template-info", "-i", "7"))
 
 
-def test_what_a_chip_cannot_be_asked_exits_well(npus: NpuMachine) -> None:
+def test_unsupported_query_exits_with_zero(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     for words in (
         ["hccs", "-i", "0", "-c", "0"],
@@ -145,7 +145,7 @@ def test_slices_are_made_listed_and_destroyed(npus: NpuMachine) -> None:
     assert (gone.returncode, "Status" in gone.stdout) == (WRONG, False)
 
 
-def test_a_chip_without_slices_and_unknown_totals(npus: NpuMachine) -> None:
+def test_chip_without_vnpus_has_unknown_totals(npus: NpuMachine) -> None:
     npus.load("8x910A")
     amounts, listed = slices(good(npus, "info", "-t", "info-vnpu", "-i", "0", "-c", "0"))
     assert (amounts["AICPU"], amounts["Memory(GB)"], listed) == (("NA", "NA"), ("32", "32"), [])
@@ -157,7 +157,7 @@ def test_a_chip_without_slices_and_unknown_totals(npus: NpuMachine) -> None:
     assert (amounts["AICPU"], amounts["Memory(GB)"][1], listed[0]["Vgroup ID"]) == (("6", "7"), "32", "NA")
 
 
-def test_what_is_refused_and_how(npus: NpuMachine) -> None:
+def test_rejected_commands_report_their_reason_and_status(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     create = ("set", "-t", "create-vnpu", "-i", "0", "-c", "0")
     made(npus, "create-vnpu", "-i", "0", "-c", "0", "-f", "vir04_4c_dvpp")
@@ -198,7 +198,7 @@ def test_what_is_refused_and_how(npus: NpuMachine) -> None:
     assert npus.show()["npus"][0]["slices"] == []
 
 
-def test_in_a_container(npus: NpuMachine) -> None:
+def test_npu_smi_in_a_container_sees_only_its_device(npus: NpuMachine) -> None:
     npus.load("8x310P-Pro")
     made(npus, "create-vnpu", "-i", "1", "-c", "0", "-f", "vir02")
     for path in npus.dev.glob("davinci[0-9]*"):
@@ -233,7 +233,7 @@ def test_in_a_container(npus: NpuMachine) -> None:
     assert (run.returncode, "-8005" in run.stdout) == (-9005 & 0xFF, True)
 
 
-def test_the_recovery_and_settings_that_ask(npus: NpuMachine) -> None:
+def test_recovery_setting_and_commands_with_a_confirmation(npus: NpuMachine) -> None:
     npus.load("8x910B3")
     assert pairs(good(npus, "info", "-t", "vnpu-cfg-recover"))[0][1] == "Enable"
     made(npus, "vnpu-cfg-recover", "-d", "0")
@@ -274,7 +274,7 @@ def test_topology_and_numbers(npus: NpuMachine) -> None:
         assert "not support" in good(npus, "info", "-t", "topo")
 
 
-def test_the_second_grammar(npus: NpuMachine) -> None:
+def test_second_command_line_syntax(npus: NpuMachine) -> None:
     npus.load("1x950")
     assert list(table_of_map(good(npus, "info", "-m"))[0]) == [
         "NPU ID",

@@ -38,7 +38,7 @@ def opened(silicon: Silicon) -> dict[int, bool]:
 
 
 @pytest.mark.parametrize("end", ["shutdown", "exit", "kill"])
-def test_a_process_in_a_container_keeps_its_instance(bare_silicon: Silicon, end: str) -> None:
+def test_process_in_a_container_blocks_the_removal_of_its_instance(bare_silicon: Silicon, end: str) -> None:
     root = load(bare_silicon)
     kept, free = make(bare_silicon, root, 0), make(bare_silicon, root, 3)
     give_nodes(bare_silicon, 7)
@@ -71,7 +71,7 @@ def test_each_initialization_has_its_own_shutdown(bare_silicon: Silicon) -> None
     assert opened(bare_silicon) == {7: False}
 
 
-def test_what_an_administrator_only_looks_at_is_free_and_what_is_monitored_is_not(bare_silicon: Silicon) -> None:
+def test_listed_instance_is_free_and_monitored_instance_is_in_use(bare_silicon: Silicon) -> None:
     root, monitor = load(bare_silicon), bare_silicon.client()
     instance, compute = make(bare_silicon, root, 0)
     device = monitor("nvmlDeviceGetMigDeviceHandleByIndex", monitor.gpu(), 0)
@@ -85,7 +85,7 @@ def test_what_an_administrator_only_looks_at_is_free_and_what_is_monitored_is_no
     assert monitor.code("nvmlComputeInstanceDestroy", compute) == SUCCESS
 
 
-def test_a_container_keeps_its_gpu_from_mode_changes_and_resets(bare_silicon: Silicon) -> None:
+def test_container_blocks_mode_changes_and_resets_of_its_gpu(bare_silicon: Silicon) -> None:
     root = load(bare_silicon)
     pod = bare_silicon.container()
     assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == IN_USE
@@ -95,7 +95,7 @@ def test_a_container_keeps_its_gpu_from_mode_changes_and_resets(bare_silicon: Si
     assert bare_silicon.control("gpu-reset 1")["ok"]
 
 
-def test_processes_on_the_host_keep_their_gpus_where_the_description_says_so(bare_silicon: Silicon) -> None:
+def test_host_processes_block_their_gpus_if_configured(bare_silicon: Silicon) -> None:
     root = load(bare_silicon, "clients-hold-gpus yes")
     other = bare_silicon.client()
     assert root("nvmlDeviceSetMigMode", root.gpu(), 0) == IN_USE
@@ -107,7 +107,7 @@ def test_processes_on_the_host_keep_their_gpus_where_the_description_says_so(bar
     assert bare_silicon.smi("--gpu-reset", "-i", "1").returncode == 0
 
 
-def test_a_cuda_context_and_a_looping_nvidia_smi_are_clients(bare_silicon: Silicon) -> None:
+def test_cuda_context_and_looping_nvidia_smi_count_as_clients(bare_silicon: Silicon) -> None:
     root = load(bare_silicon)
     make(bare_silicon, root, 0)
     give_nodes(bare_silicon, 7)

@@ -110,7 +110,7 @@ def test_identity(client: Client) -> None:
     assert client.code("nvmlDeviceGetNumaNodeId", gpu) == NOT_SUPPORTED
 
 
-def test_what_does_not_exist(client: Client) -> None:
+def test_unknown_devices_are_not_found(client: Client) -> None:
     assert client("nvmlDeviceGetCount") == 1
     assert client.code("nvmlDeviceGetHandleByIndex", 1) == INVALID_ARGUMENT
     assert client.code("nvmlDeviceGetHandleByUUID", "GPU-no") == NOT_FOUND
@@ -270,7 +270,7 @@ def test_gpus_with_nvswitches_are_reset_alone(
     assert bare_silicon.control("gpu-reset 0").get("ok", False) == without
 
 
-def test_life_of_the_library(bare_silicon: Silicon) -> None:
+def test_library_initialization_and_shutdown(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["L4"], 0)]))
     client = bare_silicon.client(initialize=False)
     assert client.code("nvmlSystemGetDriverVersion") == UNINITIALIZED

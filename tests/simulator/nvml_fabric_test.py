@@ -41,14 +41,14 @@ LIMITED = "has joined with limited capacity: its bandwidth is degraded"
 
 def place(mask: str, summary: int) -> str:
     """Return the description of a GPU's fabric state."""
-    told = f"health-mask={mask} health-summary={summary}"
-    return f"fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 {told}"
+    health = f"health-mask={mask} health-summary={summary}"
+    return f"fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 {health}"
 
 
 LINK = "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed=26562"
 
 
-def told(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
+def read_states(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
     """Return the state of each GPU, and how many have not joined or are unhealthy, with a binding that lacks some
     names.
     """
@@ -64,7 +64,7 @@ def told(silicon: Silicon, *lacking: str) -> tuple[list[str], int]:
     return answer["said"], answer["left"]
 
 
-def told_by_program(silicon: Silicon) -> list[str]:
+def states_of_nvidia_smi(silicon: Silicon) -> list[str]:
     """Return the states from nvidia-smi, which is used on a node without NVML's binding during its first driver
     installation.
     """
@@ -73,44 +73,44 @@ def told_by_program(silicon: Silicon) -> list[str]:
     return [each.describe() for each in read_query(said.stdout).values()]
 
 
-def test_each_gpu_says_how_far_it_is(bare_silicon: Silicon) -> None:
+def test_each_gpu_reports_its_fabric_state(bare_silicon: Silicon) -> None:
     sections = [gpu_section(BOARDS["H100-80"], 0, (place("0xaa", 0), LINK)), gpu_section(BOARDS["L4"], 1)]
     bare_silicon.load(machine_text(bare_silicon.folder, sections))
-    assert told(bare_silicon) == (["has joined", "does not tell"], 0)
-    assert told_by_program(bare_silicon) == told(bare_silicon)[0]
+    assert read_states(bare_silicon) == (["has joined", "does not tell"], 0)
+    assert states_of_nvidia_smi(bare_silicon) == read_states(bare_silicon)[0]
     for fault, word in {
         "not-started": "has not begun to join",
         "joining": "is still joining",
         "failed": "could not join (999)",
     }.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
-        assert told(bare_silicon) == ([word, "does not tell"], 1)
+        assert read_states(bare_silicon) == ([word, "does not tell"], 1)
         # nvidia-smi's text contains no number for an unknown result.
-        assert told_by_program(bare_silicon) == [word.replace("(999)", "(-1)"), "does not tell"]
+        assert states_of_nvidia_smi(bare_silicon) == [word.replace("(999)", "(-1)"), "does not tell"]
 
 
 @pytest.mark.parametrize("summary", [1, 0], ids=["with a summary", "without one"])
-def test_each_gpu_says_how_well_it_is_there(bare_silicon: Silicon, summary: int) -> None:
+def test_each_gpu_reports_its_fabric_health(bare_silicon: Silicon, summary: int) -> None:
     bare_silicon.load(
         machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, (place("0x1aa", summary), LINK))])
     )
-    assert told(bare_silicon) == (["has joined"], 0) and told_by_program(bare_silicon) == ["has joined"]
+    assert read_states(bare_silicon) == (["has joined"], 0) and states_of_nvidia_smi(bare_silicon) == ["has joined"]
     for fault, words in {**UNHEALTHY, "bandwidth": LIMITED}.items():
         bare_silicon.control(f"fault 0 fabric {fault}")
-        assert told(bare_silicon) == ([words], int(fault in UNHEALTHY)), fault
-        assert told_by_program(bare_silicon) == [words.replace("wrong system GUID", "Incorrect SysGUID")]
+        assert read_states(bare_silicon) == ([words], int(fault in UNHEALTHY)), fault
+        assert states_of_nvidia_smi(bare_silicon) == [words.replace("wrong system GUID", "Incorrect SysGUID")]
 
 
-def test_older_libraries_and_bindings_are_asked_in_their_way(bare_silicon: Silicon) -> None:
+def test_older_libraries_and_bindings_are_queried_with_older_functions(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, (place("0x1aa", 1), LINK))]))
     bare_silicon.control("fault 0 fabric routes")
-    assert told(bare_silicon, THIRD) == ([UNHEALTHY["routes"]], 1), "the mask alone says it too"
+    assert read_states(bare_silicon, THIRD) == ([UNHEALTHY["routes"]], 1), "the mask alone says it too"
     for lacking in ((THIRD, SECOND), (VERSIONED,)):
-        assert told(bare_silicon, *lacking) == (["has joined"], 0), "of its health nothing is known"
+        assert read_states(bare_silicon, *lacking) == (["has joined"], 0), "of its health nothing is known"
     bare_silicon.control("fault 0 fabric joining")
     for lacking in ((THIRD,), (THIRD, SECOND), (VERSIONED,)):
-        assert told(bare_silicon, *lacking) == (["is still joining"], 1)
+        assert read_states(bare_silicon, *lacking) == (["is still joining"], 1)
     bare_silicon.control(f"fault 0 call {VERSIONED} fail {FUNCTION_NOT_FOUND}")
-    assert told(bare_silicon) == (["is still joining"], 1), "the library is of before this function"
+    assert read_states(bare_silicon) == (["is still joining"], 1), "the library is of before this function"
     bare_silicon.control("fault 0 call nvmlDeviceGetGpuFabricInfo fail 3")
-    assert told(bare_silicon) == (["does not tell"], 0)
+    assert read_states(bare_silicon) == (["does not tell"], 0)

@@ -57,7 +57,7 @@ def received(
     ]
 
 
-def test_an_xid_reaches_every_process_that_registered_and_no_other_gpu(silicon: Silicon) -> None:
+def test_xid_event_reaches_every_registered_process_of_that_gpu_only(silicon: Silicon) -> None:
     one, one_set = listener(silicon)
     two, two_set = listener(silicon)
     other, other_set = listener(silicon, 1)
@@ -67,7 +67,7 @@ def test_an_xid_reaches_every_process_that_registered_and_no_other_gpu(silicon: 
     assert received(one, one_set) == []
 
 
-def test_a_waiting_process_wakes_at_once(silicon: Silicon) -> None:
+def test_waiting_process_wakes_immediately(silicon: Silicon) -> None:
     client, events = listener(silicon)
     client.send("nvmlEventSetWait_v2", events, 20000)
     time.sleep(0.2)
@@ -79,7 +79,7 @@ def test_a_waiting_process_wakes_at_once(silicon: Silicon) -> None:
     assert event["device"] == client.gpu(0)
 
 
-def test_who_may_only_read_is_woken_as_well(silicon: Silicon) -> None:
+def test_process_with_read_only_access_wakes_too(silicon: Silicon) -> None:
     client = silicon.client(user=65534)
     events = client("nvmlEventSetCreate")
     client("nvmlDeviceRegisterEvents", client.gpu(), XID, events)
@@ -91,7 +91,7 @@ def test_who_may_only_read_is_woken_as_well(silicon: Silicon) -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_waiting_ends(silicon: Silicon) -> None:
+def test_wait_ends_on_timeout_and_when_its_set_is_freed(silicon: Silicon) -> None:
     client, events = listener(silicon)
     begin = time.monotonic()
     assert client.code("nvmlEventSetWait_v2", events, 300) == TIMEOUT
@@ -111,7 +111,7 @@ def test_xids_of_a_mig_device_and_changes_of_the_configuration(silicon: Silicon)
     assert received(client, events) == [(0x100, 1, 9, NOT_TIED), (0x100, 1, 9, 0), (XID, 69, 9, 0)]
 
 
-def test_only_registered_and_supported_types(silicon: Silicon) -> None:
+def test_only_registered_and_supported_event_types_are_delivered(silicon: Silicon) -> None:
     client, events = listener(silicon, types=XID)
     silicon.control("fault 0 ecc sbe 3")
     silicon.control("fault 0 xid 31")
@@ -122,7 +122,7 @@ def test_only_registered_and_supported_types(silicon: Silicon) -> None:
     assert client.code("nvmlDeviceRegisterEvents", last, XID, {"handle": ["event_set", 4096]}) == INVALID_ARGUMENT
 
 
-def test_the_ring_loses_the_oldest(silicon: Silicon) -> None:
+def test_full_event_ring_drops_the_oldest_event(silicon: Silicon) -> None:
     client, events = listener(silicon, types=1)
     for index in (1, 2):
         client("nvmlDeviceRegisterEvents", client.gpu(index), 1, events)
@@ -182,7 +182,7 @@ def test_row_remapping(silicon: Silicon) -> None:
     assert client.code("nvmlDeviceGetRetiredPagesPendingStatus", gpu) == NOT_SUPPORTED
 
 
-def test_a_lost_gpu_answers_nothing_but_that(silicon: Silicon) -> None:
+def test_every_call_of_a_lost_gpu_returns_gpu_is_lost(silicon: Silicon) -> None:
     client, events = listener(silicon)
     gpu, other = client.gpu(0), client.gpu(1)
     instance = client("nvmlDeviceCreateGpuInstance", gpu, 19)
@@ -235,7 +235,7 @@ def test_reasons_of_slow_clocks(silicon: Silicon) -> None:
     assert client(reasons, gpu) == 0x1
 
 
-def test_a_gpu_s_place_in_its_fabric(bare_silicon: Silicon) -> None:
+def test_fabric_position_of_a_gpu(bare_silicon: Silicon) -> None:
     extra = (
         "fabric state=3 status=0 cluster=00112233-4455-6677-8899-aabbccddeeff clique=7 health-mask=0x1aa",
         "nvlink 0 version=4 state=active remote=switch address=0000:05:00.0 speed=26562",
@@ -266,7 +266,7 @@ def test_a_gpu_s_place_in_its_fabric(bare_silicon: Silicon) -> None:
     assert "attached to a fabric" in bare_silicon.control("fault 1 fabric failed")["error"]
 
 
-def test_a_gpu_that_is_taken_out_is_lost_for_who_has_it_and_unknown_to_who_comes(silicon: Silicon) -> None:
+def test_unplugged_gpu_is_lost_for_open_handles_and_unknown_to_new_processes(silicon: Silicon) -> None:
     client = silicon.client()
     instance = client("nvmlDeviceCreateGpuInstance", client.gpu(1), 19)
     gpu, uuid = client.gpu(1), client("nvmlDeviceGetUUID", client.gpu(1))
@@ -287,7 +287,7 @@ def test_a_gpu_that_is_taken_out_is_lost_for_who_has_it_and_unknown_to_who_comes
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_recovery_action_follows_the_xids_that_the_catalog_links_to_it(bare_silicon: Silicon, branch: int) -> None:
+def test_recovery_action_follows_the_xid_catalog(bare_silicon: Silicon, branch: int) -> None:
     text = machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0)])
     assert bare_silicon.load(text.replace(VERSION, f"{branch}.10.01"))["ok"]
     client = bare_silicon.client()
@@ -312,7 +312,7 @@ def test_recovery_actions_of_xids(silicon: Silicon) -> None:
         silicon.control("clear 0")
 
 
-def test_a_call_that_fails_at_its_nth_time(silicon: Silicon) -> None:
+def test_call_fails_at_its_nth_invocation(silicon: Silicon) -> None:
     one, two = silicon.client(), silicon.client()
     gpu = one.gpu()
     silicon.control("fault 0 call nvmlDeviceGetMemoryInfo fail 999 nth 3")
@@ -325,7 +325,7 @@ def test_a_call_that_fails_at_its_nth_time(silicon: Silicon) -> None:
     assert two.code("nvmlDeviceGetName", two.gpu(1)) == 0
 
 
-def test_a_fault_meets_every_version_of_a_call_or_the_named_one(silicon: Silicon) -> None:
+def test_call_fault_applies_to_all_versions_or_the_named_version(silicon: Silicon) -> None:
     client = silicon.client()
     silicon.control("fault all call nvmlDeviceGetCount fail 18")
     assert client("symbol", "nvmlDeviceGetCount_v2", {"out": 0})[0] == 18
@@ -339,7 +339,7 @@ def test_a_fault_meets_every_version_of_a_call_or_the_named_one(silicon: Silicon
     assert fresh.code("nvmlSystemGetDriverVersion") == 1
 
 
-def test_a_slow_call_takes_its_time_and_holds_nobody_else_up(silicon: Silicon) -> None:
+def test_slow_call_does_not_delay_other_processes(silicon: Silicon) -> None:
     slow, quick = silicon.client(), silicon.client()
     gpu = slow.gpu()
     silicon.control("fault 0 call nvmlDeviceGetUUID delay 0.7")
@@ -356,7 +356,7 @@ def test_a_slow_call_takes_its_time_and_holds_nobody_else_up(silicon: Silicon) -
     assert slow.receive()["result"].startswith("GPU-")
 
 
-def test_a_call_that_hangs_holds_nobody_else_up_and_ends_when_the_fault_is_cleared(silicon: Silicon) -> None:
+def test_hanging_call_delays_no_other_process_and_ends_when_the_fault_is_cleared(silicon: Silicon) -> None:
     stuck, free = silicon.client(), silicon.client()
     gpu = stuck.gpu()
     silicon.control("fault 0 call nvmlDeviceGetUUID hang nth 1")
@@ -372,7 +372,7 @@ def test_a_call_that_hangs_holds_nobody_else_up_and_ends_when_the_fault_is_clear
     assert stuck.receive()["result"].startswith("GPU-")
 
 
-def test_a_fault_of_one_gpu_meets_the_calls_that_find_it(silicon: Silicon) -> None:
+def test_fault_of_one_gpu_applies_to_lookups_of_that_gpu(silicon: Silicon) -> None:
     client = silicon.client()
     uuid = client("nvmlDeviceGetUUID", client.gpu(1))
     silicon.control("fault 1 call nvmlDeviceGetHandleByIndex fail 999")
@@ -385,7 +385,7 @@ def test_a_fault_of_one_gpu_meets_the_calls_that_find_it(silicon: Silicon) -> No
     assert client("nvmlDeviceGetUUID", client.gpu(1)) == uuid
 
 
-def test_faults_of_calls_without_a_device_are_cleared_with_all_the_others(silicon: Silicon) -> None:
+def test_call_faults_without_a_device_are_cleared_with_all_faults(silicon: Silicon) -> None:
     silicon.control("fault all call nvmlDeviceGetCount fail 18")
     silicon.control("fault 2 call nvmlDeviceGetName fail 18")
     silicon.control("clear 0,1")
@@ -452,7 +452,7 @@ WRONG_COMMANDS = [
 ]
 
 
-def test_wrong_commands_say_so_and_change_nothing(silicon: Silicon) -> None:
+def test_invalid_command_is_rejected_and_changes_nothing(silicon: Silicon) -> None:
     before = silicon.show()
     for command in WRONG_COMMANDS:
         answer = silicon.control(command)

@@ -59,7 +59,7 @@ def good(silicon: Silicon) -> str:
     return machine_text(silicon.folder, [gpu_section(BOARDS["A30"], 0)])
 
 
-def test_a_wrong_description_is_refused_and_the_state_stays(bare_silicon: Silicon) -> None:
+def test_invalid_description_is_rejected_and_the_state_is_unchanged(bare_silicon: Silicon) -> None:
     text = good(bare_silicon)
     for load_first in (False, True):
         if load_first:
@@ -84,7 +84,7 @@ def test_gpus_differ(bare_silicon: Silicon) -> None:
     assert len(bare_silicon.show()["gpus"]) == 32
 
 
-def test_a_missing_file_is_named(bare_silicon: Silicon) -> None:
+def test_error_names_the_missing_file(bare_silicon: Silicon) -> None:
     answer = bare_silicon.control("load /nowhere/machine.txt")
     assert "/nowhere/machine.txt: No such file or directory" in answer["error"]
 

@@ -23,7 +23,7 @@ from tests.simulator.nvml_support import (
 )
 
 
-def test_ampere_waits_for_a_reset_and_keeps_the_mode(bare_silicon: Silicon) -> None:
+def test_ampere_mode_change_needs_a_reset_and_is_persistent(bare_silicon: Silicon) -> None:
     load(bare_silicon, "A100-40", extra=())
     client = bare_silicon.client()
     gpu = client.gpu()
@@ -43,7 +43,7 @@ def test_ampere_waits_for_a_reset_and_keeps_the_mode(bare_silicon: Silicon) -> N
     assert client("gpu_instances", gpu, 19) == []
 
 
-def test_hopper_changes_at_once_and_forgets(bare_silicon: Silicon) -> None:
+def test_hopper_mode_change_is_immediate_and_not_persistent(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", extra=())
     client = bare_silicon.client()
     gpu = client.gpu()
@@ -58,7 +58,7 @@ def test_hopper_changes_at_once_and_forgets(bare_silicon: Silicon) -> None:
     assert client("nvmlDeviceGetMigMode", client.gpu()) == [0, 0]
 
 
-def test_a_handle_outlives_changes_of_mode_and_ends_with_a_reset(bare_silicon: Silicon) -> None:
+def test_handle_is_valid_after_a_mode_change_and_invalid_after_a_reset(bare_silicon: Silicon) -> None:
     """In the order of NVIDIA's DRA driver, which gets its handle at the start and keeps it."""
     load(bare_silicon, "H100-80", "A100-40", extra=())
     client, other = bare_silicon.client(), bare_silicon.client()
@@ -92,7 +92,7 @@ def test_a_handle_outlives_changes_of_mode_and_ends_with_a_reset(bare_silicon: S
     assert client.code("nvmlDeviceGetMigMode", gpu) == INVALID_ARGUMENT
 
 
-def test_a_mode_change_may_move_the_minor(bare_silicon: Silicon) -> None:
+def test_mode_change_can_change_the_minor(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", "H100-80", extra=(), statements=("mode-change-moves-minor yes",))
     information = bare_silicon.folder / "proc/driver/nvidia/gpus/0000:10:00.0/information"
     information.parent.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_driver_bind_takes_the_lowest_free_minor(bare_silicon: Silicon) -> None:
     assert minors() == [0, 1, 2]
 
 
-def test_processes_are_in_the_way(bare_silicon: Silicon) -> None:
+def test_running_processes_block_mode_changes_and_resets(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", "H100-80")
     client = bare_silicon.client()
     gpu, other = client.gpu(0), client.gpu(1)
@@ -175,7 +175,7 @@ def test_processes_are_in_the_way(bare_silicon: Silicon) -> None:
     assert bare_silicon.control("gpu-reset 0")["ok"]
 
 
-def test_a_process_that_ended_is_no_user(bare_silicon: Silicon) -> None:
+def test_ended_process_does_not_block(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80")
     client, user = bare_silicon.client(), bare_silicon.client(initialize=False)
     bare_silicon.control(f"fault 0 process {user.process.pid}")
@@ -184,7 +184,7 @@ def test_a_process_that_ended_is_no_user(bare_silicon: Silicon) -> None:
     assert client("nvmlDeviceGetComputeRunningProcesses", client.gpu()) == []
 
 
-def test_only_administrators_change_and_list(bare_silicon: Silicon) -> None:
+def test_only_administrators_change_and_list_instances(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", "L4", extra=("mig-mode yes", "maximum-clocks graphics=1980"))
     root = bare_silicon.client()
     instance = root("nvmlDeviceCreateGpuInstance", root.gpu(), 19)
@@ -209,7 +209,7 @@ def test_only_administrators_change_and_list(bare_silicon: Silicon) -> None:
     assert nobody("nvmlDeviceGetMigMode", gpu) == [1, 1]
 
 
-def test_an_operation_takes_its_time_and_holds_nobody_else_up(bare_silicon: Silicon) -> None:
+def test_slow_operation_does_not_delay_other_processes(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", "H100-80", statements=("operation-delay 600000",))
     busy, other = bare_silicon.client(), bare_silicon.client()
     busy.send("nvmlDeviceCreateGpuInstance", busy.gpu(0), 19)
@@ -223,7 +223,7 @@ def test_an_operation_takes_its_time_and_holds_nobody_else_up(bare_silicon: Sili
     assert bare_silicon.show()["gpus"][0]["gpu_instances"] == []
 
 
-def test_every_operation_takes_its_time(bare_silicon: Silicon) -> None:
+def test_every_operation_has_its_configured_delay(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80", statements=("operation-delay 300",))
     client = bare_silicon.client()
     gpu = client.gpu()

@@ -87,7 +87,7 @@ def test_one_profile_fills_a_board_in_the_drivers_order(bare_silicon: Silicon, n
             client("nvmlGpuInstanceDestroy", instance)
 
 
-def test_the_order_seen_on_real_boards(bare_silicon: Silicon) -> None:
+def test_placement_order_equals_real_boards(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80")
     client = bare_silicon.client()
     gpu = client.gpu()
@@ -116,7 +116,7 @@ def test_instance_ids_of_older_drivers_begin_in_the_upper_half(bare_silicon: Sil
     assert instance_info(client, client("create_at", gpu, 19, 6, 1))[0] == 9
 
 
-def test_wrong_placements_and_full_places_are_told_apart(bare_silicon: Silicon) -> None:
+def test_invalid_placement_and_occupied_placement_have_different_errors(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80")
     client = bare_silicon.client()
     gpu = client.gpu()
@@ -148,7 +148,7 @@ def test_media_engines(bare_silicon: Silicon) -> None:
     client("create_at", a30, 5, 2, 2)
 
 
-def test_a_mig_device_from_beginning_to_end(bare_silicon: Silicon) -> None:
+def test_mig_device_life_cycle(bare_silicon: Silicon) -> None:
     load(bare_silicon, "H100-80")
     client = bare_silicon.client()
     gpu = client.gpu()
@@ -283,7 +283,7 @@ def test_boards_without_mig(bare_silicon: Silicon) -> None:
     assert client("nvmlDeviceGetMaxMigDeviceCount", gpu) == 0
 
 
-def test_an_older_driver(bare_silicon: Silicon) -> None:
+def test_older_driver_has_fewer_mig_functions(bare_silicon: Silicon) -> None:
     load(bare_silicon, "A100-40", extra=(), statements=("profile-info-versions no", "profiles-need-mig-mode yes"))
     client = bare_silicon.client()
     gpu = client.gpu()

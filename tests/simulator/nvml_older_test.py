@@ -43,7 +43,7 @@ print(json.dumps([ids, made.instance_id, before.minor, gpu.minor, paths, claimed
 """
 
 
-def test_ids_are_reversed_for_a_whole_machine(bare_silicon: Silicon) -> None:
+def test_instance_ids_are_reversed_for_a_whole_machine(bare_silicon: Silicon) -> None:
     own = {**BOARDS["H100-80"], "order": "ascending"}
     plain = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",)).replace("mig-id-order ascending\n", "")
     sections = [plain, gpu_section(own, 1, ("mig-mode yes",))]
@@ -58,7 +58,7 @@ def test_ids_are_reversed_for_a_whole_machine(bare_silicon: Silicon) -> None:
 
 
 @pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
-def test_absent_symbols_are_not_there(bare_silicon: Silicon) -> None:
+def test_absent_symbols_are_not_exported(bare_silicon: Silicon) -> None:
     shutil.copy(build("", f"ABSENT={' '.join(ABSENT)}").folder / LIBRARY, bare_silicon.folder / "lib" / LIBRARY)
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
     client = bare_silicon.client()
@@ -95,7 +95,7 @@ def told_on(root: Path, program: str, library: Path, **settings: object) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_backend_partitions_on_such_a_driver(tmp_path: Path) -> None:
+def test_backend_creates_partitions_on_an_older_driver(tmp_path: Path) -> None:
     """Missing symbols, reversed IDs, and a minor that changes with the MIG mode."""
     settings = {"mig-id-order": "reversed", "mode-change-moves-minor": True}
     told = told_on(tmp_path / "root", PARTITION, build("", f"ABSENT={' '.join(ABSENT)}").folder, **settings)
@@ -142,7 +142,7 @@ print(json.dumps(found))
 """
 
 
-def test_the_backend_follows_a_minor_whoever_changes_the_mode(tmp_path: Path) -> None:
+def test_backend_follows_a_minor_changed_by_itself_or_another_process(tmp_path: Path) -> None:
     found = told_on(tmp_path / "root", BY_TURNS, build("").folder, **{"mode-change-moves-minor": True})
     assert len(found) == 7 and all(known == there for known, there in found), found
     assert len({there for _known, there in found}) > 1, "the minor has not moved"

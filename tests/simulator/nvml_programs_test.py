@@ -37,7 +37,7 @@ def output(silicon: Silicon, *arguments: str) -> str:
     return run.stdout
 
 
-def test_the_list(silicon: Silicon) -> None:
+def test_nvidia_smi_list(silicon: Silicon) -> None:
     client = silicon.client()
     client("nvmlDeviceSetMigMode", client.gpu(), 1)
     for profile in (9, 19):
@@ -51,7 +51,7 @@ def test_the_list(silicon: Silicon) -> None:
     assert lines[4] == "GPU 2: NVIDIA L4 (UUID: GPU-00000002-0000-4000-8000-000000000002)"
 
 
-def test_queries(silicon: Silicon) -> None:
+def test_nvidia_smi_queries(silicon: Silicon) -> None:
     fields = "index,uuid,name,pci.bus_id,memory.total,mig.mode.current,mig.mode.pending,power.limit"
     plain = output(silicon, f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", "1,2").splitlines()
     assert [line.split(", ")[0] for line in plain] == ["1", "2"]
@@ -70,7 +70,7 @@ def test_queries(silicon: Silicon) -> None:
     assert silicon.smi("--query-gpu=nothing", "--format=csv").returncode == 2
 
 
-def test_mode_and_reset(silicon: Silicon) -> None:
+def test_nvidia_smi_mig_mode_and_reset(silicon: Silicon) -> None:
     output(silicon, "-i", "1", "-mig", "1")
     client = silicon.client()
     assert client("nvmlDeviceGetMigMode", client.gpu(1)) == [0, 1]
@@ -83,14 +83,14 @@ def test_mode_and_reset(silicon: Silicon) -> None:
     assert silicon.control("gpu-reset 1")["code"] != IN_USE
 
 
-def test_the_compute_policy(silicon: Silicon) -> None:
+def test_nvidia_smi_compute_policy(silicon: Silicon) -> None:
     uuid = "GPU-00000002-0000-4000-8000-000000000002"
     silicon.client()  # without a client the GPU loses the setting when nvidia-smi ends
     output(silicon, "compute-policy", "-i", uuid, "--set-timeslice=2")
     assert [gpu["time_slice"] for gpu in silicon.show()["gpus"]] == [0, 0, 2]
 
 
-def test_the_workload_profiles(silicon: Silicon) -> None:
+def test_nvidia_smi_workload_profiles(silicon: Silicon) -> None:
     """Output of nvidia-smi 580.65.06. For a board without profiles, the exit status is NVML's error."""
     none = silicon.smi("power-profiles", "-l", "-i", "0")
     assert (none.returncode, none.stdout) == (
@@ -104,7 +104,7 @@ def test_the_workload_profiles(silicon: Silicon) -> None:
     assert output(silicon, "power-profiles", "-ge") == "No profiles are currently engaged.\n"
 
 
-def test_the_mig_listings(silicon: Silicon) -> None:
+def test_nvidia_smi_mig_listings(silicon: Silicon) -> None:
     client = silicon.client()
     client("nvmlDeviceSetMigMode", client.gpu(), 1)
     instance = client("nvmlDeviceCreateGpuInstance", client.gpu(), 9)
@@ -116,7 +116,7 @@ def test_the_mig_listings(silicon: Silicon) -> None:
     assert "NVIDIA H100 80GB HBM3" in output(silicon)
 
 
-def test_without_a_driver(bare_silicon: Silicon) -> None:
+def test_nvidia_smi_without_a_driver(bare_silicon: Silicon) -> None:
     assert bare_silicon.smi("-L").returncode == 9
 
 
@@ -127,7 +127,7 @@ def cuda(silicon: Silicon) -> list[object]:
     return list(json.loads(run.stdout))
 
 
-def test_libcuda_says_what_nvml_says(silicon: Silicon) -> None:
+def test_libcuda_reports_the_same_values_as_nvml(silicon: Silicon) -> None:
     assert cuda(silicon) == [[0, 0, 0], 13000, 3]
     client = silicon.client()
     client("nvmlDeviceSetMigMode", client.gpu(), 1)

@@ -124,7 +124,7 @@ def check_consistency(board: dict[str, Any], shown: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
+def test_concurrent_processes_leave_a_consistent_state(bare_silicon: Silicon, name: str) -> None:
     board = BOARDS[name]
     section = gpu_section(board, 0, ("mig-mode yes",))
     assert bare_silicon.load(machine_text(bare_silicon.folder, [section]))["ok"]
@@ -164,7 +164,7 @@ def test_all_processes_at_once(bare_silicon: Silicon, name: str) -> None:
     assert changes["create"] - changes["destroy"] == len(shown)
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_state(bare_silicon: Silicon, tmp_path: Path) -> None:
+def test_writer_killed_at_any_time_leaves_a_consistent_state(bare_silicon: Silicon, tmp_path: Path) -> None:
     """Processes that constantly create and destroy are killed. The remaining state is consistent and usable."""
     board = BOARDS["H100-80"]
     sections = [gpu_section(board, index, ("mig-mode yes",)) for index in range(2)]
@@ -208,7 +208,7 @@ def sleeps_in_a_futex(process: int) -> bool:
     return False
 
 
-def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silicon: Silicon) -> None:
+def test_writer_killed_after_its_last_store_blocks_no_process(bare_silicon: Silicon) -> None:
     """The generation is a single store: a process that sees the new value waits on it, whether or not the writer wakes
     it.
     """
@@ -229,7 +229,7 @@ def test_a_writer_killed_after_its_last_store_leaves_nobody_spinning(bare_silico
     assert client.receive()["result"]["eventData"] == 94
 
 
-def test_a_forked_child_takes_the_same_lock(bare_silicon: Silicon) -> None:
+def test_forked_child_uses_the_same_lock(bare_silicon: Silicon) -> None:
     """Parent and child, forked while the library is in use, change one GPU at once: no change of either is lost."""
     section = gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))
     bare_silicon.load(machine_text(bare_silicon.folder, [section]))

@@ -77,12 +77,12 @@ def test_every_recording_has_a_machine() -> None:
     assert {path.stem for path in (SILICON / "recorded").iterdir()} == set(MACHINES)
 
 
-def test_the_same_was_asked(answers: tuple[dict[str, Any], ...]) -> None:
+def test_recording_and_simulator_have_the_same_calls(answers: tuple[dict[str, Any], ...]) -> None:
     real, simulated = answers
     assert set(real) == set(simulated) and len(real) > 400
 
 
-def test_what_differs_is_known(answers: tuple[dict[str, Any], ...]) -> None:
+def test_every_difference_is_listed(answers: tuple[dict[str, Any], ...]) -> None:
     different, missing = unlike(*answers)
     for names, known in ((different, DIFFERENT), (missing, UNANSWERED)):
         unknown = [name for name in sorted(names) if not any(re.fullmatch(each, name) for each in known)]
@@ -91,7 +91,7 @@ def test_what_differs_is_known(answers: tuple[dict[str, Any], ...]) -> None:
         assert not idle, f"nothing differs any more of {idle}"
 
 
-def test_profiles_are_the_same_but_for_that_version(answers: tuple[dict[str, Any], ...]) -> None:
+def test_profiles_are_equal_except_the_version(answers: tuple[dict[str, Any], ...]) -> None:
     real, simulated = answers
     names = [name for name in real if re.fullmatch(r"nvmlDeviceGetGpuInstanceProfileInfo \d+ [12]", name)]
     found = {name for name in names if "id" in real[name]}
@@ -102,7 +102,7 @@ def test_profiles_are_the_same_but_for_that_version(answers: tuple[dict[str, Any
         assert "error" in simulated[name], name
 
 
-def test_memory_is_the_same_but_for_parts_of_a_mebibyte(answers: tuple[dict[str, Any], ...]) -> None:
+def test_memory_is_equal_when_rounded_to_mebibytes(answers: tuple[dict[str, Any], ...]) -> None:
     real, simulated = answers
     for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
         assert real[name]["total"] == simulated[name]["total"]
@@ -111,7 +111,7 @@ def test_memory_is_the_same_but_for_parts_of_a_mebibyte(answers: tuple[dict[str,
     assert real["nvmlDeviceGetBAR1MemoryInfo"]["bar1Total"] == simulated["nvmlDeviceGetBAR1MemoryInfo"]["bar1Total"]
 
 
-def test_nothing_in_a_recording_tells_whose_board_it_was() -> None:
+def test_recordings_do_not_identify_the_board() -> None:
     for path in (SILICON / "recorded").iterdir():
         text = path.read_text("utf-8")
         assert not re.search(r"(GPU|MIG)-[0-9a-f]{8}-|nvmlDeviceGet(UUID|Serial|Pdi)\b", text), path.name

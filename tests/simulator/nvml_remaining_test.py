@@ -60,7 +60,7 @@ def test_processes_in_every_version(silicon: Silicon) -> None:
     assert client.code("nvmlDeviceGetProcessUtilization", gpu, 0) == NOT_SUPPORTED
 
 
-def test_older_forms_end_where_their_structures_end(silicon: Silicon) -> None:
+def test_older_versions_write_only_their_structure_size(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu()
     instance = client("create_at", gpu, 19, 0, 1)
@@ -95,7 +95,7 @@ def test_older_forms_end_where_their_structures_end(silicon: Silicon) -> None:
     )
 
 
-def test_quiet_counters(silicon: Silicon) -> None:
+def test_idle_gpu_has_zero_counters(silicon: Silicon) -> None:
     client = silicon.client()
     gpu, other = client.gpu(0), client.gpu(1)
     assert client("nvmlDeviceGetRetiredPages", gpu, 0) == []
@@ -127,7 +127,7 @@ def test_quiet_counters(silicon: Silicon) -> None:
     assert client("symbol", "nvmlDeviceClearFieldValues", gpu, 0, field)[0] == INVALID_ARGUMENT
 
 
-def test_missing_pointers_are_refused(silicon: Silicon) -> None:
+def test_null_pointers_are_rejected(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu()
     for name in (

@@ -64,7 +64,7 @@ def test_gpu_without_a_client_loses_its_settings(silicon: Silicon) -> None:
     assert limits() == [200, 300]
 
 
-def test_settings_of_idle_gpus_stay_where_the_description_says_so(bare_silicon: Silicon) -> None:
+def test_settings_of_idle_gpus_persist_if_configured(bare_silicon: Silicon) -> None:
     sections = [gpu_section(BOARDS["L4"], 0)]
     bare_silicon.load(machine_text(bare_silicon.folder, sections, ("idle-gpus-keep-settings yes",)))
     client = bare_silicon.client()
@@ -129,7 +129,7 @@ def test_energy_is_power_over_time(silicon: Silicon) -> None:
     assert second <= field["value"]["ullVal"] <= second + watts * (time.time() - second_asked) * 1000 + rounding
 
 
-def test_locked_clocks_hold_what_runs(silicon: Silicon) -> None:
+def test_locked_clocks_limit_the_current_clocks(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu()
     assert client("nvmlDeviceGetSupportedMemoryClocks", gpu) == [2619, 1593]
@@ -171,7 +171,7 @@ def test_memory_clocks_are_locked_from_ampere_on_and_not_on_hopper(silicon: Sili
     assert client("nvmlDeviceGetClockInfo", ada, 2) == 6251
 
 
-def test_modes(silicon: Silicon) -> None:
+def test_compute_persistence_and_ecc_modes(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu()
     for mode in (3, 2, 0, 3):
@@ -201,7 +201,7 @@ def test_modes(silicon: Silicon) -> None:
     assert client("nvmlDeviceGetPerformanceState", gpu) == client("nvmlDeviceGetPowerState", gpu) == 0
 
 
-def test_a_gpu_in_mig_mode_answers_less(silicon: Silicon) -> None:
+def test_gpu_in_mig_mode_supports_fewer_calls(silicon: Silicon) -> None:
     client = silicon.client()
     assert client("nvmlDeviceGetUtilizationRates", client.gpu()) == {"gpu": 0, "memory": 0}
     for call in ("Encoder", "Decoder", "Jpg", "Ofa"):
@@ -266,7 +266,7 @@ def request(client: Client, what: str, *numbers: int, code: int = SUCCESS, first
     assert client("masked", f"nvmlDeviceWorkloadPowerProfile{what}", client.gpu(), first, list(numbers)) == code
 
 
-def test_workload_profiles_are_requested_and_of_two_in_conflict_one_holds(bare_silicon: Silicon) -> None:
+def test_conflicting_workload_profiles_apply_only_one(bare_silicon: Silicon) -> None:
     silicon = bare_silicon
     sections = [gpu_section(BOARDS["B200"], 0, PROFILES), gpu_section(BOARDS["H100-80"], 1)]
     silicon.load(machine_text(silicon.folder, sections))
@@ -313,7 +313,7 @@ def test_workload_profiles_are_requested_and_of_two_in_conflict_one_holds(bare_s
         ("workload-profile 0", "priority"),
     ],
 )
-def test_a_workload_profile_that_is_none_is_refused(bare_silicon: Silicon, statement: str, said: str) -> None:
+def test_invalid_workload_profile_is_rejected(bare_silicon: Silicon, statement: str, said: str) -> None:
     path = bare_silicon.folder / "wrong.machine"
     path.write_text(machine_text(bare_silicon.folder, [gpu_section(BOARDS["B200"], 0, (statement,))]))
     assert said in bare_silicon.control(f"load {path}")["error"]

@@ -41,13 +41,13 @@ def table() -> dict[str, str]:
     return dict(line.split() for line in lines if line and not line.startswith("#"))
 
 
-def test_every_symbol_that_the_python_binding_names_is_exported(bare_silicon: Silicon) -> None:
+def test_every_symbol_of_the_python_binding_is_exported(bare_silicon: Silicon) -> None:
     named = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', inspect.getsource(pynvml)))
     assert len(named) > 400
     assert named - exported(bare_silicon) == set()
 
 
-def test_the_table_is_what_is_exported_and_versions_come_with_their_plain_names(bare_silicon: Silicon) -> None:
+def test_symbol_table_equals_the_exported_symbols_with_plain_and_versioned_names(bare_silicon: Silicon) -> None:
     symbols = {name for name in exported(bare_silicon) if name.startswith("nvml")}
     assert symbols == set(table())
     assert "acceleratorSimulatorControl" in exported(bare_silicon)
@@ -63,7 +63,7 @@ def test_the_table_is_what_is_exported_and_versions_come_with_their_plain_names(
 
 
 @pytest.mark.parametrize("nvml_build", [""], indirect=True, ids=["plain"])
-def test_the_soname(bare_silicon: Silicon) -> None:
+def test_soname_of_the_library(bare_silicon: Silicon) -> None:
     text = subprocess.run(
         ["readelf", "-d", str(bare_silicon.folder / "lib" / LIBRARY)], check=True, capture_output=True, text=True
     ).stdout
@@ -71,7 +71,7 @@ def test_the_soname(bare_silicon: Silicon) -> None:
     assert set(re.findall(r"NEEDED.*\[(.*)\]", text)) <= {"libc.so.6", "libm.so.6"}
 
 
-def test_what_has_no_behaviour_answers_as_the_table_says(bare_silicon: Silicon) -> None:
+def test_function_without_behavior_returns_the_error_in_the_table(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["L4"], 0)]))
     client = bare_silicon.client(initialize=False)
     numbers = {"NOT_SUPPORTED": 3, "INVALID_ARGUMENT": 2}
@@ -111,7 +111,7 @@ def handles(client: Client) -> dict[str, object]:
     }
 
 
-def test_every_symbol_refuses_no_stale_and_foreign_handles(bare_silicon: Silicon) -> None:
+def test_every_symbol_rejects_missing_stale_and_foreign_handles(bare_silicon: Silicon) -> None:
     """The sanitizers verify that an invalid handle causes no invalid memory access."""
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
     client = bare_silicon.client()
@@ -130,7 +130,7 @@ def test_every_symbol_refuses_no_stale_and_foreign_handles(bare_silicon: Silicon
     assert {name for name, code in answers.items() if code == SUCCESS} == harmless
 
 
-def test_every_symbol_survives_a_live_handle_and_nothing_else(bare_silicon: Silicon) -> None:
+def test_every_symbol_handles_a_valid_handle_with_null_arguments(bare_silicon: Silicon) -> None:
     bare_silicon.load(machine_text(bare_silicon.folder, [gpu_section(BOARDS["H100-80"], 0, ("mig-mode yes",))]))
     client = bare_silicon.client()
     gpu = client.gpu()

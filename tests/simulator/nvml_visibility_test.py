@@ -37,7 +37,7 @@ def uuids(silicon: Silicon, user: int | None = None) -> list[str]:
     return [client("nvmlDeviceGetUUID", client.gpu(index))[4:12] for index in range(client("nvmlDeviceGetCount"))]
 
 
-def test_minors_are_not_indexes_and_missing_nodes_are_missing_gpus(silicon: Silicon) -> None:
+def test_minors_differ_from_indexes_and_gpus_without_nodes_are_not_listed(silicon: Silicon) -> None:
     assert uuids(silicon) == ["00000000", "00000001", "00000002"]
     (silicon.dev / "nvidia2").unlink()
     assert uuids(silicon) == ["00000000", "00000002"]
@@ -49,7 +49,7 @@ def test_minors_are_not_indexes_and_missing_nodes_are_missing_gpus(silicon: Sili
     assert client.code("nvmlDeviceGetHandleByIndex", 2) == INVALID_ARGUMENT
 
 
-def test_a_node_that_may_not_be_opened_is_no_gpu(silicon: Silicon) -> None:
+def test_gpu_whose_node_cannot_be_opened_is_not_listed(silicon: Silicon) -> None:
     (silicon.dev / "nvidia3").chmod(0o600)
     assert uuids(silicon, NOBODY) == ["00000001", "00000002"]
 
@@ -62,7 +62,7 @@ def test_without_the_control_node_there_is_no_driver(silicon: Silicon) -> None:
     assert client.code("nvmlInit") == SUCCESS
 
 
-def test_nothing_loaded_is_no_driver(bare_silicon: Silicon) -> None:
+def test_no_loaded_machine_means_no_driver(bare_silicon: Silicon) -> None:
     client = bare_silicon.client(initialize=False)
     assert client.code("nvmlInit") == DRIVER_NOT_LOADED
     assert not client("control", "show")["ok"]
@@ -70,7 +70,7 @@ def test_nothing_loaded_is_no_driver(bare_silicon: Silicon) -> None:
     assert client.code("nvmlInit") == SUCCESS
 
 
-def test_a_character_node_without_a_driver_behind_it(silicon: Silicon) -> None:
+def test_character_device_without_a_driver(silicon: Silicon) -> None:
     (silicon.dev / "nvidia2").unlink()
     os.mknod(silicon.dev / "nvidia2", 0o666 | 0o020000, os.makedev(195, 2))
     try:
@@ -138,7 +138,7 @@ def test_root_in_a_pod(silicon: Silicon) -> None:
     assert pod.code("nvmlDeviceCreateGpuInstance", pod.gpu(0), 19) == SUCCESS
 
 
-def test_another_machine_has_other_devices_for_processes_that_are_there(silicon: Silicon) -> None:
+def test_running_processes_see_the_devices_of_a_new_machine(silicon: Silicon) -> None:
     client = silicon.client()
     gpu = client.gpu(2)
     silicon.load(machine_text(silicon.folder, [gpu_section(BOARDS["L4"], 0)]))
@@ -156,7 +156,7 @@ def sysfs(silicon: Silicon, address: str, vendor: str, driver: str | None) -> Pa
     return folder
 
 
-def test_gpus_of_other_drivers_vanish(silicon: Silicon) -> None:
+def test_gpus_bound_to_other_drivers_are_not_listed(silicon: Silicon) -> None:
     sysfs(silicon, "0000:10:00.0", "0x10de", "nvidia")
     taken = sysfs(silicon, "0000:11:00.0", "0x10de", "vfio-pci")
     sysfs(silicon, "0000:12:00.0", "0x10de", None)
@@ -166,7 +166,7 @@ def test_gpus_of_other_drivers_vanish(silicon: Silicon) -> None:
     assert uuids(silicon) == ["00000000", "00000001"]
 
 
-def test_other_hardware_at_the_same_address_is_somebody_elses(silicon: Silicon) -> None:
+def test_other_hardware_at_the_same_address_is_ignored(silicon: Silicon) -> None:
     sysfs(silicon, "0000:10:00.0", "0x144d", "nvme")
     assert len(uuids(silicon)) == 3
 

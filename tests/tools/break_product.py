@@ -280,7 +280,7 @@ BREAKS = (
         f"{NVML}/mig.c",
         "    if (!placement_free(gpu, start, size) || ",
         "    if (",
-        ("tests/simulator/nvml_mig_test.py::test_wrong_placements_and_full_places_are_told_apart",),
+        ("tests/simulator/nvml_mig_test.py::test_invalid_placement_and_occupied_placement_have_different_errors",),
     ),
     Break(
         "claims-overruled",
@@ -296,7 +296,7 @@ BREAKS = (
         f"{NVML}/api_modes.c",
         "    WRITE_CALL();\n    call.gpu_write->compute_mode = mode;\n",
         "    call.gpu_write->compute_mode = mode;\n",
-        ("tests/simulator/nvml_mig_modes_test.py::test_only_administrators_change_and_list",),
+        ("tests/simulator/nvml_mig_modes_test.py::test_only_administrators_change_and_list_instances",),
     ),
     Break(
         "whole-beside-slices",
@@ -352,7 +352,7 @@ BREAKS = (
         f"{ASCEND}/driver_files.py",
         '(node(system, slice_node(number), f"/dev/davinci{number}"),)',
         "(node(system, slice_node(number)),)",
-        (ON_DCMI.format("edits_carry_what_a_container_needs"),),
+        (ON_DCMI.format("edits_contain_nodes_and_mounts_of_a_container"),),
     ),
     Break(
         "under-a-program",
@@ -360,7 +360,7 @@ BREAKS = (
         f"{ASCEND}/slices.py",
         '    if found.processes:\n        raise InUse(\n            f"Destroying',
         '    if found.processes is None:\n        raise InUse(\n            f"Destroying',
-        (ON_DCMI.format("what_cannot_be_made_is_said"),),
+        (ON_DCMI.format("impossible_vnpus_are_rejected_with_a_reason"),),
     ),
     Break(
         "counters-of-chips",
@@ -368,7 +368,7 @@ BREAKS = (
         f"{DCMI}/vnpu.c",
         "        if (left == ABSENT || (uint32_t)left >= template->amounts[resource])\n",
         "        if (left == ABSENT || resource == AICPU || (uint32_t)left >= template->amounts[resource])\n",
-        ("tests/simulator/dcmi_property_test.py::test_every_maximal_set_of_the_310p_can_be_cut_and_nothing_added",),
+        ("tests/simulator/dcmi_property_test.py::test_310p_every_maximal_set_is_created_and_nothing_more_fits",),
     ),
     Break(
         "groups-of-chips",
@@ -376,7 +376,7 @@ BREAKS = (
         f"{DCMI}/vnpu.c",
         "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : INVALID_ARGUMENT;\n",
         "    return !board->groups || choose_group(chip, template, group) ? SUCCESS : SUCCESS;\n",
-        ("tests/simulator/dcmi_vnpu_test.py::test_groups_fragment_where_the_counters_would_allow",),
+        ("tests/simulator/dcmi_vnpu_test.py::test_fragmented_groups_reject_what_the_counters_allow",),
     ),
     Break(
         "boot-without-slices",
@@ -384,7 +384,7 @@ BREAKS = (
         f"{DCMI}/persist.c",
         "        else if (section && machine->recover)\n",
         "        else if (section && !machine->recover)\n",
-        ("tests/simulator/dcmi_vnpu_test.py::test_a_boot_makes_the_slices_again",),
+        ("tests/simulator/dcmi_vnpu_test.py::test_boot_restores_vnpus",),
     ),
     Break(
         "nodes-for-nothing",
@@ -392,7 +392,7 @@ BREAKS = (
         f"{DCMI}/visibility.c",
         '        bool found = node_openable(machine, "davinci", chip->board.physical);\n',
         "        bool found = chip->board.card < CHIPS_MAX;\n",
-        ("tests/simulator/dcmi_chips_test.py::test_what_has_no_node_does_not_exist",),
+        ("tests/simulator/dcmi_chips_test.py::test_npu_without_a_device_node_is_not_listed",),
     ),
     Break(
         "one-chip-for-two",
@@ -400,7 +400,7 @@ BREAKS = (
         f"{DCMI}/visibility.c",
         "    if (!on_host(machine) && !take_all(machine))\n",
         "    if (!on_host(machine) && !take_all(machine) && !device_count)\n",
-        ("tests/simulator/dcmi_chips_test.py::test_another_container_does_not_get_what_one_has",),
+        ("tests/simulator/dcmi_chips_test.py::test_npu_of_one_container_is_rejected_for_another",),
     ),
     Break(
         "good-exit",
@@ -408,7 +408,7 @@ BREAKS = (
         f"{DCMI}/npu-smi.c",
         "{ return code == OK ? 0 : (code - 1000) & 0xFF; }",
         "{ return code == OK ? 0 : 0; }",
-        ("tests/simulator/npu_smi_test.py::test_what_is_refused_and_how",),
+        ("tests/simulator/npu_smi_test.py::test_rejected_commands_report_their_reason_and_status",),
     ),
 )
 

@@ -79,7 +79,7 @@ def acted(stage: Stage, scene: Scene, rules: Sequence[Mapping[str, Any]] = ALL_D
 
 
 @on("8x310P-Pro")
-def claims_have_their_slices(stage: Stage) -> None:
+def claims_get_their_vnpus(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         names = set(driver.node.inventory.offers)
         assert {"npu-0", "npu-0-vir01-0", "npu-7-vir04-3c-ndvpp-6"} <= names
@@ -96,7 +96,7 @@ def claims_have_their_slices(stage: Stage) -> None:
     acted(stage, scene)
 
 
-async def runtime_told(driver: Driver, name: str, *devices: str) -> list[str]:
+async def devices_for_runtime(driver: Driver, name: str, *devices: str) -> list[str]:
     """Prepare a claim and return the variables of its CDI file for the vendor's runtime. Assert that it has no other
     edits.
     """
@@ -121,7 +121,7 @@ def mounts_of(driver: Driver, name: str) -> set[str]:
 
 
 @on("8x910B3")
-def containers_have_the_tool_of_network_ports_on_request(stage: Stage) -> None:
+def containers_get_the_network_port_tool_on_request(stage: Stage) -> None:
     async def without(driver: Driver) -> None:
         for path in NETWORK_FILES:
             (stage.root / path.lstrip("/")).rename(stage.root / path.lstrip("/").replace("hccn", "away"))
@@ -150,20 +150,20 @@ def with_runtime(stage: Stage) -> Stage:
 
 
 @on("4x300I-Duo")
-def claims_by_the_vendors_runtime_name_their_devices(stage: Stage) -> None:
+def claims_with_the_vendor_runtime_name_their_devices(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
-        whole = await runtime_told(driver, "whole", "npu-4", "npu-3")
+        whole = await devices_for_runtime(driver, "whole", "npu-4", "npu-3")
         assert whole == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=4,3"]
-        card = await runtime_told(driver, "card", "npu-card-6")
+        card = await devices_for_runtime(driver, "card", "npu-card-6")
         assert card == ["ASCEND_RUNTIME_OPTIONS=", "ASCEND_VISIBLE_DEVICES=6,7"]
 
     acted(with_runtime(stage), scene)
 
 
 @on("8x310P-Pro")
-def claims_by_the_vendors_runtime_name_their_slices(stage: Stage) -> None:
+def claims_with_the_vendor_runtime_name_their_vnpus(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
-        slices = await runtime_told(driver, "slices", "npu-0-vir02-6", "npu-0-vir01-0")
+        slices = await devices_for_runtime(driver, "slices", "npu-0-vir02-6", "npu-0-vir01-0")
         assert slices == ["ASCEND_RUNTIME_OPTIONS=VIRTUAL", "ASCEND_VISIBLE_DEVICES=106,100"]
 
     acted(with_runtime(stage), scene)
@@ -200,7 +200,7 @@ class Scheduler:
 
 
 @on("8x310P-Pro")
-def every_complete_set_by_claims_in_any_order(stage: Stage) -> None:
+def every_complete_set_can_be_claimed_in_any_order(stage: Stage) -> None:
     """Allocate the fifteen sets that fill a chip, in sequence and two at a time: what fits is created, the rest is
     rejected.
     """
@@ -252,7 +252,7 @@ asyncio.run(main())
 
 
 @on("8x310P-Pro")
-def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage) -> None:
+def killed_driver_leaves_only_foreign_vnpus(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
         for number, stop in enumerate(("recorded-preparing", "partition-created", "cdi-written", "recorded-prepared")):
@@ -281,7 +281,7 @@ def a_driver_that_dies_leaves_nothing_of_its_own_and_all_of_others(stage: Stage)
 
 
 @on("8x310P-Pro")
-def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> None:
+def foreign_vnpu_at_the_place_of_a_claim_is_kept(stage: Stage) -> None:
     """A vNPU created by hand has the claim's template and vGroup but another ID. The driver stores its chosen ID
     before it creates a vNPU.
     """
@@ -309,7 +309,7 @@ def what_somebody_cuts_in_the_place_of_a_claims_slice_stays(stage: Stage) -> Non
 
 
 @on("8x310P-Pro")
-def a_slice_that_is_made_again_has_its_id_written_before(stage: Stage) -> None:
+def restored_vnpu_has_its_id_stored_first(stage: Stage) -> None:
     """The previous ID belongs to a vNPU in another vGroup. A crash during the restore leaves no unknown vNPU."""
 
     async def scene(driver: Driver) -> None:
@@ -331,7 +331,7 @@ def a_slice_that_is_made_again_has_its_id_written_before(stage: Stage) -> None:
 
 
 @on("8x910B4")
-def slices_without_places_get_their_numbers(stage: Stage) -> None:
+def vnpus_without_placements_get_numbers(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir05_1c_8g")
         await driver.node.look()
@@ -346,7 +346,7 @@ def slices_without_places_get_their_numbers(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def what_the_chip_refuses_is_an_error_and_leaves_nothing(stage: Stage) -> None:
+def rejected_vnpu_is_an_error_and_leaves_no_claim(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001")
         error = await driver.prepare("one", "npu-0-vir02-6")
@@ -358,7 +358,7 @@ def what_the_chip_refuses_is_an_error_and_leaves_nothing(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_start_of_the_machine_brings_slices_back(stage: Stage) -> None:
+def boot_restores_vnpus_of_claims(stage: Stage) -> None:
     """After a reboot, claims have their vNPUs again, unfinished or deleted claims are cleaned up, and an
     administrator's vNPUs stay.
     """
@@ -400,7 +400,7 @@ def exchange(stage: Stage, one: int, other: int) -> None:
 
 
 @on("8x310P-Pro")
-def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
+def moved_card_keeps_its_name(stage: Stage) -> None:
     """The UUID, the card name, the claims, and the stored records follow the card, not the index."""
 
     async def scene(driver: Driver) -> None:
@@ -439,7 +439,7 @@ def a_card_that_is_moved_stays_what_it_is(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
+def pending_cleanup_survives_a_boot(stage: Stage) -> None:
     """A vNPU that a faulty chip did not destroy is restored at boot, without a claim. Its cleanup stays pending."""
 
     async def scene(driver: Driver) -> None:
@@ -461,7 +461,7 @@ def what_is_owed_is_owed_over_a_start_of_the_machine(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def claims_beside_a_sick_chip(stage: Stage) -> None:
+def claims_on_other_chips_work_with_a_faulty_chip(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         offers = set(driver.node.inventory.offers)
         assert await driver.prepare("held", f"npu-{SICK}-vir02-6") == ""
@@ -484,7 +484,7 @@ def claims_beside_a_sick_chip(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_slice_destroyed_by_hand_is_reported_and_made_again(stage: Stage) -> None:
+def vnpu_destroyed_by_hand_is_reported_and_restored(stage: Stage) -> None:
     told: list[str] = []
     clock = [0.0]
 

@@ -136,7 +136,7 @@ def a_chip_of_the_second_interface_is_whole(stage: Stage) -> None:
     assert stage.backend.telemetry(20)[0].memory_total == npu.memory_bytes
 
 
-def slices_measure_what_is_published(stage: Stage) -> None:
+def vnpu_capacities_equal_the_published_ones(stage: Stage) -> None:
     """DCMI reports for each template's vNPU the resources that claims are promised."""
     (npu, *_others) = stage.npus()
     spot = stage.backend._chips.chip(npu.uuid).spot
@@ -153,11 +153,15 @@ def slices_measure_what_is_published(stage: Stage) -> None:
 
 
 for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3"):
-    SCENARIOS[f"slices_measure_what_is_published_on_{_machine}"] = (_machine, {}, slices_measure_what_is_published)
+    SCENARIOS[f"slices_measure_what_is_published_on_{_machine}"] = (
+        _machine,
+        {},
+        vnpu_capacities_equal_the_published_ones,
+    )
 
 
 @on("8x910B4")
-def what_a_slice_measures_counts_and_not_what_it_was_to_have(stage: Stage) -> None:
+def measured_capacity_of_a_vnpu_is_published_instead_of_its_template(stage: Stage) -> None:
     """A driver reserves more memory than usual: the measured memory of the existing vNPU is published."""
     npu = stage.first()
     made = stage.make(npu, "vir10_3c_16g", 0)
@@ -181,7 +185,7 @@ def what_a_slice_measures_counts_and_not_what_it_was_to_have(stage: Stage) -> No
     assert known == made
 
 
-def pools_are_whole(stage: Stage) -> None:
+def pools_are_complete(stage: Stage) -> None:
     """The published slices are valid for the API server."""
     npus = stage.npus()
     build_pool(
@@ -194,11 +198,11 @@ def pools_are_whole(stage: Stage) -> None:
 
 
 for _machine in ("8x310P-Pro", "8x910B3", "16x910B"):
-    SCENARIOS[f"pools_are_whole_on_{_machine}"] = (_machine, {}, pools_are_whole)
+    SCENARIOS[f"pools_are_whole_on_{_machine}"] = (_machine, {}, pools_are_complete)
 
 
 @on("8x310P-Pro")
-def looking_is_cheap(stage: Stage) -> None:
+def scan_makes_few_calls(stage: Stage) -> None:
     npu = stage.first()
     counted = stage.recorded()
     stage.npus()
@@ -238,7 +242,7 @@ def same_by_program(npus: tuple[Device, ...], program: AscendBackend, without: t
             assert getattr(mine, name) == getattr(theirs, name), (name, mine.index)
 
 
-def both_ways_tell_the_same(stage: Stage) -> None:
+def library_and_npu_smi_return_the_same_facts(stage: Stage) -> None:
     """npu-smi and the library report the same facts and vNPUs."""
     stage.control("fault", "0", "error", "0x80E01801", "critical")
     npus = stage.npus()
@@ -256,11 +260,11 @@ def both_ways_tell_the_same(stage: Stage) -> None:
 
 
 for _machine in ("8x310P-Pro", "4x300I-Duo", "8x910A", "8x910B3", "8x910B4", "16x910B", "8xA3", "1x950", "8x950-UB"):
-    SCENARIOS[f"both_ways_tell_the_same_on_{_machine}"] = (_machine, {}, both_ways_tell_the_same)
+    SCENARIOS[f"both_ways_tell_the_same_on_{_machine}"] = (_machine, {}, library_and_npu_smi_return_the_same_facts)
 
 
 @on("8x310P-Pro")
-def without_the_library_npu_smi_is_asked(stage: Stage) -> None:
+def npu_smi_is_used_without_the_library(stage: Stage) -> None:
     npus = stage.npus()
     made = stage.make(npus[3], "vir04", 4)
     stage.backend.close()
@@ -276,7 +280,7 @@ def without_the_library_npu_smi_is_asked(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def without_npu_smi_chips_are_whole_until_it_comes(stage: Stage) -> None:
+def chips_without_npu_smi_are_whole_until_it_is_installed(stage: Stage) -> None:
     program = stage.root / "usr/local/bin/npu-smi"
     stage.by_hand("create-vnpu", "-i", "1", "-c", "0", "-f", "vir02", "-g", "1")
     program.rename(stage.root / "npu-smi")
@@ -292,7 +296,7 @@ def without_npu_smi_chips_are_whole_until_it_comes(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_card_that_does_not_tell_its_templates_costs_no_other(stage: Stage) -> None:
+def card_without_readable_templates_affects_no_other_card(stage: Stage) -> None:
     program = stage.root / "usr/local/bin/npu-smi"
     program.rename(program.with_name("npu-smi.real"))
     program.write_text('#!/bin/sh\ncase "$*" in *"-i 0"*) exit 1;; *) exec "$0.real" "$@";; esac\n')
@@ -332,7 +336,7 @@ else:
 
 
 @on("8x310P-Pro")
-def what_another_container_has_is_named(stage: Stage) -> None:
+def npu_used_by_another_container_is_named(stage: Stage) -> None:
     """Two generations report this case with different codes. Both messages name its meaning."""
 
     def opened(by: str = "library") -> str:
@@ -398,7 +402,7 @@ for _machine in ("8x310P-Pro", "8x950-UB"):
     SCENARIOS[f"replaced_chips_leave_no_fault_on_{_machine}"] = (_machine, {}, replaced_chips_leave_no_fault)
 
 
-def links_that_cannot_be_read_are_those_of_the_generation(stage: Stage) -> None:
+def unreadable_links_default_to_the_generation(stage: Stage) -> None:
     npus = stage.npus()
     size = {"310P": 2, "910A": 4, "910B": 8}[family_of(npus[0].pci_device_id).word]
     for each in (npus, devices_of(by_program(stage).discover())):
@@ -410,12 +414,12 @@ for _machine in ("4x300I-Duo", "8x910A", "8x910B3"):
     SCENARIOS[f"links_that_cannot_be_read_are_those_of_the_generation_on_{_machine}"] = (
         _machine,
         {"topology": False},
-        links_that_cannot_be_read_are_those_of_the_generation,
+        unreadable_links_default_to_the_generation,
     )
 
 
 @on("1x950")
-def edits_carry_the_nodes_of_the_unified_bus(stage: Stage) -> None:
+def edits_contain_the_nodes_of_the_unified_bus(stage: Stage) -> None:
     common = stage.backend.driver_edits()
     expected = ["davinci_manager", "hisi_hdc", "uburma/udma0", "uburma/udma1", "ummu/ummu0"]
     assert [node.path for node in common.device_nodes] == [f"/dev/{name}" for name in expected]
@@ -427,7 +431,7 @@ def edits_carry_the_nodes_of_the_unified_bus(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def edits_carry_the_nodes_of_a_chip_that_is_a_computer(stage: Stage) -> None:
+def edits_contain_the_nodes_of_a_standalone_chip(stage: Stage) -> None:
     """A 310B: its container manager node appears as the manager node inside. Generic names are only used for such
     chips.
     """
@@ -451,7 +455,7 @@ def edits_carry_the_nodes_of_a_chip_that_is_a_computer(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def edits_carry_what_a_container_needs(stage: Stage) -> None:
+def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
     npu = stage.first()
     made = stage.make(npu, "vir01", 5)
     common = stage.backend.driver_edits()

@@ -56,7 +56,7 @@ def works(backend: AscendBackend, npu: Device) -> None:
 
 
 @on("8x310P-Pro")
-def one_sick_chip_costs_no_other(stage: Stage) -> None:
+def faulty_chip_affects_no_other_chip(stage: Stage) -> None:
     npus = stage.npus()
     for full, functions in ((False, ALWAYS_READ), (True, READ_ONCE)):
         for function in functions:
@@ -88,7 +88,7 @@ def each_error_has_its_cause(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_transient_code_costs_one_more_call(stage: Stage) -> None:
+def transient_error_code_causes_one_retry(stage: Stage) -> None:
     npus = stage.npus()
     for code in ("-8006", "-8010", "-8011", "-8012", "-8017"):
         stage.control("fault", str(SICK), "call", "dcmi_get_device_health", "fail", code, "nth", "1")
@@ -99,7 +99,7 @@ def a_transient_code_costs_one_more_call(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_process_that_ends_while_it_is_read_costs_nothing(stage: Stage) -> None:
+def process_that_ends_during_a_read_is_ignored(stage: Stage) -> None:
     npus = stage.npus()
     for code in ("-8005", "-8008", "-8009"):
         stage.control("fault", str(SICK), "call", "dcmi_get_device_resource_info", "fail", code, "nth", "1")
@@ -112,7 +112,7 @@ def a_process_that_ends_while_it_is_read_costs_nothing(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_chip_that_hangs_costs_no_other(stage: Stage) -> None:
+def hanging_chip_affects_no_other_chip(stage: Stage) -> None:
     backend = stage.fresh(look=SOON, full_look=60, change=60)
     npus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "dcmi_get_device_info", "hang")
@@ -130,7 +130,7 @@ def a_chip_that_hangs_costs_no_other(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_chip_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
+def chip_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     backend = stage.fresh(full_look=3600)
     stage.control("fault", str(SICK), "call", "dcmi_get_device_die_v2", "hang")
     until(lambda: faults(backend.discover(patience=SOON)) == {SICK: "awaited"})
@@ -143,7 +143,7 @@ def a_chip_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_slice_that_comes_too_late_is_taken_back(stage: Stage) -> None:
+def vnpu_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     backend = stage.fresh(change=SOON)
     npu = well(backend.discover())[0]
     stage.control("fault", "0", "call", "dcmi_create_vdevice", "hang")
@@ -157,7 +157,7 @@ def a_slice_that_comes_too_late_is_taken_back(stage: Stage) -> None:
 
 
 @on("4x300I-Duo")
-def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage) -> None:
+def lost_chip_is_listed_and_removed_chip_is_not(stage: Stage) -> None:
     npus = stage.npus()
     before = stage.backend.surroundings()
     stage.control("fault", str(SICK), "lost")
@@ -185,7 +185,7 @@ def a_chip_that_is_lost_is_there_and_one_that_is_taken_away_is_not(stage: Stage)
 
 
 @on("8x910B3")
-def what_chips_say_of_their_health(stage: Stage) -> None:
+def chips_report_their_health(stage: Stage) -> None:
     npus = stage.npus()
     assert not any(npu.health.signs for npu in npus)
     stage.control("fault", "2", "error", "0x80E18402", "critical")
@@ -203,7 +203,7 @@ def what_chips_say_of_their_health(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) -> None:
+def vnpu_missing_from_one_failed_read_is_kept(stage: Stage) -> None:
     """If the driver considered it destroyed, the vNPU would stay on the chip forever."""
     backend, npu = stage.backend, stage.npus()[0]
     profile = npu.profiles[0]
@@ -232,7 +232,7 @@ def a_slice_is_not_gone_because_a_chip_once_does_not_tell_of_it(stage: Stage) ->
 
 
 @on("8x310P-Pro")
-def an_unexpected_exception_in_one_chips_read_costs_no_other(stage: Stage) -> None:
+def unexpected_exception_in_one_chip_affects_no_other_chip(stage: Stage) -> None:
     npus = stage.npus()
     source, spot = stage.backend._source, stage.backend._chips.chip(npus[SICK].uuid).spot
     for full, method in (

@@ -85,7 +85,7 @@ def four_chips_of_a_ring_are_one_device(stage: Stage) -> None:
     acted(stage, scene)
 
 
-def what_the_counters_give_can_be_had(stage: Stage) -> None:
+def every_set_that_the_counters_allow_can_be_created(stage: Stage) -> None:
     """Allocate and release vNPUs, chips, and groups at random: each device that the scheduler considers free can be
     prepared.
     """
@@ -120,4 +120,8 @@ def what_the_counters_give_can_be_had(stage: Stage) -> None:
 
 
 for _machine in ("4x300I-Duo", "8x310P-Pro", "8x910A", "8x910B3"):
-    SCENARIOS[f"what_the_counters_give_can_be_had_on_{_machine}"] = (_machine, {}, what_the_counters_give_can_be_had)
+    SCENARIOS[f"what_the_counters_give_can_be_had_on_{_machine}"] = (
+        _machine,
+        {},
+        every_set_that_the_counters_allow_can_be_created,
+    )

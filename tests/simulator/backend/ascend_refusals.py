@@ -21,7 +21,7 @@ def kept_back(driver: Driver, chip: str = "npu-0") -> set[str]:
 
 
 @on("8x310P-Pro")
-def slices_that_wait_for_their_pods_make_room(stage: Stage) -> None:
+def vnpus_of_unbound_pods_are_moved_to_make_room(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         waiting = driver.claims.allocate("waiting", "npu-0-vir01-0")
         assert (await driver.node.service.prepare_ahead(waiting)).error == ""
@@ -44,7 +44,7 @@ def slices_that_wait_for_their_pods_make_room(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def where_somebody_else_is_in_the_way_others_are_kept_away_until_he_is_gone(stage: Stage) -> None:
+def place_blocked_by_a_foreign_vnpu_is_tainted_until_it_is_destroyed(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-v", "100", "-g", "0")
         await driver.node.look()
@@ -70,7 +70,7 @@ def where_somebody_else_is_in_the_way_others_are_kept_away_until_he_is_gone(stag
 
 
 @on("8x310P-Pro")
-def a_slice_in_a_pod_is_never_moved(stage: Stage) -> None:
+def vnpu_of_a_pod_is_never_moved(stage: Stage) -> None:
     """Neither one with a running container, nor one that existed before its claim."""
 
     async def scene(driver: Driver) -> None:
@@ -87,7 +87,7 @@ def a_slice_in_a_pod_is_never_moved(stage: Stage) -> None:
 
 
 @on("8x910B4")
-def another_number_is_taken(stage: Stage) -> None:
+def next_number_is_tried_after_a_rejection(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         stage.control("fault", "0", "call", "dcmi_create_vdevice", "fail", "-8001", "nth", "1")
         assert await driver.prepare("one", "npu-0-vir05-1c-8g-new-0") == ""
@@ -113,7 +113,7 @@ def another_number_is_taken(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def what_others_made_since_the_last_look_is_made_way_for_or_named(stage: Stage) -> None:
+def new_foreign_vnpu_is_avoided_or_named(stage: Stage) -> None:
     """A small vNPU uses either half of a vGroup, so the other half stays available. Any other vNPU blocks the place."""
 
     async def scene(driver: Driver) -> None:

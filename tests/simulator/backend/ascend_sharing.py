@@ -90,7 +90,7 @@ def claims_share_a_chip(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_chip_that_lets_one_container_in_is_not_shared(stage: Stage) -> None:
+def chip_with_single_container_mode_is_not_shared(stage: Stage) -> None:
     async def scene(driver: Driver) -> None:
         def signs() -> list[list[str]]:
             survey = driver.node.survey

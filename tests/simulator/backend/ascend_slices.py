@@ -22,7 +22,7 @@ from tests.simulator.backend.stage import refused
 
 
 @on("8x310P-Pro")
-def every_place_of_a_310p(stage: Stage) -> None:
+def every_placement_of_a_310p_can_be_created(stage: Stage) -> None:
     npu = stage.first()
     for profile in npu.profiles:
         for placement in profile.placements:
@@ -39,7 +39,7 @@ def every_place_of_a_310p(stage: Stage) -> None:
     assert stage.backend.device(npu.uuid).partitions == ()
 
 
-def counters_and_silicon_agree(stage: Stage) -> None:
+def counters_and_simulator_agree(stage: Stage) -> None:
     """The chip accepts a vNPU that the counters allow and rejects one that they forbid."""
     npu = stage.first()
     possible = [offer for offer in stage.backend.offers(npu, dynamic=True) if offer.kind == "partition"]
@@ -66,11 +66,11 @@ def counters_and_silicon_agree(stage: Stage) -> None:
 
 
 for _machine in ("8x310P-Pro", "8x910A", "8x910B3", "8x910B4", "8x910B4-1"):
-    SCENARIOS[f"counters_and_silicon_agree_on_{_machine}"] = (_machine, {}, counters_and_silicon_agree)
+    SCENARIOS[f"counters_and_silicon_agree_on_{_machine}"] = (_machine, {}, counters_and_simulator_agree)
 
 
 @on("4x300I-Duo")
-def chips_of_a_pair_are_not_cut_for_claims_and_used_in_one_way(stage: Stage) -> None:
+def chips_of_a_pair_have_one_use_and_no_dynamic_vnpus(stage: Stage) -> None:
     """A chip partitioned by a layout is published with its vNPUs. The other chip of its card is not allocatable until
     it is partitioned too.
     """
@@ -89,7 +89,7 @@ def chips_of_a_pair_are_not_cut_for_claims_and_used_in_one_way(stage: Stage) -> 
 
 
 @on("8x310P-Pro")
-def what_cannot_be_made_is_said(stage: Stage) -> None:
+def impossible_vnpus_are_rejected_with_a_reason(stage: Stage) -> None:
     npu = stage.first()
     vir02, vir01 = npu.find_profile("vir02"), npu.find_profile("vir01")
     assert vir02 is not None and vir01 is not None
@@ -120,7 +120,7 @@ def what_cannot_be_made_is_said(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_refused_slice_has_the_reason_that_the_chip_shows(stage: Stage) -> None:
+def rejected_vnpu_error_has_the_reason_of_the_chip(stage: Stage) -> None:
     """The library and npu-smi report different codes and sentences."""
     program = by_program(stage)
     backends = (stage.backend, program)
@@ -143,7 +143,7 @@ def a_refused_slice_has_the_reason_that_the_chip_shows(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def slices_of_the_drivers_script_are_waited_for_after_a_boot(stage: Stage) -> None:
+def backend_waits_for_vnpus_of_the_driver_script_after_a_boot(stage: Stage) -> None:
     npu = stage.npus()[3]
     made = stage.make(npu, "vir02", 2)
     uptime = stage.root / "proc/uptime"
@@ -174,7 +174,7 @@ def slices_of_the_drivers_script_are_waited_for_after_a_boot(stage: Stage) -> No
 
 
 @on("8x310P-Pro")
-def the_acceptance_program_finds_what_is_simulated(stage: Stage) -> None:
+def acceptance_program_passes_on_simulated_npus(stage: Stage) -> None:
     from tests.silicon import acceptance
 
     stage.control("fault", "1", "process", str(os.getpid()))
@@ -191,7 +191,7 @@ def the_acceptance_program_finds_what_is_simulated(stage: Stage) -> None:
 
 
 @on("8x910A")
-def modes_that_are_in_the_way_are_named(stage: Stage) -> None:
+def modes_that_block_vnpus_are_named(stage: Stage) -> None:
     npu = stage.first()
     stage.by_hand("vnpu-mode", "-d", "1")
     assert "vnpu-mode -d 0" in str(refused(NotPermitted, stage.make, npu, "vir02", 0))
@@ -203,7 +203,7 @@ def modes_that_are_in_the_way_are_named(stage: Stage) -> None:
 
 
 @on("8xA3", multi_die_policy="union")
-def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
+def joined_dies_are_not_partitioned(stage: Stage) -> None:
     npu = stage.first()
     assert "multi-die-policy -d 1" in str(refused(NotPermitted, stage.make, npu, "vir06_1c_16g", 0))
     # npu-smi alone gives the same reason.
@@ -215,7 +215,7 @@ def two_dies_that_work_as_one_are_not_cut(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def slices_that_others_made_have_their_places(stage: Stage) -> None:
+def foreign_vnpus_have_their_placements(stage: Stage) -> None:
     """The IDs of other vNPUs do not show their vGroups. Our vNPUs are created next to them and recognized again."""
     npu = stage.first()
     stage.by_hand("create-vnpu", "-i", "0", "-c", "0", "-f", "vir01", "-g", "3")
@@ -233,7 +233,7 @@ def slices_that_others_made_have_their_places(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def slices_outlive_a_start_of_the_machine(stage: Stage) -> None:
+def vnpus_survive_a_boot(stage: Stage) -> None:
     npu = stage.first()
     made = (stage.make(npu, "vir01", 0), stage.make(npu, "vir02", 4))
     stage.control("power-cycle")
@@ -246,7 +246,7 @@ def slices_outlive_a_start_of_the_machine(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def eight_chips_at_once(stage: Stage) -> None:
+def eight_chips_are_partitioned_in_parallel(stage: Stage) -> None:
     npus = stage.npus()
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(npus))
@@ -269,7 +269,7 @@ def eight_chips_at_once(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def rules_of_the_project_are_followed(stage: Stage) -> None:
+def layout_rules_are_applied(stage: Stage) -> None:
     rules = parse_rules(
         [
             {"match": {"index": 0}, "mode": "static", "partitions": {"vir04": 1, "vir02-1c": 1, "vir01": 2}},
@@ -287,7 +287,7 @@ def rules_of_the_project_are_followed(stage: Stage) -> None:
 
 
 @on("8x910B3")
-def a_chip_is_reset_when_nobody_uses_it(stage: Stage) -> None:
+def idle_chip_is_reset(stage: Stage) -> None:
     from dra_driver.core.vendors.ascend import backend
 
     backend.RESET_SECONDS = 0.0
@@ -344,14 +344,14 @@ for _machine, _unit in (
 
 
 @on("8xA3", multi_die_policy="union")
-def chips_whose_mode_forbids_slices_are_offered_whole(stage: Stage) -> None:
+def chips_whose_mode_forbids_vnpus_are_offered_whole(stage: Stage) -> None:
     npu = stage.first()
     assert "multi-die-policy -d 1" in npu.partitioning.blocked
     assert [offer.kind for offer in stage.backend.offers(npu, True)] == ["device"]
 
 
 @on("8x910B3")
-def slices_are_offered_again_when_the_mode_allows_them(stage: Stage) -> None:
+def vnpus_are_offered_when_the_mode_allows_them(stage: Stage) -> None:
     from dra_driver.core.vendors.ascend import chips
 
     chips.HINDRANCE_SECONDS = 0.0

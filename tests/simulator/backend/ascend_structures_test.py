@@ -48,6 +48,6 @@ def leaves(kind: Any, at: int = 0) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_layouts_are_the_same(name: str) -> None:
+def test_structure_layouts_are_equal(name: str) -> None:
     assert ctypes.sizeof(SAME[name]) == ctypes.sizeof(STRUCTURES[name])
     assert leaves(SAME[name]) == leaves(STRUCTURES[name])

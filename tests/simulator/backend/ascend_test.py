@@ -22,8 +22,8 @@ LATER = {name for name, (machine, _library, _scenario) in SCENARIOS.items() if m
 #: A scenario of each kind. The others are marked ``prove``.
 BRIEF = {
     "both_ways_tell_the_same_on_8x310P-Pro",
-    "claims_have_their_slices",
-    "what_another_container_has_is_named",
+    "claims_get_their_vnpus",
+    "npu_used_by_another_container_is_named",
 }
 #: The driver identifies a process by its mount namespace, and the library aborts a process that calls it from two
 #: threads.
@@ -68,7 +68,7 @@ def test_on_dcmi(scenario: str, library: Path, tmp_path: Path) -> None:
     machine.run(scenario)
 
 
-def test_without_the_library_the_reason_is_given_and_what_is_on_the_bus(library: Path, tmp_path: Path) -> None:
+def test_missing_library_error_names_the_library_and_the_pci_devices(library: Path, tmp_path: Path) -> None:
     machine = NpuMachine(tmp_path / "root")
     machine.power_on("4x300I-Duo", library)
     machine.library.unlink()

@@ -39,7 +39,7 @@ class Listening:
 
 
 @on("8x310P-Pro")
-def faults_and_others_slices_are_told(stage: Stage) -> None:
+def faults_and_foreign_vnpus_are_reported(stage: Stage) -> None:
     npus = stage.npus()
     listening = Listening(stage)
     stage.control("fault", "2", "error", "0x80E01801")
@@ -65,7 +65,7 @@ def faults_and_others_slices_are_told(stage: Stage) -> None:
 
 
 @on("8x910B3")
-def chips_and_slices_tell_what_they_do(stage: Stage) -> None:
+def chips_and_vnpus_report_telemetry(stage: Stage) -> None:
     npus = stage.npus()
     found = {each.uuid: each for each in stage.backend.telemetry(20)}
     assert set(found) == {npu.uuid for npu in npus}
@@ -87,7 +87,7 @@ def chips_and_slices_tell_what_they_do(stage: Stage) -> None:
 
 
 @on("8x310P-Pro")
-def a_sick_chip_is_left_out_and_holds_up_no_other(stage: Stage) -> None:
+def faulty_chip_is_omitted_and_delays_no_other_chip(stage: Stage) -> None:
     backend = stage.fresh(look=3600, full_look=3600)
     npus = stage.npus()
     backend.discover()

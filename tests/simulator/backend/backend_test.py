@@ -26,7 +26,7 @@ def test_on_nvml(scenario: str, library: Path, tmp_path: Path) -> None:
     Machine(tmp_path / "root", SCENARIOS[scenario][0], library).run(scenario)
 
 
-def test_without_the_library_the_reason_is_given() -> None:
+def test_missing_library_error_names_the_library() -> None:
     program = """
 from dra_driver.core.vendors.registry import create
 from dra_driver.core.errors import BackendUnavailable
@@ -47,7 +47,7 @@ for _attempt in range(2):
     assert done.stdout.count("libnvidia-ml.so.1 was not found. Install the NVIDIA driver's user space.") == 2
 
 
-def test_without_the_binding_the_reason_is_given() -> None:
+def test_missing_python_binding_error_names_the_package() -> None:
     program = """
 import sys
 sys.modules["pynvml"] = None

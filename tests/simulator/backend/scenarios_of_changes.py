@@ -55,7 +55,7 @@ def mode_changes_with_a_reset(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_mode_is_asked_for_once_by_what_follows_on_a_look(stage: Stage) -> None:
+def mode_is_read_once_for_a_scan_and_the_next_steps(stage: Stage) -> None:
     gpu = stage.first()
     made: list[Partition] = []
 
@@ -87,7 +87,7 @@ def a_mode_is_asked_for_once_by_what_follows_on_a_look(stage: Stage) -> None:
 
 
 @on("8xH100")
-def the_numbers_of_capabilities_stay_as_long_as_nvml_is_open(stage: Stage) -> None:
+def capability_major_number_is_constant_while_nvml_is_open(stage: Stage) -> None:
     gpu = stage.enabled()
     stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     gpu = stage.backend.device(gpu.uuid)
@@ -210,7 +210,7 @@ def a_mode_that_is_immediate(stage: Stage) -> None:
 
 
 @on("8xH100")
-def handles_survive_another_s_change_of_mode(stage: Stage) -> None:
+def handles_survive_a_mode_change_by_another_process(stage: Stage) -> None:
     gpu = stage.first()
     other = f"""
 from dra_driver.core.vendors.registry import create
@@ -226,7 +226,7 @@ backend.set_partitioning({gpu.uuid!r}, not state.enabled)
 
 
 @on("8xH100")
-def eight_gpus_at_once(stage: Stage) -> None:
+def eight_gpus_are_partitioned_in_parallel(stage: Stage) -> None:
     gpus = stage.gpus()
     errors: list[BaseException] = []
     barrier = threading.Barrier(len(gpus))
@@ -251,7 +251,7 @@ def eight_gpus_at_once(stage: Stage) -> None:
 
 
 @on("8xH100")
-def one_gpu_by_two_threads(stage: Stage) -> None:
+def two_threads_use_one_gpu(stage: Stage) -> None:
     """Two threads request the same placement: one gets it, and the other gets an error that it does not fit."""
     gpu = stage.enabled()
     for _round in range(5):
@@ -274,7 +274,7 @@ def one_gpu_by_two_threads(stage: Stage) -> None:
 
 
 @on("8xH100")
-def mig_parted_files_are_followed(stage: Stage) -> None:
+def mig_parted_files_are_applied(stage: Stage) -> None:
     document = {
         "version": "v1",
         "mig-configs": {
@@ -298,12 +298,12 @@ def mig_parted_files_are_followed(stage: Stage) -> None:
 
 
 @on("8xA100-40")
-def rules_of_the_project_are_followed(stage: Stage) -> None:
+def layout_rules_are_applied(stage: Stage) -> None:
     with fabric_manager(stage, 0):
-        rules_are_followed(stage)
+        verify_rules_are_applied(stage)
 
 
-def rules_are_followed(stage: Stage) -> None:
+def verify_rules_are_applied(stage: Stage) -> None:
     rules = parse_rules(
         [
             {"match": {"index": 0}, "mode": "static", "partitions": {"3g.20gb": 1, "1g.5gb": 4}},

@@ -84,10 +84,10 @@ def sick(stage: Stage, cause: str, *fault: str) -> None:
 
 
 @on("8xH100")
-def claims_beside_a_gpu_whose_calls_fail(stage: Stage) -> None:
+def claims_on_other_gpus_work_while_calls_of_one_fail(stage: Stage) -> None:
     sick(stage, "unknown-error", "fail", "999")
 
 
 @on("8xH100")
-def claims_beside_a_gpu_whose_calls_hang(stage: Stage) -> None:
+def claims_on_other_gpus_work_while_calls_of_one_hang(stage: Stage) -> None:
     sick(stage, "no-answer", "hang")

@@ -68,7 +68,7 @@ def only_the_sick_one(findings: tuple[Finding, ...], function: str) -> None:
 
 
 @on("8xH100")
-def an_unexpected_exception_in_one_gpus_read_costs_no_other(stage: Stage) -> None:
+def unexpected_exception_in_one_gpu_affects_no_other_gpu(stage: Stage) -> None:
     stage.enabled()
     handles = names_of(stage)
     tried = set()

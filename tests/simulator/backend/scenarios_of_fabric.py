@@ -191,7 +191,7 @@ def other_modes_of_the_fabric_manager_have_no_partitions(stage: Stage) -> None:
 
 
 @on("8xA100-40")
-def fabric_partitions_are_found_by_identity_where_it_is_told(stage: Stage) -> None:
+def fabric_partitions_are_found_by_identity_if_available(stage: Stage) -> None:
     with fabric_manager(stage):
         stage.backend.open()
         gpus = stage.gpus()
@@ -201,7 +201,7 @@ def fabric_partitions_are_found_by_identity_where_it_is_told(stage: Stage) -> No
 
 
 @on("8xH100")
-def partition_is_deactivated_by_the_running_fabric_manager_whatever_the_file_says(stage: Stage) -> None:
+def fabric_partition_is_deactivated_by_the_running_fabric_manager_regardless_of_the_file(stage: Stage) -> None:
     with fabric_manager(stage):
         stage.backend.open()
         gpus = stage.gpus()

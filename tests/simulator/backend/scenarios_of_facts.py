@@ -100,7 +100,7 @@ def labels_of_a_server_in_a_fabric(stage: Stage) -> None:
 
 
 @on("8xA100-40")
-def links_of_a_server_that_tells_of_no_fabric(stage: Stage) -> None:
+def links_of_a_server_without_a_fabric_state(stage: Stage) -> None:
     """GPUs of the Ampere generation do not report their fabric state. Their links lead to switches."""
     assert all(gpu.switched and not gpu.linked and not gpu.health.signs for gpu in stage.gpus())
 
@@ -136,7 +136,7 @@ def managed(scenario: Callable[[Stage], None]) -> Callable[[Stage], None]:
     return run
 
 
-def every_place(stage: Stage) -> None:
+def every_placement_can_be_created(stage: Stage) -> None:
     gpu = stage.enabled()
     places_of: dict[Placement, set[str]] = {}
     for profile in gpu.profiles:
@@ -166,7 +166,7 @@ def every_place(stage: Stage) -> None:
 
 
 for _machine in ("4xA30", "8xA100-40", "8xH100", "8xH200", "8xB200", "4xGB200", "2xRTX-PRO-6000"):
-    SCENARIOS[f"every_place_on_{_machine}"] = (_machine, managed(every_place))
+    SCENARIOS[f"every_place_on_{_machine}"] = (_machine, managed(every_placement_can_be_created))
 
 
 def random_layouts(stage: Stage) -> None:
@@ -246,7 +246,7 @@ def instances_made_by_hand(stage: Stage) -> None:
 
 @on("8xH100")
 @on("8xH100")
-def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
+def scan_of_one_gpu_makes_few_calls(stage: Stage) -> None:
     gpu = stage.enabled()
     calls = recorded(stage)
     stage.backend.device(gpu.uuid)
@@ -262,7 +262,7 @@ def looking_at_one_gpu_is_cheap(stage: Stage) -> None:
 
 
 @on("8xH100")
-def edits_carry_what_a_container_needs(stage: Stage) -> None:
+def edits_contain_nodes_and_mounts_of_a_container(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(6, 1))
     # Below a directory the simulator creates ordinary files instead of device nodes, which the backend does not

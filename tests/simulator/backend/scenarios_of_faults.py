@@ -74,7 +74,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @on("8xH100")
-def one_sick_gpu_costs_no_other(stage: Stage) -> None:
+def faulty_gpu_affects_no_other_gpu(stage: Stage) -> None:
     gpus = stage.gpus()
     for full, functions in ((False, ALWAYS_READ), (True, READ_ONCE + PROFILES)):
         for function in functions:
@@ -113,7 +113,7 @@ def each_error_has_its_cause(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_is_sick_from_the_start_is_named(stage: Stage) -> None:
+def gpu_faulty_at_the_start_is_named(stage: Stage) -> None:
     gpus = stage.gpus()
     for function in READ_ONCE:
         stage.control("fault", str(SICK), "call", function, "fail", "16")
@@ -129,7 +129,7 @@ def a_gpu_that_is_sick_from_the_start_is_named(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_hangs_costs_no_other(stage: Stage) -> None:
+def hanging_gpu_affects_no_other_gpu(stage: Stage) -> None:
     backend = fresh(stage, look=SOON, full_look=60, change=60)
     gpus = well(backend.discover())
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetMigMode", "hang")
@@ -151,7 +151,7 @@ def a_gpu_that_hangs_costs_no_other(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_hangs_from_the_start_costs_no_other(stage: Stage) -> None:
+def gpu_hanging_at_the_start_affects_no_other_gpu(stage: Stage) -> None:
     backend = fresh(stage, full_look=SOON)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
     until(lambda: ill(backend.discover()) == [SICK])
@@ -163,7 +163,7 @@ def a_gpu_that_hangs_from_the_start_costs_no_other(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
+def gpu_without_a_successful_read_is_not_waited_for(stage: Stage) -> None:
     """The hanging GPU's deadline is an hour away. The other GPUs are found and usable earlier."""
     backend = fresh(stage, full_look=3600)
     stage.control("fault", str(SICK), "call", "nvmlDeviceGetHandleByIndex_v2", "hang")
@@ -178,7 +178,7 @@ def a_gpu_that_is_never_read_is_not_waited_for(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_partition_that_comes_too_late_is_taken_back(stage: Stage) -> None:
+def partition_created_after_the_deadline_is_deleted(stage: Stage) -> None:
     backend = fresh(stage, change=2)
     gpu = well(backend.discover())[0]
     backend.set_partitioning(gpu.uuid, True)
@@ -193,7 +193,7 @@ def a_partition_that_comes_too_late_is_taken_back(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_was_taken_away_is_forgotten(stage: Stage) -> None:
+def unplugged_gpu_is_forgotten(stage: Stage) -> None:
     gpus = stage.gpus()
     for function in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"):
         stage.control("fault", str(SICK), "call", function, "fail", "6")

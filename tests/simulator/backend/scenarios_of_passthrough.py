@@ -70,7 +70,7 @@ def handed_over(system: System, gpu: Device, interface: str = passthrough.LEGACY
 
 
 @on("8xH100")
-def a_gpu_goes_to_a_virtual_machine_and_comes_back(stage: Stage) -> None:
+def gpu_is_passed_to_a_virtual_machine_and_returned(stage: Stage) -> None:
     with bus(stage) as system:
         before = published(stage.backend)
         first, second = stage.gpus()[:2]
@@ -117,7 +117,7 @@ def persistence_daemon(stage: Stage) -> Iterator[System]:
 
 
 @on("8xH100")
-def the_persistence_daemon_closes_a_gpu_and_has_it_open_again(stage: Stage) -> None:
+def persistence_daemon_closes_and_reopens_a_gpu(stage: Stage) -> None:
     gpu, daemon = stage.first(), stage.backend.facts.persistence_daemon
     nodes = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
@@ -166,7 +166,7 @@ def client_of(stage: Stage, index: int, node: str) -> Iterator[int]:
 
 
 @on("8xH100")
-def what_has_a_gpu_open_is_named_and_the_persistence_daemon_lets_go(stage: Stage) -> None:
+def processes_with_an_open_gpu_are_named_and_the_persistence_daemon_closes_it(stage: Stage) -> None:
     gpu = stage.first()
     (node,) = stage.backend.device_nodes(gpu)
     with persistence_daemon(stage) as system:
@@ -207,7 +207,7 @@ def add_node_driver(stage: Stage, node: str) -> None:
 
 
 @on("8xH100")
-def the_acceptance_program_finds_that_the_daemon_blocks_changes(stage: Stage) -> None:
+def acceptance_program_finds_that_the_daemon_blocks_changes(stage: Stage) -> None:
     from tests.silicon import acceptance
 
     with persistence_daemon(stage) as system:
@@ -232,7 +232,7 @@ backend.set_partitioning(uuid, True) if what == "mode" else backend.reset([uuid]
 
 
 @on("8xH100")
-def persistence_mode_is_on_again_after_a_kill(stage: Stage) -> None:
+def persistence_mode_is_restored_after_a_kill(stage: Stage) -> None:
     gpu, record = stage.first(), stage.root / record_path("nvidia")[1:]
     boot = stage.root / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +271,7 @@ def persistence_mode_stays_on_where_memory_is_a_numa_node(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_driver_that_starts_anew_knows_a_gpu_that_is_away(stage: Stage) -> None:
+def restarted_driver_knows_a_gpu_in_a_virtual_machine(stage: Stage) -> None:
     with bus(stage) as system:
         before = published(stage.backend)
         gpu = stage.gpus()[3]
@@ -296,7 +296,7 @@ def a_driver_that_starts_anew_knows_a_gpu_that_is_away(stage: Stage) -> None:
 
 
 @on("8xH100")
-def others_are_served_while_a_gpu_changes_its_driver(stage: Stage) -> None:
+def calls_for_other_gpus_succeed_while_a_gpu_changes_its_driver(stage: Stage) -> None:
     """Calls about other GPUs wait until NVML is open again. None of them fails."""
     with bus(stage) as system:
         first, *others = stage.gpus()
@@ -325,7 +325,7 @@ def others_are_served_while_a_gpu_changes_its_driver(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_failed_change_of_driver_leaves_the_gpu_where_it_was(stage: Stage) -> None:
+def failed_change_of_driver_keeps_the_gpu_on_its_driver(stage: Stage) -> None:
     with bus(stage) as system:
         gpu = stage.first()
         handover = handed_over(system, gpu)
@@ -340,7 +340,7 @@ def a_failed_change_of_driver_leaves_the_gpu_where_it_was(stage: Stage) -> None:
 
 
 @on("8xH100")
-def gpu_is_taken_back_while_the_driver_is_unloaded(stage: Stage) -> None:
+def gpu_is_returned_while_the_driver_is_unloaded(stage: Stage) -> None:
     with bus(stage) as system:
         gpu = stage.first()
         handover = handed_over(system, gpu)
@@ -365,7 +365,7 @@ def gpu_is_taken_back_while_the_driver_is_unloaded(stage: Stage) -> None:
 
 
 @on("2xRTX-PRO-6000")
-def what_shares_the_iommu_group_is_named(stage: Stage) -> None:
+def other_device_in_the_iommu_group_is_named(stage: Stage) -> None:
     with bus(stage) as system:
         gpu = stage.first()
         error = refused(InUse, passthrough.refuse, system, gpu.pci_address)
@@ -378,7 +378,7 @@ def what_shares_the_iommu_group_is_named(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Stage) -> None:
+def gpu_returned_by_an_administrator_is_found_when_nvml_is_reopened(stage: Stage) -> None:
     """The kernel's list of GPUs shows a returned GPU. A change by the backend itself does not count."""
     with bus(stage) as system:
         gpu, other = stage.gpus()[:2]
@@ -402,7 +402,7 @@ def a_gpu_that_comes_back_by_itself_is_known_when_nvml_is_opened_anew(stage: Sta
 
 
 @on("8xH100")
-def a_gpu_that_somebody_takes_back_from_a_virtual_machine_is_asked_for_again(stage: Stage) -> None:
+def gpu_returned_by_an_administrator_during_passthrough_is_queried(stage: Stage) -> None:
     """NVML was opened without the GPU, and the bus shows the same GPUs as during the passthrough."""
     with bus(stage) as system:
         gpu = stage.gpus()[2]

@@ -31,7 +31,7 @@ from tests.simulator.backend.stage import Stage, on, places, refused
 
 
 @on("8xH100")
-def what_is_wrong_is_refused(stage: Stage) -> None:
+def invalid_requests_are_rejected(stage: Stage) -> None:
     gpu = stage.first()
     refused(Unsupported, stage.backend.create_partition, gpu.uuid, 19, Placement(0, 1))
     gpu = stage.enabled()
@@ -80,7 +80,7 @@ def a_board_without_partitioning(stage: Stage) -> None:
 
 
 @on("8xH100")
-def processes_hold_what_they_use(stage: Stage) -> None:
+def processes_block_the_removal_of_their_partition(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     with subprocess.Popen(["sleep", "120"]) as sleeper:
@@ -157,7 +157,7 @@ def a_failed_layout_takes_the_mode_back(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_lost_gpu_is_reported_and_hides_no_other(stage: Stage) -> None:
+def lost_gpu_is_reported_and_other_gpus_are_listed(stage: Stage) -> None:
     gpus = stage.gpus()
     stage.control("fault", "3", "lost")
     error = refused(DeviceFaulty, stage.backend.device, gpus[3].uuid)
@@ -193,7 +193,7 @@ def privileges_are_needed(stage: Stage) -> None:
 
 
 @on("8xH100")
-def closing_and_opening_again(stage: Stage) -> None:
+def backend_is_closed_and_reopened(stage: Stage) -> None:
     before = stage.gpus()
     stage.backend.close()
     refused(BackendUnavailable, stage.backend.discover)
@@ -203,7 +203,7 @@ def closing_and_opening_again(stage: Stage) -> None:
 
 
 @on("8xH100")
-def the_driver_may_come_later(stage: Stage) -> None:
+def driver_may_be_installed_later(stage: Stage) -> None:
     stage.control("fault", "all", "call", "nvmlInitWithFlags", "fail", "9", "nth", "1")
     backend = NvidiaBackend(System(str(stage.root)))
     stage.backend.close()

@@ -46,7 +46,7 @@ def memory_lock(stage: Stage) -> tuple[int, int]:
 
 
 @on("8xA100-40")
-def settings_are_read_set_and_set_back(stage: Stage) -> None:
+def settings_are_read_set_and_restored(stage: Stage) -> None:
     gpu, other = stage.gpus()[:2]
     before, untouched = now(gpu.uuid), now(other.uuid)
     knobs = stage.backend.knobs(gpu.uuid, ALL)
@@ -81,7 +81,7 @@ def requested(uuid: str, *options: str) -> list[str]:
 
 
 @on("8xB200")
-def workload_profiles_are_requested_and_those_of_before_are_again(stage: Stage) -> None:
+def workload_profiles_are_requested_and_previous_ones_restored(stage: Stage) -> None:
     gpu, other = stage.gpus()[:2]
     knob = stage.backend.knobs(gpu.uuid, ["workloadProfiles"])["workloadProfiles"]
     assert (knob.value, knob.allowed) == ([], Several(Choice(PROFILES), most=len(PROFILES)))
@@ -102,7 +102,7 @@ def a_board_without_workload_profiles(stage: Stage) -> None:
 
 
 @on("8xH100")
-def settings_beyond_the_board_are_refused_by_it(stage: Stage) -> None:
+def settings_outside_the_board_range_are_rejected(stage: Stage) -> None:
     gpu = stage.first()
     before = now(gpu.uuid)
     refused(AcceleratorError, stage.backend.set_knobs, gpu.uuid, {"powerLimit": 900})
@@ -137,7 +137,7 @@ def no_memory_lock(stage: Stage) -> None:
 
 
 @on("mixed")
-def the_acceptance_program_finds_what_is_simulated_of_gpus(stage: Stage) -> None:
+def acceptance_program_passes_on_simulated_gpus(stage: Stage) -> None:
     from tests.silicon import acceptance
 
     answers = {question.name: (question.expected, said) for question, said in acceptance.answers(stage.backend, True)}
@@ -162,7 +162,7 @@ def noted(stage: Stage, uuid: str = "", **values: Any) -> None:
 
 
 @on("8xH100")
-def what_the_node_has_set_is_what_a_claim_finds_and_leaves(stage: Stage) -> None:
+def claim_starts_from_node_settings_and_restores_them(stage: Stage) -> None:
     """NVML reports neither locked clocks nor the time slice. The node's record has them, so they are restored after a
     claim.
     """
@@ -189,12 +189,12 @@ def graphics_lock(stage: Stage) -> tuple[int, int]:
 
 
 @on("8xA100-40")
-def what_the_node_has_set_is_there_after_a_reset_and_a_change_of_the_mode(stage: Stage) -> None:
+def node_settings_survive_a_reset_and_a_mode_change(stage: Stage) -> None:
     with fabric_manager(stage, 0):
-        node_settings_are_there_after_a_reset(stage)
+        verify_node_settings_after_a_reset(stage)
 
 
-def node_settings_are_there_after_a_reset(stage: Stage) -> None:
+def verify_node_settings_after_a_reset(stage: Stage) -> None:
     gpu = stage.first()
     node = {"graphicsClocks": {"minimum": 210, "maximum": 1095}, "computeMode": "ExclusiveProcess", "powerLimit": 300}
     stage.backend.set_knobs(gpu.uuid, node)
@@ -212,12 +212,12 @@ def node_settings_are_there_after_a_reset(stage: Stage) -> None:
 
 
 @on("8xA100-40")
-def a_setting_that_does_not_come_back_is_in_nobodys_way(stage: Stage) -> None:
+def setting_that_cannot_be_restored_blocks_no_other_setting(stage: Stage) -> None:
     with fabric_manager(stage, 0):
-        other_settings_come_back(stage)
+        other_settings_are_restored(stage)
 
 
-def other_settings_come_back(stage: Stage) -> None:
+def other_settings_are_restored(stage: Stage) -> None:
     """A change of the MIG mode or a reset succeeds although one setting cannot be restored. The other settings are
     restored.
     """
@@ -291,7 +291,7 @@ def settings_of_all_gpus_survive_a_close_of_nvml(stage: Stage) -> None:
 
 
 @on("8xH100")
-def settings_that_another_program_has_changed_meanwhile_stay(stage: Stage) -> None:
+def settings_changed_by_another_program_are_kept(stage: Stage) -> None:
     """The role sets other values while the driver has released NVML. A manually set value differs from the initial one
     and stays.
     """
@@ -306,7 +306,7 @@ def settings_that_another_program_has_changed_meanwhile_stay(stage: Stage) -> No
 
 
 @on("8xH100")
-def the_driver_of_the_node_sets_what_was_lost_before_its_start(stage: Stage) -> None:
+def driver_restores_settings_lost_before_its_start(stage: Stage) -> None:
     _claimed, noted_on, _initial = without_persistence(stage)
     stage.backend.close()
     module = NvidiaBackend(System(str(stage.root)))

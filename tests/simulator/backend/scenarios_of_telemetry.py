@@ -19,7 +19,7 @@ SOON = 3
 
 
 @on("8xH100")
-def whole_gpus_tell_what_nvml_tells(stage: Stage) -> None:
+def telemetry_of_whole_gpus_equals_nvml(stage: Stage) -> None:
     import pynvml
 
     gpus = stage.gpus()
@@ -39,7 +39,7 @@ def whole_gpus_tell_what_nvml_tells(stage: Stage) -> None:
 
 
 @on("8xH100")
-def partitions_tell_of_their_memory(stage: Stage) -> None:
+def partitions_report_their_memory(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
     gpu = stage.first()
     assert len(gpu.partitions) == 2
@@ -58,7 +58,7 @@ def partitions_tell_of_their_memory(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> None:
+def partition_not_requested_can_be_destroyed_by_other_programs(stage: Stage) -> None:
     stage.lay_out(Rule(Match(), "static", (WantedPartition("3g.40gb"), WantedPartition("1g.10gb"))))
     gpu = stage.first()
     named, other = gpu.partitions
@@ -79,7 +79,7 @@ def a_partition_that_was_not_named_can_be_destroyed_by_others(stage: Stage) -> N
 
 
 @on("8xH100")
-def a_sick_gpu_is_left_out_and_holds_up_no_other(stage: Stage) -> None:
+def faulty_gpu_is_omitted_and_delays_no_other_gpu(stage: Stage) -> None:
     """The hanging GPU's deadline is an hour away. The other GPUs' values are returned earlier."""
     backend = NvidiaBackend(System(str(stage.root)), Deadlines(look=3600, full_look=3600))
     backend.open()

@@ -91,7 +91,7 @@ class Listening:
 
 
 @on("8xH100")
-def facts_that_stay_are_read_once(stage: Stage) -> None:
+def constant_facts_are_read_once(stage: Stage) -> None:
     stage.gpus()
     once = asked(stage)
     assert once == Counter({"nvmlDeviceGetCount": 1, **dict.fromkeys(OF_EACH, 8)})
@@ -125,7 +125,7 @@ def scanned_without_lists(stage: Stage) -> None:
 
 
 @on("8xH100")
-def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
+def partitions_are_listed_only_after_possible_changes(stage: Stage) -> None:
     gpu = stage.enabled()
     made = stage.backend.create_partition(gpu.uuid, 19, Placement(0, 1))
     assert asked(stage)[LISTING] == len(gpu.profiles) == asked(stage)[LISTING]  # no event wait is active
@@ -150,7 +150,7 @@ def partitions_are_listed_when_they_may_have_changed(stage: Stage) -> None:
 
 
 @on("8xH100")
-def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
+def errors_are_reported_and_a_lost_gpu_hides_no_other_events(stage: Stage) -> None:
     gpus = stage.gpus()
     listening = Listening(stage)
     listening.registered(gpus)
@@ -179,7 +179,7 @@ def errors_are_told_and_a_lost_gpu_silences_no_other(stage: Stage) -> None:
 
 
 @on("8xH100")
-def a_hardware_slowdown_counts_when_it_lasts(stage: Stage) -> None:
+def hardware_slowdown_is_reported_only_if_it_lasts(stage: Stage) -> None:
     stage.gpus()
     stage.control("fault", "1", "slowdown", "hardware")
     assert stage.gpus()[1].health.signs == ()
@@ -240,7 +240,7 @@ def reasons_for_slow_clocks_are_read_by_their_older_name(stage: Stage) -> None:
 
 
 @on("8xH100")
-def what_a_gpu_tells_and_what_it_is_asked_say_how_it_is(stage: Stage) -> None:
+def events_and_queries_determine_the_health_of_a_gpu(stage: Stage) -> None:
     gpus = stage.gpus()
     assert [(gpu.health.signs, gpu.health.needs_recovery) for gpu in gpus] == [((), False)] * 8
     listening = Listening(stage)
@@ -271,7 +271,7 @@ def what_a_gpu_tells_and_what_it_is_asked_say_how_it_is(stage: Stage) -> None:
 
 
 @on("1xL4")
-def a_board_without_a_fabric_is_not_asked_for_it_again(stage: Stage) -> None:
+def board_without_a_fabric_is_queried_for_it_once(stage: Stage) -> None:
     stage.gpus()
     assert "nvmlDeviceGetGpuFabricInfoV" not in asked(stage)
     assert stage.gpus()[0].health.needs_recovery is False

@@ -36,7 +36,7 @@ def scans(stage: Stage, clock: Clock, ailments: Ailments) -> Ailments:
 
 
 @on("8xH100")
-def each_xid_ends_as_the_catalog_says(stage: Stage) -> None:
+def each_xid_has_the_recovery_of_the_catalog(stage: Stage) -> None:
     gpus = stage.gpus()
     listening, clock = Listening(stage), Clock()
     listening.registered(gpus)
