@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from former_store import make_former
+from previous_store import make_previous
 from store_model import write_entry
 
 from tests import mounts
@@ -197,7 +197,7 @@ def of_the_former_release(node: Node, chance: random.Random) -> None:
     """Use a store of the previous release, which a driver migrates. The driver may be killed during the migration."""
     tenants = Tenants(node)
     node.stop()
-    make_former(node.store)
+    make_previous(node.store)
     for _kill in range(chance.randrange(4)):
         node.start(serves=False)
         time.sleep(chance.uniform(0, 0.8))

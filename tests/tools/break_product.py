@@ -31,7 +31,7 @@ DCMI = "roles/simulator/files/dcmi"
 #: One scenario of the backend on the simulated library, by its name.
 ON_DCMI = "tests/simulator/backend/ascend_test.py::test_on_dcmi[{}]"
 PLUGIN_TEST = "tests/unit/dra_driver/device_plugin_test.py"
-FORMS_TEST = "tests/unit/dra_driver/store_forms_test.py"
+FORMS_TEST = "tests/unit/dra_driver/store_schema_test.py"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ BREAKS = (
         f"{DRIVER}/vendor.py",
         "held, asks = await turn.begin(), not turn.was_handed_over\n",
         "held, asks = await turn.begin(), True\n",
-        ("tests/unit/dra_driver/overlap_test.py::test_standby_instance_serves_again_without_a_request",),
+        ("tests/unit/dra_driver/active_instance_test.py::test_standby_instance_serves_again_without_a_request",),
     ),
     Break(
         "takes-over-blindly",
@@ -189,7 +189,9 @@ BREAKS = (
         f"{DRIVER}/vendor.py",
         "                await self._serving.rehearse()\n                break\n",
         "                break\n",
-        ("tests/unit/dra_driver/overlap_test.py::test_failed_instance_requests_no_handover_and_serves_when_needed",),
+        (
+            "tests/unit/dra_driver/active_instance_test.py::test_failed_instance_requests_no_handover_and_serves_when_needed",
+        ),
     ),
     Break(
         "write-storm",
@@ -197,7 +199,7 @@ BREAKS = (
         f"{DRIVER}/publish/publish_plan.py",
         "    return replace(found, retry_at=now + retry_after) if retry_after is not None else found\n",
         "    return found\n",
-        ("tests/unit/dra_driver/reducer_test.py::test_throttled_server_gets_no_requests_until_its_retry_after",),
+        ("tests/unit/dra_driver/publish_plan_test.py::test_throttled_server_gets_no_requests_until_its_retry_after",),
     ),
     Break(
         "generation",
@@ -240,7 +242,7 @@ BREAKS = (
         f"{DRIVER}/commands/collect.py",
         "                data = redact(text, secrets).encode(",
         "                data = text.encode(",
-        ("tests/unit/dra_driver/outside_commands_test.py::test_collect_archive_has_all_files_and_no_secret",),
+        ("tests/unit/dra_driver/diagnostic_commands_test.py::test_collect_archive_has_all_files_and_no_secret",),
     ),
     Break(
         "ends-unseen",

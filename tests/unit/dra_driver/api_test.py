@@ -294,7 +294,7 @@ def test_events_are_repeated_by_count_and_limited(tmp_path: Path) -> None:
             other = replace(claim, name=f"b{number}", uid=f"uid-b{number}")
             recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")
         await recorder.close()
-        assert len(api.events) == told + 64, "what is told of one keeps others from being told"
+        assert len(api.events) == told + 64, "Events of one object do not limit those of others"
         for number in range(events_module.TOTAL_BURST):
             other = replace(claim, name=f"c{number}", uid=f"uid-c{number}")
             recorder.warning(other, "DeviceUnhealthy", "it is lost", action="Watch")

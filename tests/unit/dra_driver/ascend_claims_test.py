@@ -106,7 +106,7 @@ class Scene:
         if dies:
             return
         made = entry.instance_id
-        assert made == names.slice_id(0, entry.placement.start), "what is recorded is what is made"
+        assert made == names.slice_id(0, entry.placement.start), "the record equals the created partition"
         assert self.silicon.create(entry.profile, made, names.group_of(entry.placement) or 0)
         done = replace(entry, partition_uuid=names.slice_uuid(device.uuid, made), instance_id=made)
         self.records[uid] = plan.record.as_prepared([done], "boot")

@@ -381,7 +381,7 @@ class ModelBackend:
             raise InUse(f"Partitioning is off on {uuid}")
         for existing in device.partitions:
             if existing.placement.overlaps(placement):
-                raise DoesNotFit(f"{existing.describe()} is in the way", blockers=[existing])
+                raise DoesNotFit(f"{existing.describe()} blocks the placement", blockers=[existing])
         with self.gpus.state() as state:
             entry = state[uuid]
             number = entry["next"]

@@ -92,7 +92,7 @@ def test_webhook_stored_invalid_claim_can_lose_its_finalizer(kind: str) -> None:
         asked = review(changed, "UPDATE")
         asked["request"]["oldObject"] = old
         assert answer(asked, RULES)["response"]["allowed"] is allowed
-    assert said(old, "UPDATE")["allowed"] is False, "what was before is not known"
+    assert said(old, "UPDATE")["allowed"] is False, "the previous object is unknown"
 
 
 def test_webhook_class_decides_which_kinds_fit() -> None:
@@ -130,7 +130,7 @@ def test_webhook_follows_changed_classes_of_the_cluster(tmp_path: Path) -> None:
         server.put(f"{CLASSES}/any", manifest(CLASS, "v1", device_class="any"))
         settings = parse({"name": "here", "webhook": {"address": "127.0.0.1:1"}})
         webhook = Webhook(settings, client, Measurements())
-        assert webhook.kinds() == {}, "nobody waits for it"
+        assert webhook.kinds() == {}, "no request waits for it"
         async with going(webhook.classes.run()):
             await until(lambda: webhook.kinds() == {"small": "partition"} and server._watchers)
             server.put(f"{CLASSES}/large", of_type("large", "gpu"))

@@ -109,7 +109,7 @@ def test_rotation_runs_its_steps_in_order() -> None:
     over = later(LIFE + 1)
     assert decide(second, trusted_for=1e9, now=over) == FORGET
     assert step(second, FORGET, now=over, seconds=LIFE).bundle == second.active.certificate
-    assert decide(first, trusted_for=1e9, now=over) == MAKE, "it ended while nobody looked"
+    assert decide(first, trusted_for=1e9, now=over) == MAKE, "it expired between two checks"
 
 
 @given(st.data())

@@ -99,7 +99,7 @@ def test_findings_nodes_without_the_most_frequent_release_are_behind() -> None:
     assert kinds(view) == [], "nothing is known of when they changed"
     assert kinds(view, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")]
     even = view_of([node("a"), node("b", "2")], [a_slice(name, at=name) for name in "ab"])
-    assert kinds(even, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")], "one of two is told, not both"
+    assert kinds(even, changed_at=1.0) == [(drift.RELEASE_BEHIND, "a")], "one of two is reported, not both"
 
 
 @given(view=views(), other=views())
@@ -124,7 +124,7 @@ def test_follow_only_uninterrupted_findings_last(view: View, other: View) -> Non
 
 
 def test_findings_pool_is_incomplete_exactly_as_for_the_scheduler() -> None:
-    """Only the newest generation counts, and it has to have the number of slices that it states."""
+    """Only the newest generation counts, and it needs the number of slices that it states."""
     for present in range(1, 4):
         for wanted in range(1, 4):
             old = [a_slice("old", generation=1, count=wanted)]
@@ -266,7 +266,7 @@ def drained(*pairs: tuple[str, str]) -> View:
 
 def test_drain_is_reported_for_each_node() -> None:
     subject = scene()
-    assert subject.look(drained(("c", "upgrade")), 0.0) == [], "what was so before is no change"
+    assert subject.look(drained(("c", "upgrade")), 0.0) == [], "the initial state is no change"
     assert subject.counted("draining_nodes 1.0")
     both = drained(("a", "repartition"), ("a", "repartition"), ("c", "upgrade"))
     assert subject.look(both, 1.0) == [("a", "DevicesDrained")]
@@ -298,7 +298,7 @@ def test_drain_failed_event_is_retried_with_the_latest_state() -> None:
     assert subject.look(drained(("a", "repartition")), 1.0) == []
     assert subject.look(drained(), 2.0) == []
     subject.written.full = False
-    assert subject.look(drained(), 3.0) == [("a", "DevicesReturned")], "of two that were not told the later one counts"
+    assert subject.look(drained(), 3.0) == [("a", "DevicesReturned")], "of two unreported states the later one counts"
     subject.reporter.forget()
     assert subject.counted("draining_nodes 0.0")
 
@@ -322,7 +322,7 @@ def test_roll_out_is_reported_for_each_node_and_when_it_stops() -> None:
     def at(*given: str) -> View:
         return view_of([node(name, release) for name, release in zip(NODES, given)], slices)
 
-    assert subject.look(at("1", "1", "1"), 0.0) == [], "what was so before is no change"
+    assert subject.look(at("1", "1", "1"), 0.0) == [], "the initial state is no change"
     assert subject.look(at("2", "1", "1"), 100.0) == [("a", "ReleaseChanged")]
     assert subject.counted('nodes{release="2",state="ready"} 1.0')
     assert subject.look(at("2", "2", "1"), 105.0) == [("b", "ReleaseChanged")]
@@ -385,7 +385,7 @@ def test_drift_each_kind_has_a_reason_and_messages() -> None:
     assert set(REASONS) == set(drift.KINDS) and len(set(REASONS.values())) == len(drift.KINDS)
     for kind in drift.KINDS:
         at = (kind, "n", OURS, "p")
-        assert drift.begun_message(at, [drift.Finding(*at, device="d", detail="what is so")], 600)
+        assert drift.begun_message(at, [drift.Finding(*at, device="d", detail="the difference")], 600)
         assert drift.ended_message(at)
 
 
@@ -407,5 +407,5 @@ def test_drift_layout_differences_of_a_node_are_reported() -> None:
     (report,) = drift.begun(drift.findings(view_of([node("a")], [facts]), (OURS,))).values()
     assert report.node == "a" and "0 (GPU-0): − 1g at 0; + 2g at 2" in report.message and "and 7 more" in report.message
     assert len(report.message) < 1024 and "--limit a" in report.message
-    item["metadata"]["annotations"][ANNOTATION] = "not what was expected"
+    item["metadata"]["annotations"][ANNOTATION] = "no JSON object"
     assert slice_facts(item).differing == ()

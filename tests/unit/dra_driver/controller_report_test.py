@@ -366,7 +366,7 @@ def test_flood_of_unknown_tokens_is_rejected_and_known_readers_are_served(tmp_pa
         assert {status for status, _text, _headers in rejected} == {429}
         assert all(headers["Retry-After"] for _status, _text, headers in rejected)
         scene.now += JUDGED_SECONDS
-        assert (await scene.get())[0] == 200, "the reader is reviewed again meanwhile"
+        assert (await scene.get())[0] == 200, "the reader is reviewed again at the same time"
         assert scene.cluster.reviews() == 2 + reader_authorization.AT_ONCE
         scene.cluster.hanging = ""
         scene.cluster.goes_on.set()

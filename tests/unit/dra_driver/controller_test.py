@@ -69,7 +69,7 @@ def test_watched_list_is_read_in_pages_and_followed(tmp_path: Path) -> None:
             server.objects.pop(f"{NODES}/n3")
             server.end_watches(error=410)
             await until(lambda: "/n3" not in nodes.items)
-            assert server.count("GET", NODES) == 5, "one that is too old is listed anew"
+            assert server.count("GET", NODES) == 5, "a watch with an expired version lists again"
 
     run(tmp_path, scenario)
 
@@ -137,7 +137,7 @@ def test_lease_follower_leads_after_the_leader_releases_it(tmp_path: Path) -> No
                 assert leading == [first] and elector.holds, "it is renewed"
             await until(lambda: leading == ["two"])
             assert server.objects[LEASE]["spec"]["holderIdentity"] == "two"
-        assert not leading and server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is given up"
+        assert not leading and server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is released"
 
     run(tmp_path, scenario)
 
@@ -165,7 +165,7 @@ def test_lease_running_renewal_at_the_end_does_not_keep_the_lease(tmp_path: Path
 
             client.request = unheard  # type: ignore[method-assign]
             await until(sent.is_set)
-        assert server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is given up"
+        assert server.objects[LEASE]["spec"]["holderIdentity"] == "", "it is released"
 
     run(tmp_path, scenario)
 
@@ -191,7 +191,7 @@ def test_lease_leader_without_renewals_stops_and_is_replaced(tmp_path: Path) -> 
             server.refusals += [("GET", LEASE, 503)] * 1000
             await until(lambda: state == ["works", "stopped"])
             assert not elector.holds
-            assert server.objects[LEASE]["spec"]["holderIdentity"] == "one", "nobody could be told"
+            assert server.objects[LEASE]["spec"]["holderIdentity"] == "one", "the API server cannot be reached"
             server.refusals.clear()
             await until(lambda: state[-1] == "works")
             async with going(thief()):

@@ -135,7 +135,7 @@ def test_device_plugin_registers_again_after_a_kubelet_restart(short: Path) -> N
             await kubelet.start()
             await scene.until(lambda: kubelet.lists.get(GPUS))
             await kubelet.kill()
-        assert kubelet.registrations == [GPUS] * 3, "nobody registers who is connected"
+        assert kubelet.registrations == [GPUS] * 3, "a connected plugin does not register again"
 
     run(short, scenario)
 
@@ -278,7 +278,7 @@ def test_device_plugin_unwritable_cdi_directory_rejects_pods(short: Path) -> Non
     async def scenario(scene: Scene, kubelet: PluginKubelet) -> None:
         folder = short / "root/var/run"
         folder.mkdir(parents=True)
-        (folder / "cdi").write_text("no folder")
+        (folder / "cdi").write_text("no directory")
         await kubelet.start()
         await scene.start()
         await scene.until(lambda: kubelet.states(GPUS) == {FIRST: "Unhealthy", SECOND: "Unhealthy"})

@@ -169,7 +169,7 @@ def test_unprepare_hanging_device_becomes_pending_cleanup_and_stops_changes(
         assert "has not come back" in await prepare(node, claim)
         gate.set()
         assert await asyncio.to_thread(node.backend.rests)
-        assert node.gpus.devices()[0].partitioning.enabled, "the mode is what came after it"
+        assert node.gpus.devices()[0].partitioning.enabled, "the later call set the mode"
         assert await prepare(node, claim) == ""
         assert len(node.partitions()) == 1 and node.service.undoing.debts == ()
         assert len(node.cdi_files()) == 1

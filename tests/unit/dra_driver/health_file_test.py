@@ -22,7 +22,7 @@ from dra_driver.supervisors.health import FILE, HealthKeeper, Picture
 
 from tests.unit.crash_steps import kill_before
 
-LOST = Sign("error", Severity.FAILED, "It told of error 9.", "Reset it.", Ends.RESET, "9")
+LOST = Sign("error", Severity.FAILED, "It reported error 9.", "Reset it.", Ends.RESET, "9")
 
 
 class SlowDisk(System):

@@ -117,9 +117,7 @@ def test_claim_is_attributed_while_it_is_prepared(home: Path, monkeypatch: pytes
             ]
             assert claim["uuid"] == partition and claim["device_uuid"] != partition
             asked = [call for call in scene.backend.calls if call[0] == "telemetry"]
-            assert asked[-1][1][-1] == {partition}, (
-                "only what was made for claims is asked: nobody else has to destroy that"
-            )
+            assert asked[-1][1][-1] == {partition}, "only partitions of claims are read: no other tool destroys them"
             assert (claim["namespace"], claim["claim"], claim["claim_uid"]) == ("default", "a", "0uid-a")
             assert (claim["device"], claim["kind"], claim["profile"]) == (SMALL, "partition", "1g.10gb")
             assert claim["admin"] == "false" and claim["partition_id"] == "1"

@@ -51,7 +51,7 @@ def test_passthrough_claim_is_prepared_and_unprepared(tmp_path: Path) -> None:
         assert nodes(node, claim.uid) == ["/dev/vfio/40", "/dev/vfio/vfio"]
         assert node.cdi(claim.uid)["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
         await node.look()
-        assert offers_of(node) == before, "nothing is published anew"
+        assert offers_of(node) == before, "nothing is published again"
         assert await prepare(node, claim) == ""
         assert await unprepare(node, claim) == ""
         assert drivers(node) == ["nvidia", "nvidia"] and node.cdi_files() == ()

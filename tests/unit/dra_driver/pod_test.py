@@ -42,7 +42,7 @@ def test_command_in_the_node_root_uses_the_modules_of_the_image() -> None:
     asked = f"import os, sys; from dra_driver.pod import enter; enter('/'); {late}; print(os.environ['{SERVICE_ACCOUNT_VARIABLE}'])"
     done = run_in("/", "-c", asked)
     modules, account = done.stdout.splitlines()
-    assert all(each.startswith("/proc/self/fd/") for each in modules.split()), "what is imported late is the image's"
+    assert all(each.startswith("/proc/self/fd/") for each in modules.split()), "late imports come from the image"
     assert account.startswith("/proc/self/fd/") and account.endswith("kubernetes.io/serviceaccount")
 
 
@@ -197,7 +197,7 @@ def test_role_waits_for_the_serving_pod(
             [sys.executable, STATUS, root, *wanted, "gpu.nvidia.com"], capture_output=True, text=True, check=False
         )
         thread.join(5)
-    assert not thread.is_alive(), "it looks as often as it was told to"
+    assert not thread.is_alive(), "it polls as often as requested"
     assert done.returncode == (1 if said else 0) and said in done.stdout
     if not said:
         (serving,) = json.loads(done.stdout)

@@ -19,15 +19,15 @@ from dra_driver.core.dra.device_json import FAILED_CONDITION
 from dra_driver.core.errors import DoesNotFit, InUse
 from dra_driver.core.model import Device, Offer, Partition, Process
 from dra_driver.core.vendors.ascend.offers import counter_set, offers
-from health_keeper_test import reasons, taints
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_model import Claims, Node
+from supervisor_health_test import reasons, taints
 from vendor_scene import Scene
 from vendor_scene import run as played
 
 SMALL, NEXT, LARGE = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1", "gpu-0-mig-3g40gb-9-4"
-NO_ROOM = "There is no room on the board, in words of its own"
+NO_ROOM = "There is no room on the board, by the vendor"
 
 
 class Clock:
@@ -255,7 +255,7 @@ def test_clearance_destroys_leftover_partitions(tmp_path: Path) -> None:
 
         def failing(*_arguments: Any, **_options: Any) -> None:
             gpu = node.gpus.devices()[0]
-            node.backend.failures["destroy_partition"] = [InUse("Somebody looks at it", pids=[1])]
+            node.backend.failures["destroy_partition"] = [InUse("A process monitors it", pids=[1])]
             assert len(gpu.partitions) == 1
             raise OSError("no file")
 
@@ -323,7 +323,7 @@ def test_refusal_is_reported_on_claim_and_pod_and_taints_the_offer(short: Path) 
 
 
 def test_refusal_before_binding_reschedules_the_pod_at_once(short: Path) -> None:
-    from ahead_test import AHEAD, reserve, told
+    from pre_binding_test import AHEAD, reserve, told
 
     async def scenario(scene: Scene) -> None:
         scene.settings = AHEAD

@@ -96,7 +96,7 @@ def test_second_partition_failing_takes_the_first_back(tmp_path: Path) -> None:
 def test_prepare_unwritable_cdi_directory_fails(tmp_path: Path) -> None:
     async def scenario(node: Node, claims: Claims) -> None:
         (tmp_path / "root/var/run").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "root/var/run/cdi").write_text("in the way")
+        (tmp_path / "root/var/run/cdi").write_text("a file")
         claim = claims.allocate("a", SMALL)
         (error,) = await prepare_all(node, claim)
         assert error

@@ -184,7 +184,7 @@ def test_prepare_device_attributes_are_at_the_pod_claim_name(tmp_path: Path) -> 
         node.system.path(node.service.hardware.files.path(claim.uid)).rename(former)
         changed = len(node.backend.calls)
         assert await prepare_all(node, claim) == [""]
-        assert len(node.backend.calls) == changed and former.is_dir(), "containers have it there"
+        assert len(node.backend.calls) == changed and former.is_dir(), "containers see it at this path"
         assert node.service.hardware.files.uids() == (claim.uid,)
         assert await unprepare_all(node, claim) == [""]
         assert node.service.hardware.files.uids() == () and not former.exists()

@@ -13,7 +13,7 @@ import pytest
 from dra_driver.claims.store import Store
 from dra_driver.claims.store_schema import IDENTITY_KEY, StoreDamaged
 from dra_driver.claims.store_tables import Change
-from former_store import FormerStore
+from previous_store import PreviousStore
 from store_model import commit, record
 
 
@@ -37,8 +37,8 @@ def without_entry(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [identity, without_entry, lambda path: FormerStore.make(path, [record("u1")], {"mark": "x"}).close()],
-    ids=["by this release", "by the one before", "in a former form"],
+    [identity, without_entry, lambda path: PreviousStore.make(path, [record("u1")], {"mark": "x"}).close()],
+    ids=["by this release", "by the one before", "in a previous format"],
 )
 def test_store_keeps_its_identity(tmp_path: Path, made: Callable[[Path], object]) -> None:
     paths = [tmp_path / name for name in ("one.db", "another.db")]

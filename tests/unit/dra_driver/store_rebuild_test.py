@@ -22,7 +22,7 @@ from dra_driver.claims.store import Store
 from dra_driver.claims.store_files import BACKUPS, StoreError
 from dra_driver.claims.store_schema import StoreDamaged
 from dra_driver.claims.store_tables import Change
-from former_store import FormerStore
+from previous_store import PreviousStore
 from store_model import commit, record
 
 
@@ -84,7 +84,7 @@ def rebuild(path: str) -> None:
 def former(folder: Path) -> str:
     """Create a store of format 1, in the database and in a log next to it."""
     path = folder / "state.db"
-    store = FormerStore.make(folder / "made.db", [record("u1", "prepared")], {"mark": "x"})
+    store = PreviousStore.make(folder / "made.db", [record("u1", "prepared")], {"mark": "x"})
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.put(record("u2", "prepared"))
     for suffix in ("", "-wal"):

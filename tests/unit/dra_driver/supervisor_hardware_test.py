@@ -232,7 +232,7 @@ def test_scan_starts_at_once_when_devices_appear(tmp_path: Path, monkeypatch: py
         await scene.until(lambda: ("driver_edits", ()) in backend.calls)
         done = len(backend.calls)
         await asyncio.sleep(0.2)
-        assert len(backend.calls) == done, "nothing has changed: nobody is asked"
+        assert len(backend.calls) == done, "without a change there is no request"
         with scene.node.gpus.state() as state:
             state.update(pulled)
         await scene.until(lambda: len(scene.snapshots.value.survey.devices) == 2)  # type: ignore[union-attr]

@@ -139,7 +139,7 @@ def test_keep_ends_before_its_canceled_caller() -> None:
 
 def test_keep_replaced_directory_ends_the_process() -> None:
     async def work() -> None:
-        raise FolderReplaced("the folder is gone")
+        raise FolderReplaced("the directory is removed")
 
     with pytest.raises(FolderReplaced):
         asyncio.run(keep("work", work))
@@ -159,7 +159,7 @@ class Server:
     async def start(self) -> None:
         if self.failures:
             self.failures -= 1
-            raise SocketError("the folder is read-only")
+            raise SocketError("the directory is read-only")
 
     async def stop(self) -> None:
         self.stops += 1
@@ -177,7 +177,7 @@ def test_sockets_creation_failure_is_a_condition_until_it_succeeds(monkeypatch: 
         sockets = SocketKeeper(server, driver="d", conditions=conditions)  # type: ignore[arg-type]
         starting = asyncio.ensure_future(sockets.start())
         await asyncio.sleep(0.02)
-        assert conditions.problems == ("sockets: the folder is read-only",)
+        assert conditions.problems == ("sockets: the directory is read-only",)
         await asyncio.wait_for(starting, 8)
         assert (conditions.problems, server.stops) == ((), 2)
 
@@ -362,7 +362,7 @@ def test_library_release_waits_for_running_claims_and_blocks_new_ones(
         assert events == ["claim", "close"]
         with pytest.raises(BackendUnavailable, match="a module"):
             async with guard.hold(["GPU-2"]):
-                raise AssertionError("nobody gets in")
+                raise AssertionError("no call enters")
         with pytest.raises(AcceleratorError, match="a module"):
             lending.take()
         module.drop_all()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ahead_test import AHEAD, begin, reserve, short, told
 from aiohttp.test_utils import TestClient, TestServer
 from claim_steps import SMALL, SMALL_2
 from controller_admission_test import CLAIM, RIGHT, RULES, WRONG, config, manifest, review
@@ -28,6 +27,7 @@ from dra_driver.controller.webhook import PATH, application
 from dra_driver.core.dra.device_json import PREPARED_CONDITION
 from dra_driver.publish.publisher import Pace
 from object_server import ObjectServer
+from pre_binding_test import AHEAD, begin, reserve, short, told
 from publisher_test import Scene as PublisherScene
 from publisher_test import content
 from publisher_test import run as run_publisher

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""The controller as a Deployment in inventories with several clusters: each cluster uses the variables of its own nodes.
+"""The controller as a Deployment in inventories with several clusters: each cluster uses the variables of the cluster's nodes.
 
 The playbooks run with their roles and modules. Two servers on this machine answer as API servers and record the
 requests.

@@ -107,7 +107,7 @@ HOSTS = {
     "selinux": host(selinux="enforcing", **POD),
     "selinux-permissive": host(selinux="permissive", **POD),
     "selinux-named": host(selinux="enforcing", **POD, dra_driver_pod_selinux_type="spc_t"),
-    # In a fleet with both vendors, a node needs the driver of its own devices only.
+    # In a fleet with both vendors, a node needs only the driver for its devices.
     "npus": host(node=NPUS | WELL | NO_GPU, **FLEET),
     "npus-without-driver": host(node=NPUS | NO_GPU, **FLEET),
     # A driver that the same run installs is not missing, for that vendor only.

@@ -69,7 +69,7 @@ def test_removal_looks_for_files_of_all_drivers_of_the_node(tmp_path: Path) -> N
 
 
 def test_nodes_with_waiting_claims_read_their_own_list_only(tmp_path: Path) -> None:
-    """The records name the nodes, also for drivers that are pods, which have no Role of their own node."""
+    """The records name the nodes, also for drivers that are pods, which have no Role for their node."""
     ahead = [{"match": {}, "mode": "dynamic", "prepared_before_binding": True}]
     hosts: dict[str, dict[str, Any]] = {
         name: {"dra_driver_node_name": name, "dra_driver_layout": layout, "dra_driver_form": form}

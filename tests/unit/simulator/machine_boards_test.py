@@ -208,7 +208,7 @@ MUTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "multiprocessors is '16', expected int",
     ),
     "an unknown architecture": (lambda data: data.update(architecture="fermi"), "architecture 'fermi'"),
-    "a PCI id that is none": (lambda data: data["pci"].update(device="2330"), "pci.device is '2330'"),
+    "an invalid PCI id": (lambda data: data["pci"].update(device="2330"), "pci.device is '2330'"),
     "no sources": (lambda data: data.update(sources={}), "sources has no \\* entry"),
     "an unknown way to change the mode": (
         lambda data: data["mig"].update(mode_change="later"),

@@ -190,7 +190,7 @@ def test_driver_installed_separately_is_loaded_and_unloaded(tmp_path: Path) -> N
     with pytest.raises(SimulatorError, match=r"nvidia\.ko does not exist: no kernel module is installed"):
         bare.power().load_driver()
     bare.install("version=580.95.05\nkind=open\nloads=yes\n")
-    assert not bare.power().power_on().changes and bare.driver() == "", "it is installed, and nobody has loaded it"
+    assert not bare.power().power_on().changes and bare.driver() == "", "it is installed and not loaded"
     assert bare.power().load_driver().changes and bare.driver() == "580.95.05"
     assert "580.95.05" in (tmp_path / "proc/driver/nvidia/version").read_text()
     assert not bare.power().load_driver().changes

@@ -177,7 +177,7 @@ def test_device_node_majors_equal_proc_devices(name: str) -> None:
     assert tree[f"/dev/char/{listed['nvidia-uvm']}:1"] == Link("../nvidia-uvm-tools")
     assert nodes["/dev/nvidia-caps/nvidia-cap1"] == Node(listed["nvidia-caps"], 1, 0o400)
     assert nodes["/dev/nvidia-caps/nvidia-cap2"] == Node(listed["nvidia-caps"], 2, 0o444)
-    # No two nodes have the same number, and each has its link
+    # Numbers of nodes are unique, and each node has its link
     assert len({(node.major, node.minor) for node in nodes.values()}) == len(nodes)
     for path, node in nodes.items():
         assert tree[f"/dev/char/{node.major}:{node.minor}"] == Link("../" + path[len("/dev/") :])
@@ -294,5 +294,5 @@ def test_address_of_the_host_is_rejected(tmp_path: Path) -> None:
 def test_system_without_sysfs_is_rejected(tmp_path: Path) -> None:
     original = host(tmp_path)
     (tmp_path / "sys/module").rename(tmp_path / "elsewhere")
-    with pytest.raises(SimulatorError, match="/sys has none of the folders above /sys/module"):
+    with pytest.raises(SimulatorError, match="/sys has no directory above /sys/module"):
         plan_layers(tree_of(load_machine(FILES, "1xL4", CATALOGUE)), original)

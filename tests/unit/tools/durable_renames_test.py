@@ -57,4 +57,4 @@ def test_rename_is_a_known_one() -> None:
     }
     new = found - set(KNOWN)
     assert not new, f"use System.write_atomic or System.move, or say in KNOWN why the rename is safe: {sorted(new)}"
-    assert not set(KNOWN) - found, "these renames are gone: remove them from KNOWN"
+    assert not set(KNOWN) - found, "these renames no longer exist: remove them from KNOWN"

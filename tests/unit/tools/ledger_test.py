@@ -161,7 +161,7 @@ def test_resumed_test_run_skips_passed_modules(tmp_path: Path) -> None:
     code, line = run(**go_on)
     assert code == 0 and "5 deselected" in line, "nothing is left to run"
     code, line = run()
-    assert code == 1 and "4 passed" in line, "without being told to go on, all is run"
+    assert code == 1 and "4 passed" in line, "without an option to resume, all steps run"
 
 
 def test_step_is_the_same_in_another_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ KNOWN = {
     "plugins/module_utils/_host/node_facts.py:is_complete": "the release or environment is created again",
     "plugins/module_utils/_host/node_facts.py:text_of": "facts for a report; the owner of a file reads it again",
     "plugins/module_utils/_packages/argspec.py:verified_files": "an error follows",
-    "plugins/module_utils/_container_runtime/config_files.py:_scratch_for": "the temporary file is beside the file",
+    "plugins/module_utils/_container_runtime/config_files.py:_scratch_for": "the temporary file is next to the file",
     "plugins/module_utils/_container_runtime/config_files.py:emptied": "the directory stays",
     "plugins/module_utils/_container_runtime/config_files.py:refuse_read_only": "the write that follows has the error",
     "plugins/module_utils/_container_runtime/config_files.py:remove_folder": "the directory stays",
@@ -91,7 +91,7 @@ KNOWN = {
     "roles/dra_driver/files/dra_driver/api/kubeconfig.py:_service_account": "an error follows",
     "roles/dra_driver/files/dra_driver/claims/companion_services.py:is_apart": FACTS,
     "roles/dra_driver/files/dra_driver/claims/store_files.py:_built": "the new store stays",
-    "roles/dra_driver/files/dra_driver/claims/store_files.py:_is_btrfs": "the file stays as it is; a full disk is reported by the write",
+    "roles/dra_driver/files/dra_driver/claims/store_files.py:_is_btrfs": "the file is unchanged; a full disk is reported by the write",
     "roles/dra_driver/files/dra_driver/claims/store_files.py:refuse_full_disk": "the write that follows has the error",
     "roles/dra_driver/files/dra_driver/claims/store_files.py:reserve_log": "the log is reserved later",
     "roles/dra_driver/files/dra_driver/kubelet/sockets.py:identity_of": "the socket stays",
@@ -153,4 +153,4 @@ def test_error_that_counts_as_a_missing_file_is_a_known_one() -> None:
     }
     new = found - set(KNOWN)
     assert not new, f"use System.exists or path_exists, or say in KNOWN why the error loses nothing: {sorted(new)}"
-    assert not set(KNOWN) - found, "these places are gone: remove them from KNOWN"
+    assert not set(KNOWN) - found, "these places no longer exist: remove them from KNOWN"

@@ -57,15 +57,15 @@ def point_elsewhere(path: Path) -> None:
 
 CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "made": ("etc/modprobe.d/nouveau.conf", Path.touch),
-    "made folder": ("var", Path.mkdir),
+    "created directory": ("var", Path.mkdir),
     "removed": ("etc/modprobe.d/nvidia.conf", Path.unlink),
-    "written anew": ("etc/modprobe.d/nvidia.conf", write_again),
+    "rewritten": ("etc/modprobe.d/nvidia.conf", write_again),
     "longer": (
         "etc/modprobe.d/nvidia.conf",
         lambda path: path.write_text("options nvidia a=1 b=2\n", encoding="utf-8"),
     ),
     "other mode": ("etc/modprobe.d/nvidia.conf", lambda path: path.chmod(0o600)),
-    "folder of another mode": ("etc/modprobe.d", lambda path: path.chmod(0o700)),
+    "directory with another mode": ("etc/modprobe.d", lambda path: path.chmod(0o700)),
     "link elsewhere": ("etc/link", point_elsewhere),
 }
 

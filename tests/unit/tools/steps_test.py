@@ -130,7 +130,7 @@ def test_cluster_steps_run_in_parallel_with_priority(tmp_path: Path) -> None:
     first = [step.name for step in given if step.command[0] not in suites.GIVING_WAY]
     assert first == ["world build", "cluster"]
     in_time = next(step for step in suites.graph(["release", "cluster"], tmp_path) if step.name == "galaxy-importer")
-    assert in_time.command[0] not in suites.GIVING_WAY, "it has a limit that is not ours"
+    assert in_time.command[0] not in suites.GIVING_WAY, "its time limit is set by another program"
     assert not any(set(suites.EVERYTHING) <= set(step.command) for step in given)
 
 

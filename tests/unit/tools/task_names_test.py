@@ -21,8 +21,8 @@ SEQUENCES = {"STEPS", "ON_NODE", "WRITE", "ASK"}
 TITLE = re.compile(r"TASK \[(?:[\w.]+ : )?([^]{}*]+)\]")
 #: Files whose strings are other names, with the reason.
 OTHERS = {
-    "tests/unit/tools/playbook_rules_test.py": "tasks of its own",
-    "tests/unit/tools/task_names_test.py": "tasks of its own",
+    "tests/unit/tools/playbook_rules_test.py": "names of test tasks",
+    "tests/unit/tools/task_names_test.py": "names of test tasks",
     "tests/oracles/fleet_plan_test.py": "pods",
     "tests/oracles/module_faults_test.py": "cases of modules",
     "tests/simulator/nvml_format_test.py": "products",

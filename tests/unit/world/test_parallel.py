@@ -42,7 +42,7 @@ def test_interruption_starts_no_new_job(monkeypatch: pytest.MonkeyPatch) -> None
     shut = threading.Event()
 
     class Pool(ThreadPoolExecutor):
-        """A pool that tells the running job that it was shut down."""
+        """A pool that notifies the running job of its shutdown."""
 
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
             super().shutdown(wait=False, cancel_futures=cancel_futures)

@@ -43,7 +43,7 @@ CLAIMS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "settings": ("gpu-0", [power(400)]),
 }
 #: A configuration whose settings equal the device's default, or cannot be read.
-BY_TURNS = {"by turns": ("gpu-0", [config("GpuConfig", sharing={"strategy": "TimeSlicing"})])}
+BY_TURNS = {"time slicing": ("gpu-0", [config("GpuConfig", sharing={"strategy": "TimeSlicing"})])}
 
 
 def traces(node: Node) -> tuple[Any, ...]:

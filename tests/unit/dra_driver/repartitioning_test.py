@@ -80,7 +80,7 @@ def test_repartition_each_step_is_reported_once(tmp_path: Path) -> None:
     scene.now += OLDEST_SECONDS + 1
     scene.start()
     scene.teller.look()
-    assert not scene.events, "what is old is not told at all"
+    assert not scene.events, "old steps are not reported"
 
 
 def test_repartition_failure_is_reported_with_its_step(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_prepare_canceled_call_is_logged(short: Path, caplog: pytest.LogCaptureF
         go_on.set()
         while not lines(caplog):
             await asyncio.sleep(0.01)
-        assert node.store.claims[claim.uid].prepared and not requests.told, "nobody had an answer"
+        assert node.store.claims[claim.uid].prepared and not requests.told, "no call had an answer"
 
     served(short, scenario, reached)
 
@@ -154,7 +154,7 @@ def test_device_lock_is_free_while_files_of_the_claim_are_written(tmp_path: Path
     async def main() -> None:
         await node.start()
         assert await prepare_all(node, claims.allocate("a", SMALL)) == [""]
-        assert asked == [True], "who asks the device meanwhile has an answer"
+        assert asked == [True], "a query of the device has an answer during the write"
         visit = ("planned", "partition-created", "recording-prepared", "cdi-written")
         assert len({threads[stage] for stage in visit}) == 1, "all of it on one thread"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from backend_model import DEFAULT_KNOBS, DRIVER, ModelBackend, ModelGpus
+from claim_settings_test import config, settings
 from claim_steps import prepare, prepare_all, run, unprepare
 from dra_driver.claims.claim_statuses import prepared_entries
 from dra_driver.claims.records import DOCUMENT_VERSION, ClaimRecord, record_of_document
@@ -31,7 +32,6 @@ from dra_driver.monitoring.view import assignments, holdings
 from dra_driver.publish.api_compatibility import COUNTERS, JOINT, TAINTS, Content, fit, needs
 from dra_driver.publish.publish_plan import Identity, probe
 from machine_model import POOL, Claims, Node
-from settings_test import config, settings
 
 PAIR, OTHER = "pair-0", "pair-2"
 SMALL = "gpu-1-mig-1g10gb-19-0"

@@ -29,9 +29,9 @@ from dra_driver.claims.store_schema import (
 from dra_driver.claims.store_tables import Change
 from dra_driver.core.errors import AcceleratorError
 from dra_driver.core.store.prepared_claims import FORM, NO_CHECKSUM, SCHEMA, SCHEMA_VERSION, checksum, prepared_claims
-from former_store import FormerStore
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from previous_store import PreviousStore
 from store_model import commit, record, write_entry
 
 SETTING = "setting:GPU-0:powerLimit"
@@ -66,21 +66,21 @@ def asked(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
 
 def test_migrate_store_of_form_1_keeps_a_backup(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    FormerStore.make(path, CLAIMS.values(), META).close()
+    PreviousStore.make(path, CLAIMS.values(), META).close()
     assert reopened(path) == EVERYTHING
     assert asked(path, "PRAGMA user_version") == [(FORM,)]
     assert not asked(path, "SELECT 1 FROM meta, claims WHERE ? IN (meta.checksum, claims.checksum)", NO_CHECKSUM)
     (backup,) = tmp_path.glob("state.db.form-1-*")
-    with contextlib.closing(FormerStore(backup)) as former:
+    with contextlib.closing(PreviousStore(backup)) as former:
         assert former.content() == EVERYTHING
     assert reopened(path) == EVERYTHING
-    assert len(list(tmp_path.glob("*.form-*"))) == 1, "there was nothing to bring forward any more"
+    assert len(list(tmp_path.glob("*.form-*"))) == 1, "there was nothing left to migrate"
 
 
 def test_migrate_includes_the_entries_of_the_log(tmp_path: Path) -> None:
     """The previous release was killed, and its last entries are only in the log: the migration and its backup have them."""
     path = tmp_path / "state.db"
-    former = FormerStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
+    former = PreviousStore.make(tmp_path / "made.db", [CLAIMS["u1"]], META)
     former.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     former.put(CLAIMS["u2"])
     for suffix in ("", "-wal"):
@@ -88,7 +88,7 @@ def test_migrate_includes_the_entries_of_the_log(tmp_path: Path) -> None:
     former.close()
     assert reopened(path) == EVERYTHING
     (backup,) = tmp_path.glob("state.db.form-1-*")
-    with contextlib.closing(FormerStore(backup)) as former:
+    with contextlib.closing(PreviousStore(backup)) as former:
         assert former.content() == EVERYTHING
 
 
@@ -96,7 +96,7 @@ def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     for number in range(BACKUPS + 3):
         path.unlink(missing_ok=True)
-        FormerStore.make(path, [], {"number": str(number)}).close()
+        PreviousStore.make(path, [], {"number": str(number)}).close()
         assert reopened(path)[1]["number"] == str(number)
     backups = sorted(tmp_path.glob("state.db.form-1-*"))
     kept = {asked(backup, "SELECT value FROM meta WHERE key = 'number'")[0][0] for backup in backups}
@@ -106,7 +106,7 @@ def test_migrate_limits_the_number_of_backups(tmp_path: Path) -> None:
 def test_migrate_waits_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.claims.store_files.BUSY_SECONDS", 0.05)
     path = tmp_path / "state.db"
-    former = FormerStore.make(path, CLAIMS.values(), META)
+    former = PreviousStore.make(path, CLAIMS.values(), META)
     with contextlib.closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM meta").fetchall()
@@ -123,7 +123,7 @@ def test_downgrade_and_upgrade_keep_the_store_usable(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     make(path)
     changed = replace(CLAIMS["u2"], state="prepared")
-    with contextlib.closing(FormerStore(path)) as former:
+    with contextlib.closing(PreviousStore(path)) as former:
         claims, meta = former.content()
         identity = meta.pop(IDENTITY_KEY)
         assert (claims, meta) == EVERYTHING
@@ -152,7 +152,7 @@ def test_migrate_store_rebuilt_by_the_previous_release(tmp_path: Path) -> None:
     make(path)
     claims, meta = reopened(path)
     path.unlink()
-    FormerStore.make(path, claims.values(), meta).close()
+    PreviousStore.make(path, claims.values(), meta).close()
     assert reopened(path) == EVERYTHING
 
 
@@ -163,7 +163,7 @@ def test_open_version_without_a_migration_is_rejected_by_name(
 ) -> None:
     path = tmp_path / "state.db"
     if form == 1:
-        FormerStore.make(path, CLAIMS.values(), META).close()
+        PreviousStore.make(path, CLAIMS.values(), META).close()
         asked(path, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
     else:
         make(path)
@@ -241,7 +241,7 @@ def test_migrate_to_a_future_form_works_from_each_form(
 ) -> None:
     path = tmp_path / "state.db"
     if form == 1:
-        FormerStore.make(path, CLAIMS.values(), META).close()
+        PreviousStore.make(path, CLAIMS.values(), META).close()
     else:
         with monkeypatch.context() as patch:
             for module in (store_schema, store_module, store_tables):

@@ -247,7 +247,7 @@ def test_handover_requests_of_several_instances_are_served_in_turn(short: Path) 
         assert "instance" in await asyncio.wait_for(first.asked(), 30)
         assert not second_asks.done() and not third_asks.done()
         first.hand_over()
-        assert not first.take(), "who asks goes before who stands by"
+        assert not first.take(), "a requesting instance precedes a standby one"
         done, _pending = await asyncio.wait((second_asks, third_asks), return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1 and second.is_held != third.is_held
         holder = second if second.is_held else third
@@ -316,7 +316,7 @@ def test_lock_that_a_full_disk_does_not_take_is_retried(short: Path, monkeypatch
 
 def test_lock_that_cannot_be_created_is_retried(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_driver.supervisors.active_instance.DISK_SECONDS", 0.01)
-    (short / "state").write_text("in the way of the folder")
+    (short / "state").write_text("a file at the path of the directory")
 
     async def scenario() -> None:
         turn = Turn(str(short / "state"), "", "boot")

@@ -388,7 +388,7 @@ def test_status_failed_writes_are_retried(short: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
-        scene.api.failures = [("PATCH", 500, "etcd leads nobody"), ("PATCH", 429, "too many")]
+        scene.api.failures = [("PATCH", 500, "etcd has no leader"), ("PATCH", 429, "too many")]
         assert await scene.eventually(lambda: scene.prepare("a", SMALL)) == ""
         await scene.until(lambda: told(scene, "a", "Ready"))
         before = copy.deepcopy(scene.api.claims["a"])
@@ -401,7 +401,7 @@ def test_status_failed_writes_are_retried(short: Path) -> None:
                 > patches
             )
         )
-        assert scene.api.claims["a"] == before, "written anew, and nothing has changed"
+        assert scene.api.claims["a"] == before, "rewritten without a change"
 
     run(short, scenario)
 

@@ -68,7 +68,7 @@ def test_store_that_cannot_be_written_is_a_condition_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.01)
-    (tmp_path / "state").write_text("in the way of the folder")
+    (tmp_path / "state").write_text("a file at the path of the directory")
     conditions = Conditions("store")
 
     async def main() -> None:
@@ -167,7 +167,7 @@ def test_damaged_store_keeps_its_sound_entries(tmp_path: Path) -> None:
     assert rebuilt and turned in problems[0] and problems[0].startswith("StoreRebuilt")
     assert (sorted(found), found["half"].state) == (["0uid-a", "0uid-b", "half"], "preparing")
     noted = {json.loads(value)["before"] for key, value in meta.items() if key.endswith("powerLimit")}
-    assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default, where nobody knows"
+    assert noted == {650.0, None} and json.loads(meta[turned])["before"] is None, "the default if it is unknown"
     assert reopened(tmp_path, problems)[2] is False and len(problems) == 1
 
 
@@ -322,7 +322,7 @@ def test_store_that_cannot_be_opened_is_reported_on_the_node_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_driver.supervisors.store_recovery.RETRY_SECONDS", 0.0)
-    (tmp_path / "state").write_text("a file where the folder should be")
+    (tmp_path / "state").write_text("a file at the path of the directory")
     problems: list[str] = []
 
     async def main() -> None:

@@ -12,7 +12,7 @@ from dra_driver.core.model import Taint
 from dra_driver.core.vendors.nvidia import offers
 from dra_driver.publish import publish_plan
 from dra_driver.publish.api_compatibility import COUNTERS, SHARES, TAINTS, Content, fit
-from reducer_test import CONTENTS, content
+from publish_plan_test import CONTENTS, content
 
 
 def test_fit_server_drops_shares_shared_devices_are_exclusive() -> None:

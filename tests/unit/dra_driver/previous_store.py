@@ -48,7 +48,7 @@ COLUMNS = (
 )
 
 
-class FormerStore:
+class PreviousStore:
     """A store as that release opens it."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class FormerStore:
         self.connection.execute("PRAGMA foreign_keys = ON")
 
     @classmethod
-    def make(cls, path: Path, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> FormerStore:
+    def make(cls, path: Path, records: Iterable[ClaimRecord], meta: Mapping[str, str]) -> PreviousStore:
         """Create a store with these records."""
         store = cls(path)
         for statement in TABLES:
@@ -117,10 +117,10 @@ class FormerStore:
         self.connection.close()
 
 
-def make_former(path: Path) -> None:
+def make_previous(path: Path) -> None:
     """Convert the closed store at a path into one of the previous release."""
-    store = FormerStore(path)
+    store = PreviousStore(path)
     claims, meta = store.content()
     store.close()
     path.unlink()
-    FormerStore.make(path, claims.values(), meta).close()
+    PreviousStore.make(path, claims.values(), meta).close()

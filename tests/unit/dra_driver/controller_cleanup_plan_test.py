@@ -126,7 +126,7 @@ def test_plan_keeps_objects_of_returning_nodes_and_claims_in_use(
                     for consumer in one.consumers
                 )
             ]
-            assert free, "somebody may use it"
+            assert free, "a pod could use it"
             assert all(("team", consumer.name, consumer.uid) in asked for claim in free for consumer in claim.consumers)
 
 
@@ -221,7 +221,7 @@ def test_facts_are_read_from_objects() -> None:
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": ours}}) == RuleFacts("r", "u", "a")
     assert rule_facts({"metadata": {"name": "r", "uid": "u", "labels": {"dra.accelerators/node": "a"}}}) is None
     assert rule_facts(drain_rule("r", "u")) == RuleFacts("r", "u", "a", "monday", "09:00")
-    assert rule_facts(drain_rule("r", "u", manager="kubectl")) is None, "somebody else's, whatever it says"
+    assert rule_facts(drain_rule("r", "u", manager="kubectl")) is None, "of another manager, for any label"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_left_drains_need_the_whole_time_in_this_process() -> None:
     seen = drains({}, view, 100.0)
     assert seen == {"u1": SeenDrain(100.0, "")}, "a rule of another kind was written to stay"
     assert drains(seen, view, 200.0) == seen
-    assert drains(seen, View({}), 200.0) == {}, "one that was away in between begins anew"
+    assert drains(seen, View({}), 200.0) == {}, "a drain that was away in between restarts its time"
     assert left_drains(view, seen, now=159.0, lasting=60.0) == []
     (action,) = left_drains(view, seen, now=160.0, lasting=60.0)
     assert (action.verb, action.name, action.uid, action.node) == (LIFT_RULE, "d", "u1", "a")

@@ -106,13 +106,13 @@ def test_explain_prepared_claim_with_and_without_the_driver(home: Path, capsys: 
 
 
 def test_devices_command_shows_faults_with_their_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torn = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
+    torn = Sign("error", Severity.FAILED, "It reported error 9.", "Restart the machine.", Ends.RESTART, "9")
 
     async def scenario(scene: Scene) -> None:
         await scene.api.start()
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
-        scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 tells of error 9", torn))
+        scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 reports error 9", torn))
         await scene.until(lambda: any(device["ailments"] for device in asked(scene)))
         options = configured(scene)
         words = ["status"], ["devices"], ["devices", "--output", "json"]
@@ -122,7 +122,7 @@ def test_devices_command_shows_faults_with_their_remedy(home: Path, capsys: pyte
                 if "error 9" in text:
                     break
             if "json" not in command:
-                assert text.count("error 9 (failed): It told of error 9. Restart the machine.") == 1, command
+                assert text.count("error 9 (failed): It reported error 9. Restart the machine.") == 1, command
         assert [[each["value"] for each in device["ailments"]] for device in json.loads(text)] == [[], ["9"]]
 
     run(home, scenario)
@@ -244,7 +244,7 @@ def test_redact_removes_text_that_looks_like_a_secret(text: str, left: str) -> N
 def test_collect_partial_file_is_new_and_follows_no_link(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user of the directory knows the earlier name of the partial file: the file is new, and no link is followed."""
+    """Another user of the directory knows the previous name of the partial file: the file is new, and no link is followed."""
 
     async def scenario(scene: Scene) -> None:
         options = configured(scene)

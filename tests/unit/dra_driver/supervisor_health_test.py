@@ -33,8 +33,8 @@ from dra_driver.supervisors.driver_state import Snapshot
 from dra_driver.supervisors.health import FILE, Picture
 from vendor_scene import Scene, run
 
-TORN = Sign("error", Severity.FAILED, "It told of error 9.", "Restart the machine.", Ends.RESTART, "9")
-CRASH = Sign("error", Severity.INFORMATIVE, "It told of error 5.", "Look at the program.", Ends.PROCESSES, "5")
+TORN = Sign("error", Severity.FAILED, "It reported error 9.", "Restart the machine.", Ends.RESTART, "9")
+CRASH = Sign("error", Severity.INFORMATIVE, "It reported error 5.", "Look at the program.", Ends.PROCESSES, "5")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_reported_fault_survives_a_driver_restart_and_ends_at_reboot(short: Path
         assert await scene.prepare("a", SMALL) == ""
         scene.api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "pod-a", "uid": "0uid-pod-a"}]
         ill = scene.backend.gpus.template(0).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 0 tells of error 9", TORN))
+        scene.backend.notices.put(Notice(ill, "GPU 0 reports error 9", TORN))
         of_gpu_0 = {name for name in scene.devices() if name.startswith("gpu-0")}
         await scene.until(lambda: set(taints(scene)) == of_gpu_0)
         (taint,) = taints(scene)[SMALL]
@@ -86,7 +86,7 @@ def test_reported_fault_survives_a_driver_restart_and_ends_at_reboot(short: Path
         await scene.start()
         await asyncio.sleep(1)
         await scene.until(lambda: scene.driver.status().published)
-        assert set(taints(scene)) == of_gpu_0, "the driver forgot what the device had told"
+        assert set(taints(scene)) == of_gpu_0, "the driver lost the reported fault"
         assert await scene.unprepare("a") == ""
 
         await scene.stop()
@@ -109,7 +109,7 @@ def test_application_error_is_reported_on_its_claim_without_a_taint(short: Path)
         gpu = scene.backend.gpus.devices()[0]
         (of_a,) = [each.instance_id for each in gpu.partitions if each.placement.start == 0]
         crash = Sign(**{**CRASH.__dict__, "instance": of_a})
-        scene.backend.notices.put(Notice(gpu.uuid, "GPU 0 tells of error 5", crash))
+        scene.backend.notices.put(Notice(gpu.uuid, "GPU 0 reports error 5", crash))
         await scene.until(lambda: ("DeviceUnhealthy", "Warning") in reasons(scene, "ResourceClaim"))
         told = [each["involvedObject"]["name"] for each in scene.api.events if each["reason"] == "DeviceUnhealthy"]
         assert told == ["a"]
@@ -135,9 +135,9 @@ def test_kubelet_gets_unhealthy_and_unknown_devices(short: Path) -> None:
 
             first = await states()
             assert set(first) == set(scene.devices()) and set(first.values()) == {(1, "")}
-            scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 tells of error 9", TORN))
+            scene.backend.notices.put(Notice(scene.backend.gpus.template(1).uuid, "GPU 1 reports error 9", TORN))
             ill = await states()
-            assert ill["gpu-1"] == (2, "It told of error 9. Restart the machine.") and ill["gpu-0"] == (1, "")
+            assert ill["gpu-1"] == (2, "It reported error 9. Restart the machine.") and ill["gpu-0"] == (1, "")
             scene.backend.present = False
             gone = await states()
             while {state for state, _message in gone.values()} != {0}:
@@ -210,7 +210,7 @@ def test_fault_that_needs_a_reset_stays_until_one_is_made_or_reported(short: Pat
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
         ill = scene.backend.gpus.template(1).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 1 tells of error 119", hang))
+        scene.backend.notices.put(Notice(ill, "GPU 1 reports error 119", hang))
         if automatic:
             await scene.until(lambda: resets(scene) == [((ill,),)])
             await scene.until(lambda: ("DeviceReset", "Normal") in reasons(scene, "Node"))
@@ -250,7 +250,7 @@ def test_mark_before_start_ends_the_faults_that_it_covers(short: Path, ends: End
         await scene.start()
         await scene.until(lambda: len(scene.devices()) == 2 * 26)
         ill = scene.backend.gpus.template(1).uuid
-        scene.backend.notices.put(Notice(ill, "GPU 1 tells of error 9", fault))
+        scene.backend.notices.put(Notice(ill, "GPU 1 reports error 9", fault))
         await scene.until(lambda: len(taints(scene)) == 26)
         await scene.stop()
         repair_marks.mark(str(short / "kubelet/plugins" / DRIVER), [ill, "GPU-unknown"], what)

@@ -98,7 +98,7 @@ def test_unprepared_claim_that_was_not_restored_leaves_partition_of_layout(tmp_p
         await node.look()
         node.service.set_ready()
         assert node.survey is not None
-        # The partition belongs to the layout as soon as it is published.
+        # The partition belongs to the layout once it is published.
         assert [offer.dynamic for offer in node.survey.offers if offer.name == FORMER] == [False]
         assert (await node.service.unprepare([claim]))[claim.uid].error == ""
         assert of_layout(node) == partition
