@@ -20,8 +20,8 @@ from ansible.module_utils.testing import patch_module_args
 
 from tests.oracles.allocation_cases import READY, Case, make_case
 from tests.oracles.scheduler import Cluster, condition
-from tests.unit.modules.explained import cluster as cluster_of_the_page
-from tests.unit.modules.explained import examples
+from tests.unit.modules.why_examples import cluster as cluster_of_the_page
+from tests.unit.modules.why_examples import examples
 
 Json = dict[str, Any]
 UTILS = "ansible_collections.dra.accelerators.plugins.module_utils"

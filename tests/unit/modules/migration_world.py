@@ -208,7 +208,7 @@ class World:
         wanted = (body.get("metadata") or {}).get("resourceVersion")
         if self.conflicts:
             self.conflicts -= 1
-            raise ApiError("somebody else has written it", status=409)
+            raise ApiError("another client has written it", status=409)
         if wanted not in (None, there["metadata"]["resourceVersion"]):
             raise ApiError("it has another version", status=409)
 

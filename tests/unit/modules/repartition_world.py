@@ -269,7 +269,7 @@ def play_all(
             if task.get("ansible.builtin.include_role") == {"name": "dra.accelerators.dra_driver"}:
                 del task["ansible.builtin.include_role"]
                 task["ansible.builtin.debug"] = {
-                    "msg": "told {{ inventory_hostname }}: {{ dra_driver_layout | to_json }}"
+                    "msg": "driver layout of {{ inventory_hostname }}: {{ dra_driver_layout | to_json }}"
                 }
         each["tasks"] = [task for task in each["tasks"] if "ansible.builtin.include_role" not in task]
         for task in each["tasks"]:

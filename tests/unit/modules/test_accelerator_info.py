@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LAYOUT = {"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 1, "1g.10gb": 2}}
 
 
-def test_facts_of_all_devices(node: Node) -> None:
+def test_devices_have_all_facts(node: Node) -> None:
     node.layout(LAYOUT)
     result = node.module("accelerator_info", {})
     assert result["changed"] is False
@@ -47,7 +47,7 @@ def test_facts_of_all_devices(node: Node) -> None:
     assert node.module("accelerator_info", {}, check=True)["devices"] == result["devices"]
 
 
-def test_labels_as_the_vendors_own_program_has_them(node: Node) -> None:
+def test_labels_match_the_vendor_program(node: Node) -> None:
     """The labels have the driver, CUDA, and partition values of NVML."""
     node.layout(LAYOUT)
     (told,) = node.module("accelerator_info", {"partition_labels": "mixed"})["drivers"]
@@ -62,7 +62,7 @@ def test_labels_as_the_vendors_own_program_has_them(node: Node) -> None:
     assert not [name for name in plain["labels"] if "/mig-" in name or (name.endswith("strategy") and "mig" in name)]
 
 
-def test_what_is_returned_is_what_is_documented(node: Node) -> None:
+def test_result_matches_documentation(node: Node) -> None:
     documented = yaml.safe_load(accelerator_info.RETURN)
     result = node.module("accelerator_info", {"offers": True, "fail_without_driver": True})
     for key in ("devices", "drivers"):
@@ -75,13 +75,13 @@ def test_what_is_returned_is_what_is_documented(node: Node) -> None:
         assert set(device[key][0]) == set(documented["devices"]["contains"][key]["sample"][0])
 
 
-def test_processes_and_faults_are_seen(node: Node) -> None:
+def test_processes_and_faults_are_reported(node: Node) -> None:
     node.simulator("fault", "0", "process", "4711")
     device = node.module("accelerator_info", {"match": {"index": 0}})["devices"][0]
     assert [process["pid"] for process in device["processes"]] == [4711]
 
 
-def test_a_gpu_that_does_not_answer_is_named(node: Node) -> None:
+def test_unreadable_gpu_is_named(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     result = node.module("accelerator_info", {})
     assert [device["index"] for device in result["devices"]] == [0, 1, 2, 4, 5, 6, 7]
@@ -101,12 +101,12 @@ def test_a_gpu_that_does_not_answer_is_named(node: Node) -> None:
         ({"uuid": "GPU-none"}, []),
     ],
 )
-def test_match(shared_node: Node, match: dict[str, Any], indices: list[int]) -> None:
+def test_match_selects_devices(shared_node: Node, match: dict[str, Any], indices: list[int]) -> None:
     result = shared_node.module("accelerator_info", {"match": match, "vendor": ["nvidia", "nvidia"]})
     assert [device["index"] for device in result["devices"]] == indices
 
 
-def test_offers(node: Node) -> None:
+def test_offers_are_static_or_dynamic(node: Node) -> None:
     node.layout(LAYOUT)
     as_they_are = node.module("accelerator_info", {"offers": True, "match": {"index": [0, 1]}})["devices"]
     assert [offer["name"] for offer in as_they_are[0]["offers"]] == ["gpu-0"]
@@ -120,13 +120,13 @@ def test_offers(node: Node) -> None:
     assert all(offer["consumes"] for offer in dynamic["offers"])
 
 
-def test_several_boards(make_node: Callable[[str], Node]) -> None:
+def test_several_boards_are_supported(make_node: Callable[[str], Node]) -> None:
     devices = make_node("mixed").module("accelerator_info", {"offers": True})["devices"]
     assert len({device["product"] for device in devices}) > 1
     assert all(device["offers"] for device in devices)
 
 
-def test_without_a_driver(node: Node) -> None:
+def test_without_driver_reports_reason(node: Node) -> None:
     node.driver = False
     result = node.module("accelerator_info", {})
     assert not result.get("failed"), result
@@ -140,7 +140,7 @@ def test_without_a_driver(node: Node) -> None:
     assert refused["error_code"] == "backend-unavailable"
 
 
-def test_without_the_binding(node: Node, bare_python: Path) -> None:
+def test_without_binding_reports_reason(node: Node, bare_python: Path) -> None:
     options = {"interpreter": "/nowhere/python"}
     result = node.module_of(bare_python, "accelerator_info", options)
     assert result["devices"] == []
@@ -160,12 +160,12 @@ def test_without_the_binding(node: Node, bare_python: Path) -> None:
         ({"state": "present"}, "state"),
     ],
 )
-def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_rejected(shared_node: Node, options: dict[str, Any], named: str) -> None:
     result = shared_node.module("accelerator_info", options)
     assert result["failed"]
     assert named in result["msg"]
 
 
-def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
+def test_runs_as_packed_by_ansible(node: Node, bare_python: Path) -> None:
     result = node.ansible("accelerator_info", {"match": {"index": 2}}, bare_python)
     assert [device["index"] for device in result["devices"]] == [2]

@@ -67,7 +67,7 @@ def codes(found: dict[str, Any]) -> list[str]:
 # ---- one node
 
 
-def test_a_node_on_which_all_is_well() -> None:
+def test_node_report_healthy_node_needs_no_attention() -> None:
     found = report(gpu(0, (LARGE, 4)), gpu(1, (LARGE, 0)), rules=[STATIC])
     assert found["attention"] == []
     assert found["layout"]["matches"] and found["layout"]["known"]
@@ -75,12 +75,12 @@ def test_a_node_on_which_all_is_well() -> None:
     assert found["versions"]["drivers"] == {"nvidia": "580.95.5"}
 
 
-def test_a_node_without_a_layout_differs_from_none() -> None:
+def test_node_report_without_layout_has_no_difference() -> None:
     found = report(gpu(0, (LARGE, 4)))
     assert not found["layout"]["known"] and found["attention"] == []
 
 
-def test_what_differs_and_what_would_be_refused_are_told() -> None:
+def test_node_report_difference_and_rejection_are_reported() -> None:
     device = gpu(0, (SMALL, 0))
     held = PreparedPartition(
         "team-a/training", device.uuid, device.partitions[0].uuid, SMALL, device.partitions[0].placement
@@ -94,7 +94,7 @@ def test_what_differs_and_what_would_be_refused_are_told() -> None:
     assert found["layout"]["resets"] == [found["devices"][0]["uuid"]]
 
 
-def test_what_is_not_well_is_told_with_its_remedy() -> None:
+def test_node_report_fault_has_remedy() -> None:
     sick = replace(
         gpu(), health=Health((Sign("lost", Severity.FAILED, "It has fallen off the bus", "Start it again."),))
     )
@@ -108,7 +108,7 @@ def test_what_is_not_well_is_told_with_its_remedy() -> None:
     assert found["unread"] == ["GPU 3: It does not answer"]
 
 
-def test_a_driver_that_does_not_answer_is_told() -> None:
+def test_node_report_unavailable_driver_is_reported() -> None:
     found = node_report.node_report([node_report.Answer("nvidia", DRIVER, None, (), "no library")], None, "", VERSIONS)
     assert codes(found) == ["driver-unavailable"]
     assert found["drivers"][0]["reason"] == "no library"
@@ -139,7 +139,7 @@ def fleet(nodes: Json, objects: list[Json], claims: list[Json]) -> Json:
     return fleet_report(nodes, published_devices(objects, claims), facts_of(claims, objects, {}))
 
 
-def test_a_fleet_on_which_all_is_well() -> None:
+def test_fleet_report_healthy_fleet_needs_no_attention() -> None:
     first, second = gpu(0, (LARGE, 4)), gpu(1)
     nodes = {"node-1": report(first), "node-2": report(second)}
     # A partition that can be created is recognized by its GPU.
@@ -156,7 +156,7 @@ def test_a_fleet_on_which_all_is_well() -> None:
     assert found["versions"]["driver of nvidia"] == {"580.95.5": ["node-1", "node-2"]}
 
 
-def test_what_nodes_and_cluster_say_of_each_other_is_compared() -> None:
+def test_fleet_report_compares_nodes_with_cluster() -> None:
     first, second = gpu(0), gpu(1)
     nodes = {"node-1": report(first, second), "node-2": {}}
     taint = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
@@ -180,7 +180,7 @@ def test_what_nodes_and_cluster_say_of_each_other_is_compared() -> None:
     assert second.uuid in found["nodes"]["node-1"]["unpublished"][0]
 
 
-def test_nodes_that_differ_in_a_version_are_named() -> None:
+def test_fleet_report_names_nodes_with_other_versions() -> None:
     nodes = {"node-1": report(gpu()), "node-2": report(gpu(1), versions={**VERSIONS, "release": "0.2.0-00000000"})}
     found = fleet_report(nodes, None, [])
     assert codes(found) == ["versions-differ"] and not found["cluster"]
@@ -190,7 +190,7 @@ def test_nodes_that_differ_in_a_version_are_named() -> None:
 # ---- the module, and the playbook
 
 
-def test_a_node_with_gpus(node: Node, tmp_path: Path) -> None:
+def test_module_on_node_with_gpus(node: Node, tmp_path: Path) -> None:
     done = node.layout({**STATIC, "match": {"index": 0}})
     state = done["after"][0]
     store = tmp_path / "plugins" / DRIVER / "state.db"
@@ -220,7 +220,7 @@ def test_a_node_with_gpus(node: Node, tmp_path: Path) -> None:
     assert codes(found) == ["driver-unavailable"] and not found["drivers"][0]["available"]
 
 
-def test_a_vendor_that_nobody_knows(run_here: Callable[..., dict[str, Any]]) -> None:
+def test_module_unknown_vendor_is_rejected(run_here: Callable[..., dict[str, Any]]) -> None:
     assert run_here("accelerator_report", {"vendor": ["nobody"]})["error_code"] == "unknown-vendor"
 
 
@@ -232,7 +232,7 @@ def rendered(found: Json) -> str:
     return environment.from_string(template).render(accelerator_report=found)
 
 
-def test_a_report_says_all_of_it_in_words() -> None:
+def test_markdown_report_has_all_findings() -> None:
     first, second = gpu(0, (LARGE, 4)), gpu(1, health=Health((Sign("lost", Severity.FAILED, "It is lost"),)))
     objects = [slices("node-1", published("gpu-0", first.uuid), published("gpu-1", second.uuid))]
     found = fleet(
@@ -279,7 +279,7 @@ def report_play(folder: Path, *arguments: str, **environment: str) -> subprocess
 
 
 @pytest.mark.parametrize("injected", [True, False], ids=["facts-as-variables", "facts-by-themselves"])
-def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injected: bool) -> None:
+def test_playbook_queries_nodes_and_writes_report(tmp_path: Path, injected: bool) -> None:
     report_play(tmp_path, ANSIBLE_INJECT_FACT_VARS=str(injected))
     text = (tmp_path / "out.md").read_text()
     assert text.startswith("# Accelerators\n\nNodes: 1, devices: 0")
@@ -291,7 +291,7 @@ def test_the_playbook_asks_the_nodes_and_writes_the_report(tmp_path: Path, injec
     assert json.loads(page[start : page.index("</script>", start)]) == picture
 
 
-def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
+def test_playbook_ignores_facts_of_earlier_runs(tmp_path: Path) -> None:
     """A fact cache has the earlier answer of a node that is unreachable now: it does not count as an answer."""
     cache = {"ANSIBLE_CACHE_PLUGIN": "jsonfile", "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(tmp_path / "facts")}
     report_play(tmp_path, "--limit", "here,localhost", **cache)
@@ -302,8 +302,8 @@ def test_facts_of_an_earlier_run_are_no_answer(tmp_path: Path) -> None:
     assert "**away**: away has not answered." in text and "## away\n" not in text
 
 
-def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
-    """Nodes of other clusters can have the same names, and are left out."""
+def test_playbook_excludes_nodes_of_other_clusters() -> None:
+    """Nodes of other clusters are left out, even if their names are equal."""
     answer = {"ansible_facts": {"accelerator_report": {"devices": []}}}
     hostvars = {
         "a1": {"accelerator_node_name": "n1", "accelerator_kubeconfig": "/a", "accelerator_node_answer": answer},
@@ -315,7 +315,7 @@ def test_nodes_of_other_clusters_are_no_part_of_the_report() -> None:
     assert found["not_asked"] == ["a2"] and found["hosts"] == {"n1": "a1", "a2": "a2"}
 
 
-def test_nodes_outside_the_limit_without_a_known_name_are_left_out() -> None:
+def test_playbook_excludes_unnamed_hosts_outside_limit() -> None:
     """The name of a host outside the limit is a template with facts, which only hosts of the run have."""
     hostvars = {
         "a1": {"accelerator_node_name": "n1"},
@@ -334,7 +334,7 @@ def test_answers_of_other_runs_count_as_missing() -> None:
     assert accelerator_report.of_run(answers, "") == answers
 
 
-def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
+def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
     done = report_play(tmp_path, "--limit", "here")
     assert done.returncode == 0, done.stdout
     text = (tmp_path / "out.md").read_text()
@@ -344,7 +344,7 @@ def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
     assert picture["totals"]["silent"] == 0 and 'mark sick">silent' not in (tmp_path / "out.html").read_text()
 
 
-def test_node_whose_question_fails_is_reported_and_fails_the_run(tmp_path: Path) -> None:
+def test_playbook_failed_query_is_reported_and_fails_the_run(tmp_path: Path) -> None:
     done = report_play(
         tmp_path,
         "--limit",

@@ -61,14 +61,14 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 0])
-def test_get_is_repeated_until_the_api_server_answers(api: Api, status: int) -> None:
+def test_get_is_retried_until_the_server_responds(api: Api, status: int) -> None:
     assert api.list_all(PATH, {}) == []
     Server.statuses += [status, status]
     assert api.list_all(PATH, {}) == []
     assert Server.seen == ["GET"] * 4
 
 
-def test_get_waits_for_the_time_that_the_api_server_asks_for(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_waits_for_retry_after(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "delay", "1")
     Server.statuses.append(429)
     begun = time.monotonic()
@@ -76,7 +76,7 @@ def test_get_waits_for_the_time_that_the_api_server_asks_for(api: Api, monkeypat
     assert time.monotonic() - begun >= 1
 
 
-def test_get_fails_when_the_time_is_over(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_fails_after_timeout(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes_client, "RETRY_SECONDS", 0.3)
     Server.statuses += [503] * 20
     with pytest.raises(ApiError, match="503"):
@@ -84,7 +84,7 @@ def test_get_fails_when_the_time_is_over(api: Api, monkeypatch: pytest.MonkeyPat
     assert 2 <= len(Server.seen) < 20
 
 
-def test_write_is_repeated_only_if_it_was_not_carried_out(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_is_retried_only_if_not_executed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     assert api.list_all(PATH, {}) == []
     for status in (503, 0, 500, 504):
         Server.statuses.append(status)
@@ -100,7 +100,7 @@ def test_write_is_repeated_only_if_it_was_not_carried_out(api: Api, monkeypatch:
     assert Server.seen == ["POST"] * 5
 
 
-def test_write_is_repeated_while_no_connection_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_is_retried_without_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "statuses", [])
     monkeypatch.setattr(Server, "seen", [])
     monkeypatch.setattr(kubernetes_client, "FIRST_PAUSE", 0.05)
@@ -122,7 +122,7 @@ def test_write_is_repeated_while_no_connection_can_be_made(monkeypatch: pytest.M
     assert Server.seen == ["GET", "POST"]
 
 
-def test_first_request_is_repeated_if_the_server_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_request_is_retried_if_server_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "seen", [])
     monkeypatch.setattr(Server, "statuses", [])
     options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
@@ -144,7 +144,7 @@ def test_first_request_is_repeated_if_the_server_is_expected(monkeypatch: pytest
     assert found["reached"] and Server.seen == ["GET"]
 
 
-def test_requests_that_are_repeated_share_the_time_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_share_the_timeout_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeated requests share the time limit of the module: 20 requests with 600 s do not take 20 times as long."""
     monkeypatch.setattr(Server, "seen", [])
     monkeypatch.setattr(Server, "statuses", [429] * 10_000)
@@ -183,7 +183,7 @@ class Budgets(Server):
         ([503], ["not a dictionary"], "The request for the eviction failed", 1),
     ],
 )
-def test_only_a_budget_is_called_a_budget(
+def test_eviction_only_budget_is_reported_as_budget(
     monkeypatch: pytest.MonkeyPatch, statuses: list[int], causes: list[Any], text: str | None, requests: int
 ) -> None:
     monkeypatch.setattr(Server, "seen", [])
@@ -222,7 +222,7 @@ def expiring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield connection({**options, "host": server.url, "api_key": "t"})
 
 
-def test_list_whose_token_expired_is_read_again_in_pages(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_with_expired_token_is_read_again_in_pages(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Expiring, "times", 1)
     assert expiring.list_all(PATH, {}, kubernetes_client.without_managed_fields) == [
         {"metadata": {"name": "a"}},
@@ -231,14 +231,14 @@ def test_list_whose_token_expired_is_read_again_in_pages(expiring: Api, monkeypa
     assert Expiring.seen == ["limit=500", "limit=500&continue=x"] * 2
 
 
-def test_list_whose_token_always_expires_is_an_error(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_with_repeatedly_expired_token_fails(expiring: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Expiring, "times", 100)
     with pytest.raises(ApiError, match="410"):
         expiring.list_all(PATH, {})
     assert len(Expiring.seen) == 2 * (kubernetes_client.LIST_RESTARTS + 1)
 
 
-def test_list_keeps_only_what_the_caller_keeps(expiring: Api) -> None:
+def test_list_returns_only_kept_parts(expiring: Api) -> None:
     """The result has only the kept parts. Slices are read in smaller pages."""
 
     def keep(item: dict[str, Any]) -> str | None:
@@ -263,7 +263,7 @@ class Compressing(JsonHandler):
         self.wfile.write(data)
 
 
-def test_compressed_answer_is_read() -> None:
+def test_compressed_response_is_decoded() -> None:
     options: dict[str, Any] = dict.fromkeys(kubernetes_client.API_OPTIONS)
     with JsonServer(Compressing) as server:
         api = connection({**options, "host": server.url, "api_key": "t"})
@@ -274,7 +274,7 @@ def test_compressed_answer_is_read() -> None:
 SMALL_LISTS = {("drain_run.py", "_slices")}
 
 
-def test_lists_of_claims_and_slices_keep_parts_of_objects() -> None:
+def test_lists_of_claims_and_slices_return_parts_of_objects() -> None:
     """A cluster has many thousands of claims and slices: their lists keep parts of the objects only."""
     plugins = Path(__file__).parents[3] / "plugins"
     found = set()
@@ -289,7 +289,7 @@ def test_lists_of_claims_and_slices_keep_parts_of_objects() -> None:
     assert found == SMALL_LISTS
 
 
-def test_other_refusals_and_a_first_connection_are_not_repeated(api: Api) -> None:
+def test_other_rejections_and_first_connection_are_not_retried(api: Api) -> None:
     Server.statuses.append(0)
     with pytest.raises(ApiError) as failed:
         api.list_all(PATH, {})

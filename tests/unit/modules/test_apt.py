@@ -36,7 +36,7 @@ Purg gcc [4:12.2.0-3]
 """
 
 
-def test_what_apt_foresees_is_read_in_its_order() -> None:
+def test_parse_foreseen_returns_changes_in_order() -> None:
     assert parse_foreseen(FORESEEN) == (
         Change("remove", "nvidia-kernel-dkms", "535.261.03-1"),
         Change("install", "libcuda1:i386", "", "535.261.03-1"),
@@ -45,7 +45,7 @@ def test_what_apt_foresees_is_read_in_its_order() -> None:
     )
 
 
-def test_what_is_installed_and_what_is_half_way_are_told_apart() -> None:
+def test_parse_status_separates_installed_and_incomplete() -> None:
     text = "bash\tamd64\t5.2\tinstalled\nlibcuda1\ti386\t1\tinstalled\nx\tall\t1\thalf-configured\ny\tamd64\t1\tconfig-files\n"
     assert parse_status(text, "amd64") == ({"bash": "5.2", "libcuda1:i386": "1"}, ["x"])
 
@@ -68,21 +68,21 @@ def test_versions_of_several_sources_are_listed_once() -> None:
         ("12", "12"),
     ],
 )
-def test_the_upstream_part_of_a_version(version: str, expected: str) -> None:
+def test_upstream_returns_upstream_version(version: str, expected: str) -> None:
     assert upstream(version) == expected
 
 
-def test_a_files_name_says_package_and_version() -> None:
+def test_name_of_file_returns_package_and_version() -> None:
     assert name_of_file("/x/libcuda1_1%3a580.95.05-1_amd64.deb") == ("libcuda1", "1:580.95.05-1")
     assert name_of_file("/x/readme.txt") is None
 
 
-def test_pins_name_versions_exactly() -> None:
+def test_pins_match_exact_versions() -> None:
     text = pins("nvidia", ["580.95.05"])
     assert "Pin: version /^([0-9]+:)?580\\.95\\.05(-|$)/" in text and "Pin-Priority: 1001" in text
 
 
-def test_apts_reasons_are_found() -> None:
+def test_errors_of_returns_reasons_of_apt() -> None:
     text = "x\n nvidia-open : Depends: libcuda1 (= 2) but 1 is to be installed\nE: Unable to correct problems, you have held broken packages.\n"
     assert (
         "libcuda1 (= 2)" in errors_of(text) and "held broken" in errors_of(text) and errors_of("") == "it said nothing"
@@ -106,7 +106,7 @@ Suites: x
 """
 
 
-def test_sources_of_both_forms_are_read() -> None:
+def test_read_sources_reads_both_formats() -> None:
     (line,) = read_sources("/etc/apt/sources.list", ONE_LINE)
     assert line == Source(
         ("http://mirror/debian",),
@@ -120,7 +120,7 @@ def test_sources_of_both_forms_are_read() -> None:
     assert read_sources("/x.sources", stanza.stanza())[0].uris == stanza.uris
 
 
-def test_a_distributions_further_components_come_from_its_own_mirror_with_its_own_keys() -> None:
+def test_plan_source_additional_component_uses_mirror_and_keys_of_distribution() -> None:
     present = read_sources("/x.sources", STANZAS)
     wanted = Source((), ("bookworm",), ("contrib", "non-free"), path="/ours.sources")
     found = plan_source(wanted, present)
@@ -133,13 +133,13 @@ def test_a_distributions_further_components_come_from_its_own_mirror_with_its_ow
         "it is there already"
     )
     again = [*present, Source(found.uris, found.suites, found.components, found.signed_by, "/ours.sources")]
-    assert plan_source(wanted, again) == found, "what was written by ourselves is no rival"
+    assert plan_source(wanted, again) == found, "a source of this collection is not foreign"
     with pytest.raises(PackageProblem) as caught:
         plan_source(Source((), ("trixie",), ("contrib",)), present)
     assert caught.value.code == "no-mirror"
 
 
-def test_a_source_that_is_defined_with_other_keys_is_named() -> None:
+def test_plan_source_with_other_keys_is_named() -> None:
     present = [
         Source(
             ("https://vendor/debian12/",),
@@ -154,7 +154,7 @@ def test_a_source_that_is_defined_with_other_keys_is_named() -> None:
     assert caught.value.code == "source-twice" and "cuda.list" in str(caught.value)
 
 
-def test_a_source_that_another_role_of_this_collection_has_defined_is_enough() -> None:
+def test_plan_source_of_other_role_is_reused() -> None:
     ours = "/etc/apt/sources.list.d/dra-accelerators-nvidia.sources"
     present = [Source(("https://vendor/debian12/",), ("/",), (), "/etc/apt/keyrings/dra-accelerators-nvidia.asc", ours)]
     wanted = Source(
@@ -176,11 +176,11 @@ def test_a_source_that_another_role_of_this_collection_has_defined_is_enough() -
         ("1.18", "1.18~rc.1-1", False),
     ],
 )
-def test_a_version_is_asked_for_whole_or_by_its_beginning(wanted: str, version: str, expected: bool) -> None:
+def test_takes_full_version_or_prefix(wanted: str, version: str, expected: bool) -> None:
     assert takes(wanted, version) == expected
 
 
-def test_lists_that_nobody_needs_go_and_shared_ones_stay() -> None:
+def test_unused_lists_are_deleted_and_shared_ones_stay() -> None:
     main = {"/l/m_dists_b_main_binary-amd64_Packages": "main/binary-amd64/Packages"}
     before = {
         **main,

@@ -118,7 +118,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
 REPLACE = 'test "$1" = --check && echo "touch \'{}\'" > "{}"\n'
 
 
-def test_package_replaced_after_its_check_is_not_run(node: Node, tmp_path: Path) -> None:
+def test_package_replaced_after_verification_is_not_run(node: Node, tmp_path: Path) -> None:
     """A user replaces the package between its verification and its run: the verified copy runs."""
     path = node.root / node.package("driver", BOTH["driver"]).lstrip("/")
     evil = tmp_path / "evil"
@@ -159,7 +159,7 @@ def test_check_mode_leaves_no_copy_of_a_package(node: Node) -> None:
     assert not (node.root / "var/lib/dra-accelerators").exists()
 
 
-def test_a_first_installation_takes_the_driver_first_and_an_upgrade_the_firmware(node: Node) -> None:
+def test_first_installation_is_driver_first_upgrade_firmware_first(node: Node) -> None:
     said = node.run(BOTH, check=True)
     assert said["changed"] and said["reboot_required"] and not node.versions()
     done = node.run(BOTH)
@@ -173,7 +173,7 @@ def test_a_first_installation_takes_the_driver_first_and_an_upgrade_the_firmware
         "type": "full",
     }
     again = node.run(BOTH)
-    assert not again["changed"] and again["steps"] == [] and again["reboot_required"], "nobody has started it again yet"
+    assert not again["changed"] and again["steps"] == [] and again["reboot_required"], "the service is still stopped"
     node.system.boot = "boot-2"
     assert not node.run(BOTH)["reboot_required"]
 
@@ -186,7 +186,7 @@ def test_a_first_installation_takes_the_driver_first_and_an_upgrade_the_firmware
     assert done["diff"]["before"] == "driver: 24.1.rc1\nfirmware: 7.3.0.1\ncomplete: True\n"
 
 
-def test_going_back_and_forward_needs_no_packages(node: Node) -> None:
+def test_previous_version_is_restored_without_package_files(node: Node) -> None:
     node.run(BOTH)
     refused = node.run(state="previous")
     assert refused["failed"] and refused["error_code"] == "no-former"
@@ -201,7 +201,7 @@ def test_going_back_and_forward_needs_no_packages(node: Node) -> None:
     assert [name for name in node.kept() if "rc1" in name] == [], "two of a kind are kept"
 
 
-def test_only_what_it_has_installed_is_removed_firmware_first(node: Node) -> None:
+def test_absent_removes_own_packages_firmware_first(node: Node) -> None:
     node.run(BOTH)
     done = node.run(state="absent")
     assert done["steps"] == ["remove the firmware 7.3.0.1", "remove the driver 24.1.rc1"] and done["reboot_required"]
@@ -221,7 +221,7 @@ def test_only_what_it_has_installed_is_removed_firmware_first(node: Node) -> Non
 
 @pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])
 @pytest.mark.parametrize("from_versions", [None, BOTH])
-def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_versions: dict[str, str] | None) -> None:
+def test_killed_run_is_resumed(node: Node, place: str, from_versions: dict[str, str] | None) -> None:
     if from_versions:
         node.run(from_versions)
     node.monkeypatch.setenv("FAKE_STOP", place)
@@ -229,7 +229,9 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_vers
     assert (killed["failed"] and node.versions() != NEWER) or node.status() != COMPLETE
     node.monkeypatch.delenv("FAKE_STOP")
     if not from_versions and place == "driver-late":
-        assert node.run(state="absent", check=True)["steps"] == ["remove the driver 24.1.rc2"], "what was begun is ours"
+        assert node.run(state="absent", check=True)["steps"] == ["remove the driver 24.1.rc2"], (
+            "an interrupted installation belongs to the module"
+        )
     done = node.run(NEWER)
     assert done["changed"] and node.versions() == NEWER and node.status() == COMPLETE
     assert not node.run(NEWER)["changed"]
@@ -248,7 +250,7 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, from_vers
         ({"driver": None, "firmware": None}, "no-package"),
     ],
 )
-def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node, options: dict[str, Any], code: str) -> None:
+def test_impossible_installation_is_rejected_before_any_change(node: Node, options: dict[str, Any], code: str) -> None:
     named = {kind: node.package(kind, version) for kind, version in BOTH.items()}
     for check in (True, False):
         result = node.run(check=check, **{**named, **options})
@@ -281,7 +283,7 @@ def test_missing_user_whose_numbers_are_taken_is_refused(node: Node, passwd: str
     assert free["lacking"] == ["user"], free
 
 
-def test_a_damaged_package_is_not_run(node: Node) -> None:
+def test_damaged_package_is_not_run(node: Node) -> None:
     path = node.package("driver", "24.1.rc1")
     file = node.root / path.lstrip("/")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -291,10 +293,10 @@ def test_a_damaged_package_is_not_run(node: Node) -> None:
     assert node.run(driver=path)["error_code"] == "package-damaged" and not node.versions()
     file.unlink()
     assert node.run(driver=path)["error_code"] == "package-missing"
-    assert node.run(driver=path, check=True)["changed"], "what is not copied yet is judged by its name"
+    assert node.run(driver=path, check=True)["changed"], "a package that is not copied yet is checked by its name"
 
 
-def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
+def test_npus_in_use_block_the_upgrade(node: Node, tmp_path: Path) -> None:
     node.run(BOTH)
     store = tmp_path / "state.db"
     claim(store, "NPU-1")
@@ -320,7 +322,7 @@ def test_npus_in_use_keep_their_driver(node: Node, tmp_path: Path) -> None:
     assert node.run(NEWER)["steps"] == ["install the driver 24.1.rc2 in place of 24.1.rc1"] and node.versions() == NEWER
 
 
-def test_claims_are_waited_for_and_in_check_mode_told(node: Node, tmp_path: Path) -> None:
+def test_claims_delay_the_run_and_are_reported_in_check_mode(node: Node, tmp_path: Path) -> None:
     node.run(BOTH)
     store = tmp_path / "state.db"
     claim(store, "NPU-1")
@@ -334,7 +336,7 @@ def test_claims_are_waited_for_and_in_check_mode_told(node: Node, tmp_path: Path
 
 
 @pytest.mark.parametrize("place", ["driver", "driver-late", "firmware"])
-def test_a_package_that_ends_half_way_is_gone_back_from(node: Node, place: str) -> None:
+def test_partly_installed_package_can_be_rolled_back(node: Node, place: str) -> None:
     node.run(BOTH)
     node.monkeypatch.setenv("FAKE_STOP", place)
     assert node.run(NEWER)["failed"]
@@ -347,7 +349,7 @@ def test_a_package_that_ends_half_way_is_gone_back_from(node: Node, place: str) 
     assert unknown["error_code"] == "no-former" and "23.0" in unknown["msg"]
 
 
-def test_a_driver_that_does_not_let_itself_be_removed_stays_and_is_removed_later(node: Node) -> None:
+def test_failed_removal_keeps_driver_until_next_run(node: Node) -> None:
     node.run(BOTH)
     (node.root / "run").mkdir()
     (node.root / "run/npus-in-use").touch()
@@ -359,7 +361,7 @@ def test_a_driver_that_does_not_let_itself_be_removed_stays_and_is_removed_later
     assert node.run(state="absent")["steps"] == ["remove the driver 24.1.rc1"] and node.versions() == {}
 
 
-def test_a_driver_keeps_the_group_that_it_came_with(node: Node) -> None:
+def test_driver_keeps_its_group(node: Node) -> None:
     node.run(BOTH)
     # An incomplete driver is installed again. The package refuses a group that differs from the recorded one.
     info = node.root / "etc/ascend_install.info"
@@ -373,13 +375,13 @@ def test_a_driver_keeps_the_group_that_it_came_with(node: Node) -> None:
     assert node.run(BOTH, group="more")["after"]["group"] == "more"
 
 
-def test_a_package_that_takes_effect_at_once_wants_no_restart(node: Node) -> None:
+def test_package_with_immediate_effect_needs_no_reboot(node: Node) -> None:
     path = node.package("driver", "24.1.rc1", EFFECT="It takes effect immediately.")
     done = node.run(driver=path)
     assert done["changed"] and not done["reboot_required"]
 
 
-def test_a_version_that_is_called_otherwise_is_no_proof(node: Node) -> None:
+def test_unexpected_version_name_is_rejected(node: Node) -> None:
     path = node.root / node.package("driver", "24.1.rc1").lstrip("/")
     other = path.with_name(path.name.replace("24.1.rc1", "24.1.0"))
     path.rename(other)
@@ -400,7 +402,7 @@ VERSIONS = st.sampled_from(["", "1", "2"])
 
 
 @given(VERSIONS, VERSIONS, st.booleans(), st.sampled_from(["", "driver", "firmware"]), VERSIONS, VERSIONS)
-def test_each_of_the_two_is_taken_once_and_only_where_it_has_to(
+def test_plan_installs_each_package_once_if_needed(
     driver: str, firmware: str, complete: bool, unfinished: str, wanted_driver: str, wanted_firmware: str
 ) -> None:
     installed = Installed(driver, firmware, complete)
@@ -428,7 +430,7 @@ def test_each_of_the_two_is_taken_once_and_only_where_it_has_to(
         assert order == (["firmware", "driver"] if driver and complete else ["driver", "firmware"])
 
 
-def test_removal_is_the_other_way_round() -> None:
+def test_plan_removal_is_firmware_first() -> None:
     assert [step.kind for step in plan_removal(Installed("1", "2"))] == ["firmware", "driver"]
     assert [step.kind for step in plan_removal(Installed("", "", complete=False))] == ["driver"]
     assert plan_removal(Installed()) == ()
@@ -447,14 +449,14 @@ def test_removal_is_the_other_way_round() -> None:
         ("Other-hdk-npu-driver_25.2.0_linux-aarch64.run", "driver", "other", "25.2.0", "aarch64"),
     ],
 )
-def test_a_name_says_what_a_package_is(name: str, kind: str, chip: str, version: str, machine: str) -> None:
+def test_package_name_is_parsed(name: str, kind: str, chip: str, version: str, machine: str) -> None:
     found = read_package(kind, f"/root/{name}")
     assert (found.kind, found.chip, found.version, found.machine) == (kind, chip, version, machine)
     with pytest.raises(PackageError):
         read_package("firmware" if kind == "driver" else "driver", name)
 
 
-def test_packages_for_other_chips_and_machines_are_named() -> None:
+def test_problems_name_packages_for_other_chips_and_machines() -> None:
     wanted = [Package("driver", "/d", "910b", "1", "aarch64"), Package("firmware", "/f", "310p", "1")]
     found = problems(wanted, machine="x86_64", families=["310P"])
     assert len(found) == 2 and "aarch64" in found[0] and "910B" in found[1]
@@ -463,7 +465,7 @@ def test_packages_for_other_chips_and_machines_are_named() -> None:
     assert "the chip new, which is unknown" in unknown and "910c" in unknown
 
 
-def test_packages_are_told_what_was_chosen_once() -> None:
+def test_command_line_options_are_passed_at_first_installation_only() -> None:
     first = Step("install", "driver", "", package("driver", "1"))
     later = Step("upgrade", "driver", "1", package("driver", "2"))
     firmware = Step("install", "firmware", "", package("firmware", "1"))
@@ -482,10 +484,10 @@ def test_packages_are_told_what_was_chosen_once() -> None:
     assert words(later, other)[2:] == ["--upgrade", "--quiet", "--install-for-all", "--norebuild"]
     assert words(firmware, other)[2:] == ["--full", "--quiet"]
     for step, choices in itertools.product((first, later, firmware), (plain, other)):
-        assert "--quiet" in words(step, choices), "nobody is there to answer"
+        assert "--quiet" in words(step, choices), "no user can answer"
 
 
-def test_the_end_of_a_package_is_understood() -> None:
+def test_package_result_is_mapped_to_error() -> None:
     driver, firmware = (Step("install", kind, "", package(kind, "1")) for kind in ("driver", "firmware"))
     assert refusal(driver, 0, "") is None and refusal(firmware, 2, "current already") is None
     for code in ("0x0002", "0x0091", "0x0093", "0x0094", "0x0095", "0x0096"):
@@ -507,7 +509,7 @@ NAMES = st.dictionaries(
 
 
 @given(NAMES, NAMES, st.text(), st.text())
-def test_a_record_is_read_as_it_was_written(packages: Any, former: Any, boot: str, doing: str) -> None:
+def test_record_round_trips(packages: Any, former: Any, boot: str, doing: str) -> None:
     record = Record(packages, former, boot, doing)
     assert read_record(record.to_text(), "/record") == record
     assert bool(record) == bool(packages or former or boot or doing)
@@ -516,7 +518,7 @@ def test_a_record_is_read_as_it_was_written(packages: Any, former: Any, boot: st
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", json.dumps({"version": 2}), '{"version": 1, "packages": {"driver": 3}}']
 )
-def test_a_damaged_record_is_said_to_be_so(text: str) -> None:
+def test_damaged_record_is_rejected(text: str) -> None:
     with pytest.raises(AcceleratorError) as caught:
         read_record(text, "/record")
     assert caught.value.code == "damaged-record"

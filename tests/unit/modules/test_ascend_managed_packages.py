@@ -102,7 +102,7 @@ def test_requested_version_of_a_deb_package_changes_nothing(node: Node) -> None:
     assert done.get("steps") == ["install the firmware 7.5.0.1 in place of 7.3.0.1"] and done["after"]["complete"], done
 
 
-def test_owner_of_the_file_is_found_whatever_its_name(node: Node) -> None:
+def test_owner_of_the_file_is_found_by_any_name(node: Node) -> None:
     install_files(node, BOTH)
     add_deb(node, "site-npu", "7", ("/usr/local/Ascend/driver/version.info",))
     refused = refuse(node, NEWER)
@@ -151,9 +151,7 @@ def test_damaged_rpm_database_with_exit_code_0_is_an_error(node: Node, tmp_path:
 
 
 @pytest.mark.parametrize("verb", ["-W", "-S"])
-def test_query_without_an_answer_is_an_error_with_a_hint(
-    node: Node, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_without_result_is_an_error_with_a_hint(node: Node, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A locked or damaged database does not prove that no package owns the driver: it is an error with a hint."""
     install_files(node, BOTH)
     add_deb(node, "site-npu", "7", ("/usr/local/Ascend/driver/version.info",))
@@ -172,7 +170,7 @@ def test_query_without_an_answer_is_an_error_with_a_hint(
     assert node.versions() == BOTH
 
 
-def test_package_in_place_of_an_interrupted_installation_changes_nothing(node: Node) -> None:
+def test_package_replacing_interrupted_installation_changes_nothing(node: Node) -> None:
     """An installation was interrupted, and the vendor's deb package has installed the same version since: nothing changes."""
     assert node.run({"driver": BOTH["driver"]})["changed"]
     path = node.root / KEPT / "record.json"

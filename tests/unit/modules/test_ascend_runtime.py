@@ -64,7 +64,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
     return Node(tmp_path, run_here, monkeypatch)
 
 
-def test_package_replaced_after_its_check_is_not_run(node: Node) -> None:
+def test_package_replaced_after_verification_is_not_run(node: Node) -> None:
     """A user who can write the package replaces it right before its run: the verified copy runs."""
     path = node.root / node.package("6.0.0").lstrip("/")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -82,7 +82,7 @@ def test_package_replaced_after_its_check_is_not_run(node: Node) -> None:
     assert not (node.root / "var/lib/dra-accelerators/ascend-runtime-verified").exists()
 
 
-def test_it_comes_is_replaced_and_goes_and_no_engine_notices(node: Node) -> None:
+def test_install_upgrade_and_removal_keep_engine_settings(node: Node) -> None:
     (node.root / "usr/local/Ascend/driver").mkdir(parents=True)
     before = node.files()
     said = node.run("6.0.0", check=True)
@@ -114,7 +114,7 @@ def test_removal_without_other_files_deletes_all_directories(node: Node) -> None
     assert not (node.root / "usr/local/Ascend").exists()
 
 
-def test_containers_that_run_by_it_keep_it(node: Node) -> None:
+def test_containers_using_the_runtime_block_removal(node: Node) -> None:
     node.run("6.0.0")
     (node.root / BUNDLE).mkdir(parents=True)
     (node.root / BUNDLE / "options.json").write_text(json.dumps({"binary_name": f"/{TARGET}/ascend-docker-runtime"}))
@@ -125,7 +125,7 @@ def test_containers_that_run_by_it_keep_it(node: Node) -> None:
     assert node.run()["changed"]
 
 
-def test_what_somebody_else_has_installed_stays(node: Node) -> None:
+def test_foreign_installation_is_not_removed(node: Node) -> None:
     node.run("6.0.0")
     (node.root / "var/lib/dra-accelerators/ascend-runtime.json").unlink()
     assert not node.run()["changed"] and (node.root / TARGET).exists()
@@ -133,7 +133,7 @@ def test_what_somebody_else_has_installed_stays(node: Node) -> None:
     assert newer["changed"] and not newer["ours"] and not node.run()["changed"]
 
 
-def test_package_that_a_power_failure_has_ended_is_run_again(node: Node) -> None:
+def test_installation_interrupted_by_power_failure_is_repeated(node: Node) -> None:
     """After a power failure the files can be empty although they name the version: the record is completed only after a sync."""
 
     def fail(_system: System) -> None:
@@ -150,7 +150,7 @@ def test_package_that_a_power_failure_has_ended_is_run_again(node: Node) -> None
     assert not node.run("6.0.0")["changed"]
 
 
-def test_a_run_that_was_killed_is_gone_on_with_and_can_be_taken_back(node: Node) -> None:
+def test_killed_run_is_resumed_or_removed(node: Node) -> None:
     before = {name for name in node.files() if not name.startswith("var")}
     node.monkeypatch.setenv("FAKE_STOP", "runtime")
     assert node.run("6.0.0")["failed"]
@@ -160,7 +160,7 @@ def test_a_run_that_was_killed_is_gone_on_with_and_can_be_taken_back(node: Node)
     assert {name for name in node.files() if not name.startswith("var")} == before
 
 
-def test_what_cannot_go_well_is_refused_before_anything_is_run(node: Node) -> None:
+def test_impossible_installation_is_rejected_before_any_change(node: Node) -> None:
     path = node.package("6.0.0")
     digest = hashlib.sha256((node.root / path.lstrip("/")).read_bytes()).hexdigest()
     before = node.files()
@@ -192,7 +192,7 @@ def somebody_elses(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [elsewhere, writable_by_all, somebody_elses])
 @pytest.mark.parametrize("version", ["", "6.0.0"])
-def test_a_folder_that_the_package_would_not_take_is_refused_before_it_is_run(
+def test_directory_rejected_by_the_package_is_rejected_before_it_runs(
     node: Node, spoil: Callable[[Path], None], version: str
 ) -> None:
     folder = node.root / "usr/local/Ascend"
@@ -207,7 +207,7 @@ def test_a_folder_that_the_package_would_not_take_is_refused_before_it_is_run(
     assert node.files() == before
 
 
-def test_what_the_package_says_of_its_path_is_said(node: Node) -> None:
+def test_package_error_about_its_path_is_reported(node: Node) -> None:
     # Above this directory only the package knows which paths it uses.
     (node.root / "usr/local").rename(node.root / "usr/elsewhere")
     (node.root / "usr/local").symlink_to("elsewhere")
@@ -219,7 +219,7 @@ def test_what_the_package_says_of_its_path_is_said(node: Node) -> None:
     assert node.run("6.0.0")["changed"]
 
 
-def test_a_name_says_what_a_package_is() -> None:
+def test_package_name_is_parsed() -> None:
     found = read_package("/root/Ascend-docker-runtime_7.1.RC1_linux-aarch64.run")
     assert (found.version, found.machine) == ("7.1.RC1", "aarch64")
     with pytest.raises(PackageError):

@@ -108,7 +108,7 @@ def static(partitions: Any, **match: Any) -> list[dict[str, Any]]:
     return [{"match": match, "mode": "static", "partitions": partitions}]
 
 
-def test_a_layout_is_made_once_and_changed_by_the_fewest_steps(power_on: Callable[..., Node]) -> None:
+def test_layout_is_created_once_and_changed_with_fewest_steps(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     layout = static(COMPLETE, index=0)
     said = node.run(layout=layout, check=True)
@@ -133,10 +133,8 @@ def test_a_layout_is_made_once_and_changed_by_the_fewest_steps(power_on: Callabl
 
 
 @pytest.mark.parametrize("restored", [True, False])
-def test_slices_that_the_vendor_restores_after_a_boot_are_waited_for(
-    power_on: Callable[..., Node], restored: bool
-) -> None:
-    """A run right after a boot keeps the slices that the vendor's script creates meanwhile, instead of creating others beside them."""
+def test_layout_after_boot_waits_for_restored_slices(power_on: Callable[..., Node], restored: bool) -> None:
+    """A run right after a boot keeps the slices that the vendor's script creates during the run, instead of creating additional ones."""
     node = power_on("8x310P-Pro")
     layout = static({"vir02": 2}, index=0)
     assert node.run(layout=layout)["waited_for"] == []
@@ -158,7 +156,7 @@ def test_slices_that_the_vendor_restores_after_a_boot_are_waited_for(
     assert node.slices(0) == ["vir02", "vir02"]
 
 
-def test_what_does_not_fit_or_is_unknown_touches_nothing(power_on: Callable[..., Node]) -> None:
+def test_layout_impossible_or_unknown_changes_nothing(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     failed = node.run(layout=[*static({"vir01": 1}, index=0), *static({"vir01": 8}, index=1)])
     assert failed["failed"] and failed["error_code"] == "does-not-fit" and node.slices(0) == []
@@ -170,7 +168,7 @@ def test_what_does_not_fit_or_is_unknown_touches_nothing(power_on: Callable[...,
     assert not warned["changed"] and "8 NPUs of this node" in str(warned["warnings"])
 
 
-def test_a_slice_that_a_claim_holds_stays(power_on: Callable[..., Node]) -> None:
+def test_layout_slice_of_a_claim_is_kept(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     made = node.run(layout=static({"vir02": 1}, index=0))
     (held,) = made["after"][0]["partitions"]
@@ -180,7 +178,7 @@ def test_a_slice_that_a_claim_holds_stays(power_on: Callable[..., Node]) -> None
     assert node.slices(0) == ["vir02"]
 
 
-def test_switches_are_turned_only_where_asked(power_on: Callable[..., Node]) -> None:
+def test_recover_switch_is_changed_only_if_requested(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
 
     def recovers() -> bool:
@@ -202,7 +200,7 @@ def test_switches_are_turned_only_where_asked(power_on: Callable[..., Node]) -> 
     assert not node.run(layout=whole)["changed"] and not recovers()
 
 
-def test_npus_that_cannot_be_shared_are_warned_of_and_switched_where_asked(power_on: Callable[..., Node]) -> None:
+def test_device_share_off_warns_and_is_enabled_on_request(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     layout = [{"match": {"index": 0}, "mode": "whole", "shares": 4}, {"match": {}, "mode": "whole"}]
     said = node.run(layout=layout)
@@ -213,7 +211,7 @@ def test_npus_that_cannot_be_shared_are_warned_of_and_switched_where_asked(power
     assert not again["changed"] and not again.get("warnings")
 
 
-def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: Callable[..., Node]) -> None:
+def test_vm_mode_is_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     node.machine.smi("set", "-t", "vnpu-mode", "-d", "1")
     failed = node.run(layout=static({"vir01": 1}))
@@ -221,7 +219,7 @@ def test_a_machine_that_makes_slices_for_virtual_machines_is_refused(power_on: C
     assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
 
 
-def test_chips_of_a_machine_in_the_mode_smp_are_not_cut(power_on: Callable[..., Node]) -> None:
+def test_smp_mode_is_rejected(power_on: Callable[..., Node]) -> None:
     """In SMP mode the change is refused before any vNPU is destroyed, also in check mode."""
     node = power_on("8x910A")
     node.run(layout=static({"vir02": 1}, index=0))
@@ -233,7 +231,7 @@ def test_chips_of_a_machine_in_the_mode_smp_are_not_cut(power_on: Callable[..., 
     assert node.run(layout=[{"match": {}, "mode": "whole"}])["changed"] and node.slices(0) == []
 
 
-def test_dies_that_work_as_one_are_not_cut(power_on: Callable[..., Node]) -> None:
+def test_union_die_policy_is_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("8xA3", multi_die_policy="union")
     for check in (True, False):
         failed = node.run(layout=static({"vir06_1c_16g": 1}, index=[0, 1]), check=check)
@@ -245,7 +243,7 @@ def test_dies_that_work_as_one_are_not_cut(power_on: Callable[..., Node]) -> Non
     assert node.slices(0) == ["vir06_1c_16g"]
 
 
-def test_what_the_dies_of_an_older_driver_need_is_said(power_on: Callable[..., Node]) -> None:
+def test_older_driver_rejection_names_required_version(power_on: Callable[..., Node]) -> None:
     """The tool of a driver before 26.0.RC1 knows no templates of these chips: the refusal names the required version."""
     node = power_on("8xA3")
     program = node.machine.root / "usr/local/bin/npu-smi"
@@ -257,7 +255,7 @@ def test_what_the_dies_of_an_older_driver_need_is_said(power_on: Callable[..., N
     assert failed["failed"] and "26.0.RC1" in failed["msg"], failed
 
 
-def test_a_slice_that_a_process_uses_stays(power_on: Callable[..., Node]) -> None:
+def test_layout_slice_used_by_process_is_kept(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     node.run(layout=static({"vir02": 1}, index=0))
     node.machine.control("fault", "0", "process", str(os.getpid()), "100")
@@ -267,7 +265,7 @@ def test_a_slice_that_a_process_uses_stays(power_on: Callable[..., Node]) -> Non
     assert node.slices(0) == ["vir02"]
 
 
-def test_a_slice_that_a_container_has_stays(power_on: Callable[..., Node]) -> None:
+def test_layout_slice_used_by_container_is_kept(power_on: Callable[..., Node]) -> None:
     """The chip reports that a container has the vNPU: it stays, also without a known process or claim."""
     node = power_on("8x310P-Pro")
     (made,) = node.run(layout=static({"vir02": 1}, index=0))["after"][0]["partitions"]
@@ -280,21 +278,21 @@ def test_a_slice_that_a_container_has_stays(power_on: Callable[..., Node]) -> No
     assert node.run(layout=[{"match": {}, "mode": "whole"}])["changed"] and node.slices(0) == []
 
 
-def test_chips_of_one_card_are_used_in_the_same_way(power_on: Callable[..., Node]) -> None:
+def test_chips_of_one_card_need_the_same_mode(power_on: Callable[..., Node]) -> None:
     node = power_on("4x300I-Duo")
     failed = node.run(layout=[*static({"vir02": 1}, index=0), {"match": {}, "mode": "whole"}])
     assert failed["failed"] and failed["error_code"] == "card-mixed"
     assert node.run(layout=[*static({"vir02": 1}, index=[0, 1]), {"match": {}, "mode": "whole"}])["changed"]
 
 
-def test_what_a_generation_needs_is_said(power_on: Callable[..., Node]) -> None:
+def test_generation_without_vnpu_is_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("1x950")
     failed = node.run(layout=static({"vir01": 1}))
     assert failed["failed"] and "950 cannot be cut" in failed["msg"]
     assert not node.run(layout=[{"match": {}, "mode": "dynamic"}]).get("failed")
 
 
-def test_chips_without_places_have_numbers(power_on: Callable[..., Node]) -> None:
+def test_chips_without_placements_use_numbers(power_on: Callable[..., Node]) -> None:
     node = power_on("8x910A")
     done = node.run(layout=static({"vir04": 2, "vir08": 1}, index=0))
     assert node.slices(0) == ["vir04", "vir04", "vir08"]
@@ -302,7 +300,7 @@ def test_chips_without_places_have_numbers(power_on: Callable[..., Node]) -> Non
     assert not node.run(layout=static({"vir04": 2, "vir08": 1}, index=0))["changed"]
 
 
-def test_accelerator_info_tells_of_npus_in_the_same_form(power_on: Callable[..., Node]) -> None:
+def test_accelerator_info_reports_npus_in_the_same_format(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     node.run(layout=static({"vir02": 1}, index=0))
     said = node.run("accelerator_info", vendor=["ascend"], match={"index": 0}, offers=True, dynamic=True)
@@ -317,7 +315,7 @@ def test_accelerator_info_tells_of_npus_in_the_same_form(power_on: Callable[...,
     json.dumps(said)
 
 
-def test_a_layout_is_compared_described_kept_and_brought_back(power_on: Callable[..., Node]) -> None:
+def test_layout_is_asserted_exported_saved_and_restored(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     layout = [*static(COMPLETE, index=0), {"match": {}, "mode": "whole"}]
     failed = node.run(state="asserted", layout=layout)
@@ -338,7 +336,7 @@ def test_a_layout_is_compared_described_kept_and_brought_back(power_on: Callable
     assert not node.run(state="restored", checkpoint_file="/kept.json")["changed"]
 
 
-def test_parameters_that_do_not_go_together(power_on: Callable[..., Node]) -> None:
+def test_conflicting_options_are_rejected(power_on: Callable[..., Node]) -> None:
     node = power_on("8x310P-Pro")
     assert "missing required arguments: layout" in node.run()["msg"]
     assert "takes no layout" in node.run(state="exported", layout=static(COMPLETE))["msg"]

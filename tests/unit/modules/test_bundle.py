@@ -102,7 +102,7 @@ def without(path: str) -> Manifest:
 # The plan
 
 
-def test_what_hosts_need_alike_is_gathered_once() -> None:
+def test_plan_merges_equal_needs_of_hosts() -> None:
     plan = needs.plan([*ALL, *ALL])
     assert [each.platform.key for each in plan.platforms] == [PLACE]
     assert plan.platforms[0].groups == [("python3-venv",)]
@@ -114,7 +114,7 @@ def test_what_hosts_need_alike_is_gathered_once() -> None:
 
 
 @given(st.permutations(ALL), st.lists(st.sampled_from(ALL), max_size=4))
-def test_the_order_of_hosts_changes_nothing(order: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
+def test_plan_is_independent_of_host_order(order: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
     assert needs.plan([*order, *more]) == needs.plan(ALL)
 
 
@@ -129,12 +129,12 @@ def test_the_order_of_hosts_changes_nothing(order: list[dict[str, Any]], more: l
         ({**WHEELS, "python": "three"}, "'three' is no version of python"),
     ],
 )
-def test_what_is_no_need_is_refused_with_words(need: dict[str, Any], words: str) -> None:
+def test_plan_invalid_need_is_rejected(need: dict[str, Any], words: str) -> None:
     with pytest.raises(BundleError, match=f"(?i){words}"):
         needs.plan([need])
 
 
-def test_images_of_a_fleet_are_separate_files_with_their_names(tmp_path: Path) -> None:
+def test_plan_images_are_separate_files_with_their_names(tmp_path: Path) -> None:
     """Each image is a separate file, also if the names differ only in characters that a file name cannot contain."""
     names = ["localhost/driver:1", "localhost-driver:1", "reg.example:5000/a/driver:1"]
     plan = needs.plan([{**IMAGE, "reference": name} for name in names])
@@ -153,14 +153,14 @@ def test_images_of_a_fleet_are_separate_files_with_their_names(tmp_path: Path) -
         Gatherer(System(), str(folder), Means(interpreter="", fetch=str)).gather(needs.plan([IMAGE]))
 
 
-def test_one_bundle_holds_one_file_of_a_name() -> None:
+def test_plan_two_files_with_one_name_are_rejected() -> None:
     with pytest.raises(BundleError, match=r"Two files are called driver\.run"):
         needs.plan([FILE, {**FILE, "path": "/other/driver.run"}])
     with pytest.raises(BundleError, match="Two digests"):
         needs.plan([FILE, {**FILE, "sha256": ""}])
 
 
-def test_passwords_of_addresses_are_not_in_the_manifest() -> None:
+def test_manifest_has_no_passwords_of_addresses() -> None:
     source = {"uris": ["https://me:secret@mirror.example/x"], "suites": ["/"], "fingerprints": ["A"], "key": "k"}
     plan = needs.plan([{**DRIVER, "source": source}])
     assert "secret" not in json.dumps(plan.needs)
@@ -170,7 +170,7 @@ def test_passwords_of_addresses_are_not_in_the_manifest() -> None:
 # Missing items
 
 
-def test_a_bundle_with_all_lacks_nothing() -> None:
+def test_missing_complete_bundle_has_none() -> None:
     assert needs.missing(ALL, whole()) == []
 
 
@@ -188,13 +188,13 @@ def test_a_bundle_with_all_lacks_nothing() -> None:
         ("driver.run", "the file driver.run (ascend_driver)"),
     ],
 )
-def test_what_is_missing_is_said(path: str, words: str) -> None:
+def test_missing_item_is_named(path: str, words: str) -> None:
     found = needs.missing(ALL, without(path))
     assert len(found) == 1
     assert found[0].startswith(words)
 
 
-def test_wheels_of_another_python_or_another_list_are_not_those() -> None:
+def test_missing_wheels_of_other_python_or_requirements() -> None:
     other = {**WHEELS, "python": "3.12"}
     assert needs.missing([other], whole()) == [
         "the wheels of cp312-x86_64 (python_environment), it has those of cp313-x86_64"
@@ -203,30 +203,30 @@ def test_wheels_of_another_python_or_another_list_are_not_those() -> None:
     assert "of another list" in needs.missing([other], whole())[0]
 
 
-def test_a_file_with_another_digest_is_not_that_file() -> None:
+def test_missing_file_with_other_digest() -> None:
     assert "it has abab" in needs.missing([{**FILE, "sha256": "cd" * 32}], whole())[0]
     assert needs.missing([{**FILE, "sha256": ""}], whole()) == []
 
 
-def test_a_driver_of_another_branch_is_not_that_driver() -> None:
+def test_missing_driver_of_other_branch() -> None:
     assert needs.missing([{**DRIVER, "wanted": {"version": "570", "persistence": False}}], whole())
     assert not needs.missing([{**DRIVER, "wanted": {"persistence": False}}], whole())
 
 
-def test_packages_of_one_version_are_looked_for_by_it() -> None:
+def test_missing_packages_are_matched_by_version() -> None:
     for version, fits in (("1.18", True), ("1.18.1", True), ("1.18.1-1", True), ("1.17", False), ("1.1", False)):
         assert (needs.missing([{**TOOLKIT, "version": version}], whole()) == []) == fits, version
     assert needs.missing([{**FABRIC, "version": "580.95.05", "follows": False}], whole()) == []
     assert needs.missing([{**FABRIC, "version": "570.1", "follows": False}], whole())
 
 
-def test_the_refusal_names_the_bundle_and_what_to_do() -> None:
+def test_refuse_missing_names_bundle_and_remedy() -> None:
     with pytest.raises(BundleError, match=r"/x does not have what gpu-1 needs: the image .*docs/offline"):
         needs.refuse_missing(ALL, without("image.tar"), "/x", "gpu-1")
 
 
 @given(st.sets(st.integers(0, len(whole().items) - 1)))
-def test_a_bundle_lacks_something_exactly_where_an_item_is_gone(gone: set[int]) -> None:
+def test_missing_is_reported_exactly_for_removed_items(gone: set[int]) -> None:
     found = whole()
     kept = tuple(each for number, each in enumerate(found.items) if number not in gone)
     # The check of the files detects a wheelhouse without its wheels.
@@ -284,14 +284,14 @@ MANIFESTS = st.builds(
 
 
 @given(MANIFESTS)
-def test_a_manifest_that_is_written_is_read_again(manifest: Manifest) -> None:
+def test_manifest_round_trips(manifest: Manifest) -> None:
     text = manifest.to_text()
     assert manifests.read(text, "/x") == manifest
     assert manifests.read(text, "/x").to_text() == text
 
 
 @given(MANIFESTS, st.dictionaries(PATHS, st.builds(Found, st.integers(0, 9), st.just("a" * 64)), max_size=4))
-def test_every_difference_is_found_and_nothing_else(manifest: Manifest, others: Mapping[str, Found]) -> None:
+def test_compare_finds_every_difference(manifest: Manifest, others: Mapping[str, Found]) -> None:
     same = {each.path: Found(each.size, each.sha256) for each in manifest.items}
     assert not manifests.compare(manifest, same)
     found = manifests.compare(manifest, others)
@@ -439,7 +439,7 @@ def test_random_manifest_writes_only_below_its_directory(listed: list[dict[str, 
 
 
 @given(MANIFESTS)
-def test_random_valid_manifest_is_taken_whole(manifest: Manifest) -> None:
+def test_random_valid_manifest_is_accepted(manifest: Manifest) -> None:
     small = Manifest(
         tuple(replace(each, size=1, sha256=hashlib.sha256(b"x").hexdigest()) for each in manifest.items),
         manifest.needs,
@@ -456,7 +456,7 @@ def test_random_valid_manifest_is_taken_whole(manifest: Manifest) -> None:
         assert archives.is_taken(top / "folder", text, found)
 
 
-def test_unpacked_bundle_with_an_outside_link_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_unpacked_bundle_with_outside_link_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:
     taken(run_here, bundle)
     path = Path(f"{bundle}.d/files/driver.run")
     path.unlink()
@@ -488,12 +488,12 @@ def test_bundle_without_a_checksum_is_rejected(run_here: Callable[..., Result], 
         ("[" * 100_000, "cannot be read"),
     ],
 )
-def test_what_is_no_manifest_is_refused(text: str, words: str) -> None:
+def test_manifest_invalid_text_is_rejected(text: str, words: str) -> None:
     with pytest.raises(BundleError, match=words):
         manifests.read(text, "/x")
 
 
-def test_the_digest_that_was_written_down_is_compared() -> None:
+def test_check_pin_compares_digest() -> None:
     text = whole().to_text()
     manifests.check_pin(text, "", "/x", is_required=False)
     manifests.check_pin(text, f"sha256:{manifests.digest_of_text(text).upper()} ", "/x")
@@ -539,7 +539,7 @@ def taken(run_here: Callable[..., Result], bundle: Path, **options: Any) -> Resu
     return run_here("bundle_folder", given_, check=check, diff=True)
 
 
-def test_a_bundle_is_taken_apart_once(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_bundle_is_unpacked_once(run_here: Callable[..., Result], bundle: Path) -> None:
     foreseen = taken(run_here, bundle, check=True)
     assert foreseen["changed"] is True
     assert not Path(f"{bundle}.d").exists()
@@ -556,7 +556,7 @@ def test_a_bundle_is_taken_apart_once(run_here: Callable[..., Result], bundle: P
     assert not list(bundle.parent.glob("*.partial"))
 
 
-def test_the_same_content_is_the_same_archive(bundle: Path) -> None:
+def test_archive_is_reproducible(bundle: Path) -> None:
     before = bundle.read_bytes()
     _text, manifest = archives.read_manifest(bundle)
     archives.write(bundle.parent / "parts", manifest, bundle)
@@ -579,7 +579,7 @@ def test_the_same_content_is_the_same_archive(bundle: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("check", [False, True])
-def test_a_changed_archive_is_refused_by_names(
+def test_changed_archive_is_rejected_with_names(
     run_here: Callable[..., Result], bundle: Path, change: Any, words: str, *, check: bool
 ) -> None:
     again(bundle, change)
@@ -590,7 +590,7 @@ def test_a_changed_archive_is_refused_by_names(
     assert sorted(each.name for each in bundle.parent.iterdir()) == ["fleet.bundle", "parts", "source"]
 
 
-def test_an_archive_that_was_cut_short_is_refused(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_truncated_archive_is_rejected(run_here: Callable[..., Result], bundle: Path) -> None:
     content = bundle.read_bytes()
     for size in (0, 100, 700, content.rindex(b"wheel b")):
         bundle.write_bytes(content[:size])
@@ -599,7 +599,7 @@ def test_an_archive_that_was_cut_short_is_refused(run_here: Callable[..., Result
         assert found["error_code"] in ("bundle-differs", "manifest"), found
 
 
-def test_a_folder_that_was_tampered_with_is_made_anew(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_modified_directory_is_unpacked_again(run_here: Callable[..., Result], bundle: Path) -> None:
     taken(run_here, bundle)
     folder = Path(f"{bundle}.d")
     for path, what in (("files/driver.run", "changed"), ("wheelhouses/cp312-x86_64/a-1.whl", "replaced")):
@@ -612,7 +612,7 @@ def test_a_folder_that_was_tampered_with_is_made_anew(run_here: Callable[..., Re
     assert not (folder / "wheelhouses/cp312-x86_64/evil.whl").exists()
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_foreign_directory_is_not_changed(run_here: Callable[..., Result], bundle: Path) -> None:
     folder = Path(f"{bundle}.d")
     folder.mkdir()
     (folder / "own").write_text("mine")
@@ -621,7 +621,7 @@ def test_a_folder_of_somebody_elses_is_left_alone(run_here: Callable[..., Result
     assert (folder / "own").read_text() == "mine"
 
 
-def test_no_bundle_and_a_wrong_pin_and_a_lack_are_said(run_here: Callable[..., Result], bundle: Path) -> None:
+def test_missing_bundle_wrong_pin_and_missing_item_are_reported(run_here: Callable[..., Result], bundle: Path) -> None:
     assert "There is no bundle" in taken(run_here, bundle.with_name("other"))["msg"]
     assert taken(run_here, bundle, checksum="0" * 64)["error_code"] == "bundle-pin"
     found = taken(run_here, bundle, needs=[IMAGE], whose="gpu-1")

@@ -77,7 +77,7 @@ def packages(result: dict[str, Any]) -> set[str]:
     return {path.rpartition("/")[2].partition("_")[0] for path in result["added"] if path.endswith(".deb")}
 
 
-def test_a_driver_goes_from_a_signed_source_to_a_node(
+def test_driver_is_bundled_from_signed_source_and_installed(
     gather: Callable[..., Any], run_here: Callable[..., Any], repository: Path, tmp_path: Path
 ) -> None:
     made = gather()
@@ -136,7 +136,7 @@ def test_a_driver_goes_from_a_signed_source_to_a_node(
     assert "Hashes of expected file" in apt("download", words[0], check=False)
 
 
-def test_a_source_that_another_key_has_signed_is_refused(
+def test_source_signed_with_another_key_is_rejected(
     gather: Callable[..., Any], tmp_path: Path, repository: Path
 ) -> None:
     """The source is signed with a different key than the pinned one: it is refused."""
@@ -150,9 +150,7 @@ def test_a_source_that_another_key_has_signed_is_refused(
     assert refused["error_code"] == "repository-key", refused
 
 
-def test_a_package_that_was_exchanged_behind_the_index_is_refused(
-    gather: Callable[..., Any], tmp_path: Path, repository: Path
-) -> None:
+def test_package_replaced_after_index_is_rejected(gather: Callable[..., Any], tmp_path: Path, repository: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(repository, copy)
     name = f"libcuda1_{VERSION}-1_amd64.deb"

@@ -180,7 +180,7 @@ def gathered(machine: Machine, folder: Path, needs: Sequence[Mapping[str, Any]],
 # Packages
 
 
-def test_packages_come_with_what_they_need_and_with_who_vouches(machine: Machine, tmp_path: Path) -> None:
+def test_gather_packages_with_dependencies_and_signers(machine: Machine, tmp_path: Path) -> None:
     found = gathered(machine, tmp_path, [PYTHON, {**DRIVER, "source": SOURCE}, FABRIC])
     names = {item.name for item in found.values() if item.kind == "package"}
     assert names == set(VERSIONS)
@@ -193,7 +193,7 @@ def test_packages_come_with_what_they_need_and_with_who_vouches(machine: Machine
     assert {each.fields["Description"] for each in index} == {"x\n more"}
 
 
-def test_both_kinds_of_modules_are_asked_for_apart(machine: Machine, tmp_path: Path) -> None:
+def test_gather_requests_both_module_kinds_separately(machine: Machine, tmp_path: Path) -> None:
     gathered(machine, tmp_path, [{**DRIVER, "source": SOURCE}])
     asked = [call[4:] for call in machine.calls if "-s" in call]
     assert [[word.partition("=")[0] for word in each][:2] for each in asked] == [
@@ -203,7 +203,7 @@ def test_both_kinds_of_modules_are_asked_for_apart(machine: Machine, tmp_path: P
     assert all("linux-headers-6.12.48-amd64" in each for each in asked)
 
 
-def test_what_has_the_driver_s_version_is_looked_for_by_it(machine: Machine, tmp_path: Path) -> None:
+def test_gather_matches_packages_by_driver_version(machine: Machine, tmp_path: Path) -> None:
     gathered(machine, tmp_path, [FABRIC, {**DRIVER, "source": SOURCE}])
     assert ["nvidia-fabricmanager", "nvidia-fabricmanager-580", "nvlsm"] in [call[2:] for call in machine.calls]
     other = {**FABRIC, "follows": False, "version": "570.86"}
@@ -211,7 +211,7 @@ def test_what_has_the_driver_s_version_is_looked_for_by_it(machine: Machine, tmp
         gathered(machine, tmp_path, [other])
 
 
-def test_apt_works_in_a_root_of_its_own(machine: Machine, tmp_path: Path) -> None:
+def test_gather_apt_uses_separate_root(machine: Machine, tmp_path: Path) -> None:
     gathered(machine, tmp_path, [{**DRIVER, "source": SOURCE}])
     root = tmp_path / "parts/apt" / PLACE
     assert {each["APT_CONFIG"] for each in machine.environments} == {f"{root}/apt.conf"}
@@ -224,7 +224,7 @@ def test_apt_works_in_a_root_of_its_own(machine: Machine, tmp_path: Path) -> Non
     assert (root / "etc/apt/keyrings/1.asc").read_text() == checked_key(FOURTH, [FOURTH_PRINT], VENDOR)
 
 
-def test_a_second_run_fetches_no_file(machine: Machine, tmp_path: Path) -> None:
+def test_gather_second_run_fetches_no_file(machine: Machine, tmp_path: Path) -> None:
     first = gathered(machine, tmp_path, [PYTHON, WHEELS])
     assert len(machine.fetches()) == 3  # packages, wheels, and the addresses
     machine.calls.clear()
@@ -232,7 +232,7 @@ def test_a_second_run_fetches_no_file(machine: Machine, tmp_path: Path) -> None:
     assert len(machine.fetches()) == 1
 
 
-def test_a_key_with_another_fingerprint_is_refused(machine: Machine, tmp_path: Path) -> None:
+def test_gather_key_with_other_fingerprint_is_rejected(machine: Machine, tmp_path: Path) -> None:
     with pytest.raises(KeyProblem, match=FOURTH_PRINT):
         gathered(machine, tmp_path, [{**DRIVER, "source": {**SOURCE, "fingerprints": ["AB" * 20]}}])
     assert not machine.calls
@@ -240,19 +240,19 @@ def test_a_key_with_another_fingerprint_is_refused(machine: Machine, tmp_path: P
         gathered(machine, tmp_path, [{**DRIVER, "source": {**SOURCE, "fingerprints": []}}])
 
 
-def test_a_mirror_that_is_signed_by_others_than_pinned_is_refused(machine: Machine, tmp_path: Path) -> None:
+def test_gather_mirror_signed_by_other_key_is_rejected(machine: Machine, tmp_path: Path) -> None:
     gathered(machine, tmp_path, [PYTHON], mirror={"fingerprints": [SIGNER]})
     with pytest.raises(BundleError, match=f"is signed by {SIGNER}, expected {'CD' * 20}"):
         gathered(machine, tmp_path, [PYTHON], mirror={"fingerprints": ["CD" * 20]})
 
 
-def test_a_package_that_is_not_what_the_signed_index_names_is_refused(machine: Machine, tmp_path: Path) -> None:
+def test_gather_package_differing_from_index_is_rejected(machine: Machine, tmp_path: Path) -> None:
     machine.wrong = "python3-venv"
     with pytest.raises(BundleError, match=r"python3-venv_3\.13\.5-1_amd64\.deb is not the file"):
         gathered(machine, tmp_path, [PYTHON])
 
 
-def test_what_no_source_has_is_named(machine: Machine, tmp_path: Path) -> None:
+def test_gather_unavailable_package_is_named(machine: Machine, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"debian 13 \(x86_64\) has nothing-such"):
         gathered(machine, tmp_path, [{**PYTHON, "names": ["python3-venv", "nothing-such"]}])
     machine.apt = False
@@ -264,7 +264,7 @@ def test_what_no_source_has_is_named(machine: Machine, tmp_path: Path) -> None:
         gathered(machine, tmp_path, [PYTHON])
 
 
-def test_the_usual_sources_follow_from_the_platform() -> None:
+def test_archives_default_sources_depend_on_platform() -> None:
     def usual(distribution: str, release: str, machine: str) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         platform = {"distribution": distribution, "release": release, "machine": machine}
         found = packages.archives(plan([{**PYTHON, "platform": platform}]).platforms[0], {})
@@ -289,12 +289,12 @@ def test_the_usual_sources_follow_from_the_platform() -> None:
         ("file:///srv/x", "_srv_x_"),
     ],
 )
-def test_the_lists_of_a_source_are_known_by_its_address(uri: str, prefix: str) -> None:
+def test_list_prefix_of_source_address(uri: str, prefix: str) -> None:
     assert packages.list_prefix(uri) == prefix
     assert not "deb.debian.org_debian-security_dists_x_InRelease".startswith(prefix)
 
 
-def test_who_signed_is_read_of_either_form() -> None:
+def test_signers_reads_both_signature_formats() -> None:
     assert signers(SIGNED) == (SIGNER,)
     key_id = bytes.fromhex("0123456789ABCDEF")
     assert signers(armoured(b"\x10" + key_id, hashed=False)) == ("0123456789ABCDEF",)
@@ -306,8 +306,8 @@ def test_who_signed_is_read_of_either_form() -> None:
 # Wheels
 
 
-def test_what_pips_own_python_leaves_out_is_asked_for_by_name(machine: Machine, tmp_path: Path) -> None:
-    found = gathered(machine, tmp_path, [{**WHEELS, "requirements": "a  # a word\n# none\n"}])
+def test_gather_wheels_excluded_by_local_python_are_requested_by_name(machine: Machine, tmp_path: Path) -> None:
+    found = gathered(machine, tmp_path, [{**WHEELS, "requirements": "a  # a comment\n# none\n"}])
     assert sorted(found) == ["wheels/a-1-py3-none-any.whl", "wheels/typing-extensions-1-py3-none-any.whl"]
     assert {item.places for item in found.values()} == {("cp313-x86_64",)}
     assert found["wheels/a-1-py3-none-any.whl"].source == "https://index.example/a-1-py3-none-any.whl"
@@ -316,13 +316,13 @@ def test_what_pips_own_python_leaves_out_is_asked_for_by_name(machine: Machine, 
     assert "typing-extensions" in reports[1]
 
 
-def test_wheel_without_a_digest_of_the_index_is_rejected() -> None:
+def test_gather_wheel_without_index_digest_is_rejected() -> None:
     wheel = wheels.Wheel("a", "1", "https://index.example/a-1-py3-none-any.whl", "")
     with pytest.raises(BundleError, match=r"no SHA-256 digest of a-1-py3-none-any\.whl"):
         wheels.check_digests([wheel], "a\n")
 
 
-def test_wheel_that_the_lock_does_not_name_is_rejected() -> None:
+def test_gather_wheel_outside_lock_is_rejected() -> None:
     lock = f"A.b==1 ; python_full_version >= '3.11' \\\n    --hash=sha256:{'1' * 64} \\\n    --hash=sha256:{'2' * 64}\n"
     file = "https://index.example/a_b-1-py3-none-any.whl"
     wheels.check_digests([wheels.Wheel("a-b", "1", file, "2" * 64)], lock)
@@ -336,12 +336,12 @@ def test_wheel_that_the_lock_does_not_name_is_rejected() -> None:
     assert wheels.lock_for(lock, wheels.environment("3.10", "x86_64")) == ""
 
 
-def test_a_wheel_of_two_pythons_is_kept_once(machine: Machine, tmp_path: Path) -> None:
+def test_gather_wheel_for_two_pythons_is_stored_once(machine: Machine, tmp_path: Path) -> None:
     found = gathered(machine, tmp_path, [WHEELS, {**WHEELS, "python": "3.12"}])
     assert {item.places for item in found.values()} == {("cp312-x86_64", "cp313-x86_64")}
 
 
-def test_pip_is_told_of_the_other_python() -> None:
+def test_target_words_select_other_python() -> None:
     words = wheels.target_words("3.10", "aarch64")
     assert "--only-binary=:all:" in words
     assert "--python-version=3.10" in words
@@ -350,7 +350,7 @@ def test_pip_is_told_of_the_other_python() -> None:
     assert not any("x86_64" in word for word in words)
 
 
-def test_markers_are_judged_for_the_other_python() -> None:
+def test_applying_evaluates_markers_for_other_python() -> None:
     lines = ['tomli>=2.0,<3; python_version < "3.11"', "b[x]>=1", 'c; extra == "x"', 'd; platform_machine == "aarch64"']
     assert wheels.applying(lines, wheels.environment("3.10", "x86_64")) == ["tomli<3,>=2.0", "b[x]>=1"]
     assert wheels.applying(lines, wheels.environment("3.13", "aarch64")) == ["b[x]>=1", "d"]
@@ -358,7 +358,7 @@ def test_markers_are_judged_for_the_other_python() -> None:
         wheels.applying(["-r other.txt"], wheels.environment("3.13", "x86_64"))
 
 
-def test_what_is_no_wheel_is_refused() -> None:
+def test_read_report_not_a_wheel_is_rejected() -> None:
     entry = {"metadata": {"name": "a", "version": "1"}, "download_info": {"url": "https://x/a-1.tar.gz"}}
     with pytest.raises(BundleError, match="which is no wheel"):
         wheels.read_report(json.dumps({"install": [entry]}))
@@ -391,7 +391,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, run_here: Callable[..., Any], tmp_pa
     return run
 
 
-def test_a_bundle_is_gathered_once(gather: Any, machine: Machine, tmp_path: Path, run_here: Any) -> None:
+def test_module_gathers_bundle_once(gather: Any, machine: Machine, tmp_path: Path, run_here: Any) -> None:
     foreseen = gather(check=True)
     assert foreseen["changed"] is True
     assert not machine.calls
@@ -414,7 +414,7 @@ def test_a_bundle_is_gathered_once(gather: Any, machine: Machine, tmp_path: Path
     assert taken["packages"][PLACE]["files"]["python3-venv=3.13.5-1"] == "python3-venv_3.13.5-1_amd64.deb"
 
 
-def test_newer_versions_are_looked_for_where_that_is_asked(gather: Any, machine: Machine) -> None:
+def test_module_refresh_finds_newer_versions(gather: Any, machine: Machine) -> None:
     gather()
     assert gather(refresh=True)["changed"] is False
     VERSIONS["python3.13-venv"] = "3.13.6-1"
@@ -426,7 +426,7 @@ def test_newer_versions_are_looked_for_where_that_is_asked(gather: Any, machine:
     assert found["removed"] == [f"packages/{PLACE}/python3.13-venv_3.13.5-2_amd64.deb"]
 
 
-def test_what_has_changed_on_this_machine_is_gathered_anew(gather: Any, tmp_path: Path) -> None:
+def test_module_changed_local_files_are_gathered_again(gather: Any, tmp_path: Path) -> None:
     gather()
     archive = tmp_path / "x.bundle"
     archive.write_bytes(archive.read_bytes()[:2000])
@@ -437,6 +437,6 @@ def test_what_has_changed_on_this_machine_is_gathered_anew(gather: Any, tmp_path
     assert "another SHA-256 digest" in found["msg"]
 
 
-def test_platforms_are_read_as_they_are_written() -> None:
+def test_platform_number_release_is_read() -> None:
     found = plan([{**PYTHON, "platform": {**DEBIAN, "release": 13}}]).platforms[0].platform
     assert (found.key, found.suite, found.architecture) == (PLACE, "trixie", "amd64")

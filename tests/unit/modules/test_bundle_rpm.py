@@ -51,14 +51,14 @@ def platform_plan(*needs: Mapping[str, Any]) -> Any:
     return found
 
 
-def test_a_platform_without_an_entry_is_told_which_one_to_write() -> None:
+def test_check_mirrors_missing_platform_names_entry() -> None:
     with pytest.raises(BundleError, match="accelerator_bundle_mirrors has no entry rocky_9") as raised:
         rpm.check_mirrors(plan([NEED, DRIVER]).platforms, {"debian_13": []})
     assert "nvidia_driver, python3.12" in str(raised.value) and "{rocky_9: [{uris: [...], key:" in str(raised.value)
     rpm.check_mirrors(plan([NEED]).platforms, {"rocky_9": []})
 
 
-def test_repositories_are_the_mirrors_and_the_vendors() -> None:
+def test_repositories_include_mirrors_and_vendor() -> None:
     first, second = rpm.repositories(platform_plan(NEED, DRIVER), {"rocky_9": [{**MIRROR, "index_signed": False}]})
     assert (first.key_file, first.index_signed, first.packages_signed) == ("/keys/rocky.asc", False, True)
     assert "repo_gpgcheck=0" in first.text("/k") and "repo_gpgcheck=1" in second.text("/k")
@@ -76,17 +76,17 @@ def test_repositories_are_the_mirrors_and_the_vendors() -> None:
         ({"packages_signed": False, "index_signed": False}, "neither its index nor its packages"),
     ],
 )
-def test_a_mirror_that_nobody_vouches_for_is_refused(change: dict[str, Any], words: str) -> None:
+def test_repositories_unsigned_mirror_is_rejected(change: dict[str, Any], words: str) -> None:
     with pytest.raises(BundleError, match=words):
         rpm.repositories(platform_plan(NEED), {"rocky_9": [{**MIRROR, **change}]})
 
 
-def test_a_status_of_dpkg_s_is_refused() -> None:
+def test_plan_dpkg_status_is_rejected() -> None:
     with pytest.raises(BundleError, match="rpm has no such file"):
         plan([{**NEED, "status": "/x"}])
 
 
-def test_headers_are_those_of_the_host_s_kernel() -> None:
+def test_missing_headers_match_kernel_of_host() -> None:
     items = [("nvidia-driver-cuda", "3:580.1-1.el9"), ("kmod", "3:580.1-1.el9"), ("kernel-devel", "5.14.0-503.el9")]
 
     def lacking(*more: tuple[str, str]) -> list[str]:
@@ -112,11 +112,11 @@ def test_headers_are_those_of_the_host_s_kernel() -> None:
         ("x.rpm:\n    Header SHA256 digest: OK\n    MD5 digest: OK\n", ()),
     ],
 )
-def test_signers_are_those_of_good_signatures(said: str, found: tuple[str, ...]) -> None:
+def test_signers_of_valid_signatures_only(said: str, found: tuple[str, ...]) -> None:
     assert rpm.signers(said, [PRINT]) == found
 
 
-def test_what_dnf_would_install_is_known_by_the_names_of_files() -> None:
+def test_files_of_changes_match_file_names() -> None:
     changes = [Change("install", "a", "", "3:1-2"), Change("remove", "b", "1-1")]
     assert rpm.files_of(changes) == {("a", "1-2"): "3:1-2"}
     assert rpm.addresses("https://x.example/p/a-1-2.noarch.rpm\nnoise\n") == {
@@ -137,7 +137,7 @@ class Recording(System):
 
 
 @pytest.mark.parametrize("name", ["rocky", "sles"])
-def test_with_a_bundle_no_repository_of_the_host_counts(
+def test_install_with_bundle_ignores_host_repositories(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "etc").mkdir()
@@ -183,7 +183,7 @@ def installed(tool: Tool, *, check: bool = False, refresh: bool = False, names: 
     return bundle_packages.work(module, tool)  # type: ignore[arg-type]
 
 
-def test_what_a_host_lacks_is_installed_and_what_it_has_stays() -> None:
+def test_install_adds_missing_packages_only() -> None:
     tool = Tool(Change("install", "needed", "", "1-1"))
     told = installed(tool, check=True, names=["there", "new"])
     assert (told["changed"], told["installs"], tool.did) == (True, ["new=2:1-1", "needed=1-1"], [])
@@ -193,6 +193,6 @@ def test_what_a_host_lacks_is_installed_and_what_it_has_stays() -> None:
     assert installed(tool, refresh=True)["changed"] is False and tool.did == ["update"]
 
 
-def test_nothing_goes_for_what_is_installed() -> None:
+def test_install_that_removes_packages_is_rejected() -> None:
     with pytest.raises(PackageProblem, match="would remove old to install new"):
         installed(Tool(Change("remove", "old", "1-1")), names=["new"])

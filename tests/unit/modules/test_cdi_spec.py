@@ -51,7 +51,7 @@ def put(root: Path, path: str, text: str) -> Path:
     return place
 
 
-def test_names_of_kinds_and_files() -> None:
+def test_kind_and_file_names() -> None:
     assert cdi_specs.kind_of("gpu.nvidia.com") == "nvidia.com/gpu"
     assert cdi_specs.file_of("/etc/cdi/", cdi_specs.kind_of("npu.huawei.com")) == OWN
     with pytest.raises(AcceleratorError) as caught:
@@ -60,7 +60,7 @@ def test_names_of_kinds_and_files() -> None:
     assert cdi_specs.specification("a.b/c", {}, ContainerEdits(env=("A=b",))) is None
 
 
-def test_differences_by_device() -> None:
+def test_differences_are_listed_by_device() -> None:
     one, other = ({"env": [f"A={letter}"]} for letter in "bc")
     before = {
         "devices": [{"name": "0", "containerEdits": one}, {"name": "1", "containerEdits": one}],
@@ -77,7 +77,7 @@ def test_differences_by_device() -> None:
     assert cdi_specs.differences(cdi_specs.parsed("{broken"), None) == []
 
 
-def test_files_with_the_same_devices(tmp_path: Path) -> None:
+def test_files_with_same_devices_are_found(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     put(tmp_path, OWN, json.dumps(THEIRS))
     put(tmp_path, "/etc/cdi/other-kind.json", json.dumps({**THEIRS, "kind": "huawei.com/other"}))
@@ -109,7 +109,7 @@ def test_files_with_the_same_devices(tmp_path: Path) -> None:
     assert caught.value.code == "cdi-conflict"
 
 
-def test_the_vendor_s_own_program_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_waits_for_the_vendor_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim would get the driver's own list at once, but a permanent file waits for the better one."""
     said = [ContainerEdits(env=("FROM=us",))]
 
@@ -134,7 +134,7 @@ def test_the_vendor_s_own_program_is_waited_for(monkeypatch: pytest.MonkeyPatch)
     assert spec is not None and spec["containerEdits"] == {"env": ["FROM=them"]} and unanswered == []
 
 
-def test_a_file_for_all_npus_of_a_node(node: Node) -> None:
+def test_module_writes_file_for_all_npus(node: Node) -> None:
     root = node.machine.root
     looked = node.run("cdi_spec", check=True)
     (spec,) = looked["specs"]
@@ -164,7 +164,7 @@ def test_a_file_for_all_npus_of_a_node(node: Node) -> None:
     assert not nothing["changed"] and not nothing["specs"][0]["exists"]
 
 
-def test_a_chip_that_is_cut_is_there_as_its_slices(node: Node) -> None:
+def test_module_partitioned_chip_is_listed_as_slices(node: Node) -> None:
     made = node.run(layout=static({"vir02": 2}, index=0))
     uuids = [each["uuid"] for each in made["after"][0]["partitions"]]
     node.run("cdi_spec")
@@ -174,7 +174,7 @@ def test_a_chip_that_is_cut_is_there_as_its_slices(node: Node) -> None:
     assert edits["0:0"]["deviceNodes"][0]["hostPath"].startswith("/dev/vdavinci")
 
 
-def test_second_file_for_the_same_kind_is_rejected(node: Node) -> None:
+def test_module_second_file_for_same_kind_is_rejected(node: Node) -> None:
     put(node.machine.root, "/etc/cdi/theirs.json", json.dumps(THEIRS))
     refused = node.run("cdi_spec")
     assert refused["failed"] and refused["error_code"] == "cdi-conflict"

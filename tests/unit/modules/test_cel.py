@@ -97,7 +97,7 @@ def judge() -> cel.CelJudge:
         (f"{OWN}.index == 4 && {OWN}.nothing", False),
     ],
 )
-def test_what_an_expression_says_of_a_device(judge: cel.CelJudge, expression: str, answer: bool) -> None:
+def test_matches_returns_result_of_expression(judge: cel.CelJudge, expression: str, answer: bool) -> None:
     assert judge.matches(expression, DEVICE) is answer and judge.problem(expression) == ""
 
 
@@ -119,7 +119,7 @@ def test_what_an_expression_says_of_a_device(judge: cel.CelJudge, expression: st
         ("device.", "no valid CEL, at 1:8", ""),
     ],
 )
-def test_errors_as_the_scheduler_has_them(judge: cel.CelJudge, expression: str, reason: str, hint: str) -> None:
+def test_matches_error_equals_error_of_scheduler(judge: cel.CelJudge, expression: str, reason: str, hint: str) -> None:
     with pytest.raises(SelectorFailed) as error:
         judge.matches(expression, DEVICE)
     assert reason in error.value.reason and hint in error.value.hint
@@ -136,12 +136,12 @@ def test_errors_as_the_scheduler_has_them(judge: cel.CelJudge, expression: str, 
         "[1].indexOf(1) == 0",
     ],
 )
-def test_what_is_not_evaluated_is_no_error_of_the_selector(judge: cel.CelJudge, expression: str) -> None:
+def test_matches_unsupported_expression_is_not_evaluated(judge: cel.CelJudge, expression: str) -> None:
     with pytest.raises(NotJudged):
         judge.matches(expression, DEVICE)
 
 
-def test_derived_attributes_and_what_is_wrong_as_it_is_written(judge: cel.CelJudge) -> None:
+def test_value_derived_attributes_and_errors(judge: cel.CelJudge) -> None:
     assert judge.value(f"{OWN}.model + '!'", DEVICE) == {"string": "H100!"}
     assert judge.value(f"{OWN}.driverVersion", DEVICE) == {"version": "1.10.0"}
     assert judge.value(f"{OWN}.numa", DEVICE) == {"ints": [0, 1]}

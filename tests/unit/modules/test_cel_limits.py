@@ -51,12 +51,12 @@ def judge() -> Iterator[cel.CelJudge]:
         (r"'\u00e4b'.find('(?i)\\pL+') == '\u00e4b'", True),
     ],
 )
-def test_regular_expressions_are_those_of_re2(judge: cel.CelJudge, expression: str, answer: bool) -> None:
+def test_regular_expressions_have_re2_semantics(judge: cel.CelJudge, expression: str, answer: bool) -> None:
     assert judge.matches(expression, DEVICE) is answer
 
 
 @pytest.mark.parametrize("function", ["find", "findAll", "matches"])
-def test_pattern_that_re2_rejects_is_an_error_of_the_selector(judge: cel.CelJudge, function: str) -> None:
+def test_regular_expression_rejected_by_re2_is_a_selector_error(judge: cel.CelJudge, function: str) -> None:
     with pytest.raises(SelectorFailed, match="invalid"):
         judge.matches(f"'x'.{function}('(?=a)') == ''", DEVICE)
 
@@ -85,7 +85,7 @@ def test_expression_beyond_the_limits_is_not_evaluated(
     assert judge.matches("device.attributes['gpu.example.com'].model == 'H100'", DEVICE), "others are"
 
 
-def test_ended_expression_is_evaluated_for_no_other_device(
+def test_timed_out_expression_is_evaluated_for_no_other_device(
     judge: cel.CelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cel, "EVALUATION_SECONDS", 0.2)
@@ -113,14 +113,14 @@ def test_many_slow_expressions_have_a_shorter_limit(judge: cel.CelJudge, monkeyp
     assert judge.matches("true", DEVICE)
 
 
-def test_expression_that_is_nested_too_deep_for_the_library_is_not_evaluated(judge: cel.CelJudge) -> None:
+def test_expression_nested_too_deep_is_not_evaluated(judge: cel.CelJudge) -> None:
     deep = "".join(f"cel.bind(x{n}, true, " for n in range(60)) + "x1" + ")" * 60
     with pytest.raises(NotJudged, match="recursion limit"):
         judge.matches(deep, DEVICE)
     assert judge.problem(deep) == ""
 
 
-def test_iterations_beyond_the_budget_of_the_library_are_not_evaluated(judge: cel.CelJudge) -> None:
+def test_iterations_beyond_the_budget_are_not_evaluated(judge: cel.CelJudge) -> None:
     many = f"[{','.join(map(str, range(60)))}]"
     nested = f"{many}.all(a, {many}.all(b, {many}.all(c, {many}.all(d, a + b + c + d >= 0))))"
     with pytest.raises(NotJudged, match="budget"):
@@ -135,7 +135,7 @@ def test_exception_of_a_bounded_function_is_raised() -> None:
     process.close()
 
 
-def test_bounded_process_is_started_again_after_its_end() -> None:
+def test_bounded_process_restarts_after_its_end() -> None:
     process = BoundedProcess(lambda: lambda number: os.kill(os.getpid(), number), seconds=5, memory_bytes=1 << 28)
     with pytest.raises(CallEnded, match="its process ended"):
         process.call(signal.SIGKILL)

@@ -78,7 +78,7 @@ FIRST_AVAILABLE = {
         {"apiVersion": "v1", "kind": "Pod"},
     ],
 )
-def test_what_the_driver_takes_is_valid(run_here: Run, document: dict[str, Any]) -> None:
+def test_configuration_accepted_by_driver_is_valid(run_here: Run, document: dict[str, Any]) -> None:
     assert run_here("claim_config_info", {"definition": document})["problems"] == []
 
 
@@ -132,7 +132,7 @@ def test_what_the_driver_takes_is_valid(run_here: Run, document: dict[str, Any])
         ({**claim(), "spec": {"devices": {"config": {}}}}, "spec.devices.config", "a mapping instead of a list"),
     ],
 )
-def test_what_the_driver_would_refuse_is_found(run_here: Run, document: Any, path: str, message: str) -> None:
+def test_configuration_rejected_by_driver_is_reported(run_here: Run, document: Any, path: str, message: str) -> None:
     result = run_here("claim_config_info", {"definition": [document]})
     assert result["valid"] is False
     (problem,) = result["problems"]
@@ -140,7 +140,7 @@ def test_what_the_driver_would_refuse_is_found(run_here: Run, document: Any, pat
     assert message in problem["message"]
 
 
-def test_all_versions_templates_classes_and_lists(run_here: Run) -> None:
+def test_all_api_versions_and_kinds_are_checked(run_here: Run) -> None:
     wrong = config({**GPU, "shading": 1}, "gpu")
     older = {**claim(wrong, version="v1beta1"), "kind": "ResourceClaim"}
     older["spec"]["devices"]["requests"] = [{"name": "gpu", "deviceClassName": "gpu.nvidia.com"}]
@@ -162,7 +162,7 @@ def test_all_versions_templates_classes_and_lists(run_here: Run) -> None:
     ]
 
 
-def test_classes_of_the_site_can_be_told(run_here: Run) -> None:
+def test_device_classes_option_sets_kind(run_here: Run) -> None:
     document = claim(config(MIG), requests=[request("gpu", "big")])
     result = run_here("claim_config_info", {"definition": document, "device_classes": {"big": "device"}})
     assert "the class big has devices" in result["problems"][0]["message"]
@@ -172,7 +172,7 @@ def test_classes_of_the_site_can_be_told(run_here: Run) -> None:
     assert refused["failed"] and "big is 'gpu'; expected device, partition, passthrough or group" in refused["msg"]
 
 
-def test_classes_among_the_manifests_say_what_their_devices_are(run_here: Run) -> None:
+def test_device_classes_in_manifests_set_kind(run_here: Run) -> None:
     of_partitions = "device.attributes['gpu.nvidia.com'].type == 'mig'"
     device_class = {
         "apiVersion": "resource.k8s.io/v1beta1",
@@ -190,7 +190,7 @@ def test_classes_among_the_manifests_say_what_their_devices_are(run_here: Run) -
     assert run_here("claim_config_info", told)["valid"] is True
 
 
-def test_failing_is_asked_for(run_here: Run) -> None:
+def test_fail_if_invalid_fails(run_here: Run) -> None:
     document = claim(config({**SETTINGS, "powerLimit": 0, "clock": 1}))
     result = run_here("claim_config_info", {"definition": document, "fail_if_invalid": True})
     assert result["failed"] and result["error_code"] == "config-refused"
@@ -198,7 +198,7 @@ def test_failing_is_asked_for(run_here: Run) -> None:
     assert "powerLimit: it is 0; expected a whole number from 1 to 100000 W" in result["msg"]
 
 
-def test_what_is_no_yaml_is_an_error(run_here: Run, tmp_path: Path) -> None:
+def test_invalid_yaml_is_an_error(run_here: Run, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: [")
     result = run_here("claim_config_info", {"src": str(tmp_path / "x.yaml")})
     assert result["failed"] and result["error_code"] == "manifest-unreadable" and "x.yaml is no YAML" in result["msg"]

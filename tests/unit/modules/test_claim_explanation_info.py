@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from explained import Example, cluster, examples, with_answers
+from why_examples import Example, cluster, examples, with_answers
 
 from tests import planned
 
@@ -35,7 +35,7 @@ def there(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.title)
-def test_the_examples_of_the_page(run_here: Run, there: str, tmp_path: Path, example: Example) -> None:
+def test_examples_of_the_page_match(run_here: Run, there: str, tmp_path: Path, example: Example) -> None:
     (tmp_path / "wanted.yaml").write_text(example.manifests)
     result = run_here("claim_explanation_info", {"cluster_src": [there], "src": str(tmp_path / "wanted.yaml")})
     assert result["text"] == example.text and not result["changed"]
@@ -48,7 +48,7 @@ def test_the_examples_of_the_page(run_here: Run, there: str, tmp_path: Path, exa
     assert again["explanations"] == result["explanations"]
 
 
-def test_what_the_page_says_of_whole_gpus(run_here: Run, tmp_path: Path) -> None:
+def test_explanation_of_unpartitioned_gpus_matches_the_page(run_here: Run, tmp_path: Path) -> None:
     manifest, told, untold = with_answers()
     devices, nodes = planned.fleet(), tmp_path / "nodes.json"
     objects = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
@@ -65,13 +65,13 @@ def test_what_the_page_says_of_whole_gpus(run_here: Run, tmp_path: Path) -> None
     assert refused["error_code"] == "invalid-inventory" and "holds no answers of nodes" in refused["msg"]
 
 
-def test_the_page_has_the_twelve_reasons_and_no_two_are_alike() -> None:
+def test_page_has_twelve_different_reasons() -> None:
     numbered = [one for one in EXAMPLES if one.title.split(".")[0].isdigit()]
     assert [int(one.title.split(".")[0]) for one in numbered] == list(range(1, 13))
     assert len({one.text for one in EXAMPLES}) == len(EXAMPLES) == 14
 
 
-def test_everything_that_waits_and_only_what_waits_in_a_namespace(run_here: Run, there: str, tmp_path: Path) -> None:
+def test_pending_objects_of_namespace_are_explained(run_here: Run, there: str, tmp_path: Path) -> None:
     claim = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}
     objects = [
         {"kind": "ResourceClaim", "metadata": {"name": name, "namespace": place}, "spec": {"devices": claim}}
@@ -97,7 +97,7 @@ def test_everything_that_waits_and_only_what_waits_in_a_namespace(run_here: Run,
     assert (one["kind"], one["name"], one["verdict"]) == ("Pod", "p", "fits")
 
 
-def test_a_cluster_is_asked_for_all_that_matters(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_query_reads_all_relevant_lists(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("ansible_collections.dra.accelerators.plugins.modules.claim_explanation_info")
     explanations = importlib.import_module(f"{UTILS}._scheduling.explain_sources")
     rule = {"metadata": {"name": "r"}, "spec": {"taint": {"key": "k", "effect": "NoSchedule"}}}
@@ -149,18 +149,18 @@ def test_a_cluster_is_asked_for_all_that_matters(run_here: Run, monkeypatch: pyt
         ),
     ],
 )
-def test_what_is_refused(run_here: Run, there: str, options: dict[str, Any], words: str) -> None:
+def test_invalid_input_is_rejected(run_here: Run, there: str, options: dict[str, Any], words: str) -> None:
     result = run_here("claim_explanation_info", {"cluster_src": [there], **options})
     assert result["failed"] and words in result["msg"] and result["error_code"]
 
 
-def test_without_the_package_its_pip_line_is_named(run_here: Run, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_has_pip_command(run_here: Run, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module(f"{UTILS}._scheduling.cel"), "HAS_CEL", False)
     result = run_here("claim_explanation_info", {"cluster_src": [there]})
     assert result["error_code"] == "missing-package" and "pip install cel-expr-python" in result["msg"]
 
 
-def test_the_playbook_says_it_and_writes_it(there: str, tmp_path: Path) -> None:
+def test_playbook_shows_and_writes_explanation(there: str, tmp_path: Path) -> None:
     (tmp_path / "wanted.yaml").write_text(EXAMPLES[3].manifests)
     variables = {
         "accelerator_why_cluster_src": there,

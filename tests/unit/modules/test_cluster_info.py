@@ -142,7 +142,7 @@ def ask(run_here: Callable[..., Result], server: Server) -> Callable[..., Result
     return run
 
 
-def test_what_the_nodes_are(ask: Callable[..., Result]) -> None:
+def test_nodes_have_facts(ask: Callable[..., Result]) -> None:
     found = ask()
     assert found["reached"] and not found["changed"] and found["versions"] == ["v1", "v1beta2"]
     node = found["nodes"]["node-1"]
@@ -159,7 +159,7 @@ def test_what_the_nodes_are(ask: Callable[..., Result]) -> None:
     assert found["nodes"]["node-2"]["exists"] is False
 
 
-def test_whose_a_slice_is_and_what_it_offers(ask: Callable[..., Result]) -> None:
+def test_slices_have_owner_and_devices(ask: Callable[..., Result]) -> None:
     ours, theirs = ask()["nodes"]["node-1"]["slices"]
     assert (ours["ours"], theirs["ours"]) == (True, False)
     assert ours["object"] == {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "a"}}
@@ -170,7 +170,7 @@ def test_whose_a_slice_is_and_what_it_offers(ask: Callable[..., Result]) -> None
 
 
 @pytest.mark.parametrize("batch", [1, 40])
-def test_without_devices_the_numbers_are_returned(ask: Callable[..., Result], server: Server, batch: int) -> None:
+def test_devices_false_returns_counts(ask: Callable[..., Result], server: Server, batch: int) -> None:
     names = ["node-1"] if batch == 1 else fleet(server, 200)[:batch]
     server.lists[f"{DRA}/v1/resourceslices"][0]["spec"]["nodeName"] = names[0]
     whole, part = (ask(nodes=names, devices=devices)["nodes"][names[0]] for devices in (True, False))
@@ -183,7 +183,7 @@ def test_without_devices_the_numbers_are_returned(ask: Callable[..., Result], se
     assert [{**each, "devices": []} for each in whole["slices"]] == part["slices"]
 
 
-def test_cluster_info_names_extended_resource_of_several_classes(server: Server, ask: Callable[..., Result]) -> None:
+def test_extended_resource_of_several_classes_is_named(server: Server, ask: Callable[..., Result]) -> None:
     assert ask()["duplicates"] == []
     classes = [named("gpu.nvidia.com", OURS), named("old.example.com"), named("mig.nvidia.com")]
     for number, each in enumerate(classes[:2]):
@@ -197,7 +197,7 @@ def test_cluster_info_names_extended_resource_of_several_classes(server: Server,
     )
 
 
-def test_only_what_bears_the_label_is_the_collections(ask: Callable[..., Result]) -> None:
+def test_only_labeled_objects_are_own(ask: Callable[..., Result]) -> None:
     found = ask()
     assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}
     assert [(one["kind"], one["metadata"]["name"]) for one in found["own"]] == [
@@ -208,7 +208,7 @@ def test_only_what_bears_the_label_is_the_collections(ask: Callable[..., Result]
     assert found["accounts"] == ["driver-node-1"]
 
 
-def test_claims_of_these_nodes_and_drivers(ask: Callable[..., Result]) -> None:
+def test_claims_of_nodes_and_drivers_are_listed(ask: Callable[..., Result]) -> None:
     assert ask()["claims"] == []
     assert ask(claims=True)["claims"] == [
         {
@@ -222,7 +222,7 @@ def test_claims_of_these_nodes_and_drivers(ask: Callable[..., Result]) -> None:
     ]
 
 
-def test_held_claims_are_read_by_name_before_all_claims_are_listed(ask: Callable[..., Result], server: Server) -> None:
+def test_held_claims_are_read_by_name_before_listing(ask: Callable[..., Result], server: Server) -> None:
     def read(*names: str) -> tuple[list[str], list[str]]:
         server.reads.clear()
         found = ask(claims=True, held_claims=[f"default/{name}" for name in names])["claims"]
@@ -238,7 +238,7 @@ def test_held_claims_are_read_by_name_before_all_claims_are_listed(ask: Callable
     assert read("held", "gone") == (["ours"], [f"{place}/held", f"{place}/gone", "resourceclaims"])
 
 
-def test_counters_are_asked_for_by_a_dry_run(ask: Callable[..., Result], server: Server) -> None:
+def test_counters_support_is_checked_with_dry_run(ask: Callable[..., Result], server: Server) -> None:
     assert ask()["counters"] == {"kept": True, "problem": ""}
     assert server.writes == [(f"{DRA}/v1/resourceslices", "dryRun=All")]
     server.kept = False
@@ -257,7 +257,7 @@ def test_rejected_dry_run_is_no_missing_feature_gate(ask: Callable[..., Result],
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
-def test_objects_of_an_older_api_are_returned(ask: Callable[..., Result], server: Server, version: str) -> None:
+def test_older_api_objects_are_returned(ask: Callable[..., Result], server: Server, version: str) -> None:
     """Kubernetes 1.33 and earlier have no v1. v1beta1 has the attributes of devices in a nested mapping."""
     expected = ask(claims=True)
     server.objects[DRA] = {"versions": [{"version": version}, {"version": "v1alpha3"}]}
@@ -274,14 +274,14 @@ def test_objects_of_an_older_api_are_returned(ask: Callable[..., Result], server
     assert found["counters"] == {"kept": None, "problem": ""}
 
 
-def test_api_server_without_the_api_group_is_an_answer(ask: Callable[..., Result], server: Server) -> None:
+def test_missing_api_group_is_reported(ask: Callable[..., Result], server: Server) -> None:
     del server.objects[DRA]
     server.objects["/apis"] = {"kind": "APIGroupList", "groups": [{"name": "apps"}]}
     found = ask(claims=True)
     assert found["reached"] and found["versions"] == found["claims"] == [] and found["classes"] == {}
 
 
-def test_claims_of_pools_with_other_names_than_the_node(ask: Callable[..., Result], server: Server) -> None:
+def test_claims_of_pools_with_other_names_are_listed(ask: Callable[..., Result], server: Server) -> None:
     """Drivers can choose any pool names. The slices state the node of a pool."""
     (first, second) = server.lists[f"{DRA}/v1/resourceslices"]
     first["spec"]["pool"]["name"] = "node-1-gpus"
@@ -295,7 +295,7 @@ def test_claims_of_pools_with_other_names_than_the_node(ask: Callable[..., Resul
     assert found == {"ours": ["node-1"], "of-the-pool": ["node-1"]} and second["spec"]["pool"]["name"] == "node-1"
 
 
-def test_an_api_server_that_does_not_answer_is_an_answer(ask: Callable[..., Result]) -> None:
+def test_unreachable_server_is_reported(ask: Callable[..., Result]) -> None:
     found = ask(host="http://127.0.0.1:9")
     assert not found["reached"] and "127.0.0.1:9" in found["problem"]
     assert found["nodes"]["node-1"]["exists"] is False
@@ -325,7 +325,7 @@ def test_many_nodes_are_read_with_lists(ask: Callable[..., Result], server: Serv
 
 
 @pytest.mark.parametrize("batch", [10, 15])
-def test_few_nodes_of_a_large_cluster_are_read_by_name(ask: Callable[..., Result], server: Server, batch: int) -> None:
+def test_few_nodes_of_large_cluster_are_read_by_name(ask: Callable[..., Result], server: Server, batch: int) -> None:
     names = fleet(server, 200)
     found = ask(nodes=names[:batch], own=False, counters=False)
     assert all(node["exists"] for node in found["nodes"].values())
@@ -333,16 +333,14 @@ def test_few_nodes_of_a_large_cluster_are_read_by_name(ask: Callable[..., Result
     assert [path for path in server.reads if "fieldSelector=spec.nodeName%3Dnode-9" in path]
 
 
-def test_own_objects_are_read_only_if_they_are_asked_for(ask: Callable[..., Result], server: Server) -> None:
+def test_own_objects_are_read_only_on_request(ask: Callable[..., Result], server: Server) -> None:
     found = ask(own=False)
     assert found["own"] == found["accounts"] == [] and not [path for path in server.reads if "labelSelector" in path]
     assert found["classes"] == {"gpu.nvidia.com": True, "mig.nvidia.com": False}
 
 
 @pytest.mark.parametrize("batch", [2, 40])
-def test_without_node_facts_neither_nodes_nor_slices_are_read(
-    ask: Callable[..., Result], server: Server, batch: int
-) -> None:
+def test_without_node_facts_reads_no_nodes_and_slices(ask: Callable[..., Result], server: Server, batch: int) -> None:
     """Without node facts neither Nodes nor slices are read, because other objects show the needs of other nodes."""
     names = fleet(server, 200)[:batch]
     found = ask(nodes=names, counters=False, needs=True, node_facts=False)
@@ -356,7 +354,7 @@ def test_without_node_facts_neither_nodes_nor_slices_are_read(
     assert sorted(claims["nodes"]) == sorted(names)
 
 
-def test_controller_is_known_by_its_sign(ask: Callable[..., Result], server: Server) -> None:
+def test_controller_is_found_by_its_label(ask: Callable[..., Result], server: Server) -> None:
     assert ask(own=False)["controller"] is None
     assert ask(own=False, controller=True)["controller"] is False
     server.objects["/api/v1/namespaces/dra-accelerators/configmaps/waiting-claims"] = named("waiting-claims", OURS)
@@ -372,7 +370,7 @@ def test_controller_is_known_by_its_sign(ask: Callable[..., Result], server: Ser
         ("other", ["node-2"], {"services": "dra-accelerators", "pods": "pods"}),
     ],
 )
-def test_cluster_info_names_the_namespaces_of_drivers_of_other_nodes(
+def test_driver_namespaces_of_other_nodes_are_named(
     server: Server, ask: Callable[..., Result], namespace: str, nodes: list[str], expected: dict[str, str]
 ) -> None:
     """The admission policy restricts the accounts of one namespace: the namespaces of other nodes' drivers are named."""
@@ -388,7 +386,7 @@ def test_cluster_info_names_the_namespaces_of_drivers_of_other_nodes(
     assert ask(namespace=namespace, nodes=nodes, needs=True)["namespaces"] == expected
 
 
-def test_cluster_info_orphans_include_drivers_of_other_namespaces(server: Server, ask: Callable[..., Result]) -> None:
+def test_orphans_include_drivers_of_other_namespaces(server: Server, ask: Callable[..., Result]) -> None:
     """Only the ClusterRoleBinding of a driver in another namespace is visible: its node is an orphan too."""
     server.lists["/api/v1/nodes"] = [named("node-1")]
     server.lists["/api/v1/namespaces/dra-accelerators/serviceaccounts"] = [named("driver-gone", OURS)]

@@ -72,7 +72,7 @@ def runtimes(text: str, plugin: str) -> Any:
 
 
 @pytest.mark.parametrize(("version", "plugin"), PLUGINS)
-def test_the_handler_is_the_default_one_but_for_the_specification(version: int, plugin: str) -> None:
+def test_handler_equals_default_except_for_specification(version: int, plugin: str) -> None:
     text = DUMP.format(version=version, plugin=plugin)
     settings = read_dump(text)
     wanted = wanted_handler(settings, SPECIFICATION)
@@ -87,7 +87,7 @@ def test_the_handler_is_the_default_one_but_for_the_specification(version: int, 
     assert again.after == main.after
 
 
-def test_another_program_is_told_what_the_default_one_is_told() -> None:
+def test_handler_with_other_program_keeps_default_options() -> None:
     text = DUMP.format(version=2, plugin=PLUGINS[1][1])
     settings = read_dump(text)
     wanted = wanted_handler(settings, options={"BinaryName": "/opt/bin/other"})
@@ -98,7 +98,7 @@ def test_another_program_is_told_what_the_default_one_is_told() -> None:
     assert runtimes(drop_in.after, PLUGINS[1][1]) == {"other": wanted}
 
 
-def test_hidden_handlers_of_others_are_written_too() -> None:
+def test_candidates_include_hidden_handlers() -> None:
     plugin = PLUGINS[1][1]
     settings = read_dump(DUMP.format(version=2, plugin=plugin))
     wanted, site = wanted_handler(settings, SPECIFICATION), File("/c.toml", "# words\nversion = 2\n")
@@ -107,7 +107,7 @@ def test_hidden_handlers_of_others_are_written_too() -> None:
     assert text_before(main.after, NAME) == site.text
 
 
-def test_without_a_main_file_one_is_made_and_without_a_default_handler_it_is_refused() -> None:
+def test_candidates_without_main_file_create_one() -> None:
     text = DUMP.format(version=3, plugin=PLUGINS[0][1])
     settings = read_dump(text)
     (made,) = candidates(settings, NAME, wanted_handler(settings, SPECIFICATION), None, "/c.toml", None)
@@ -124,7 +124,7 @@ RULES = [
 ]
 
 
-def test_base_specification_allows_the_given_devices_only() -> None:
+def test_base_specification_allows_only_given_devices() -> None:
     said = {
         "process": {"rlimits": [1], "noNewPrivileges": True, "capabilities": {"bounding": []}},
         "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}, "maskedPaths": ["/proc/kcore"]},
@@ -179,7 +179,7 @@ def majors(rules: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
     return [(rule["major"], rule.get("minor")) for rule in rules]
 
 
-def test_device_rules_are_those_of_the_vendors() -> None:
+def test_device_rules_match_vendor_devices() -> None:
     nodes = {
         "/dev/nvidia0": ("c", 195, 0),
         "/dev/nvidiactl": ("c", 195, 255),
@@ -200,13 +200,13 @@ def test_device_rules_are_those_of_the_vendors() -> None:
     assert device_rules(host, []) == []
 
 
-def test_device_rules_without_a_driver_allow_nothing() -> None:
+def test_device_rules_without_driver_allow_nothing() -> None:
     assert device_rules(Host("", {}), ["nvidia", "ascend"]) == []
     assert device_rules(Host("Character devices:\n  1 mem\n", {}), ["nvidia", "ascend"]) == []
 
 
 @pytest.mark.parametrize("made_by", ["containerd_handler", "containerd_config and runtime_cdi"])
-def test_diff_has_no_password_of_a_registry(made_by: str) -> None:
+def test_diff_has_no_registry_password(made_by: str) -> None:
     registry = (
         "[plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example.com'.auth]\n"
         '  username = "puller"\n  password = "s3cr3t-value-1"\n  auth = "cHVsbGVyOnMzY3IzdC12YWx1ZS0x"\n'
@@ -236,7 +236,7 @@ class RestartedDaemon(Daemon):
 
 
 @pytest.mark.parametrize("problems", [[""], ["refused", ""]])
-def test_changed_configuration_keeps_owner_mode_and_extended_attributes(tmp_path: Path, problems: list[str]) -> None:
+def test_changed_configuration_keeps_owner_mode_and_attributes(tmp_path: Path, problems: list[str]) -> None:
     config = tmp_path / "config.toml"
     config.write_text("version = 2\n")
     os.chown(config, 1234, 1235)
@@ -254,7 +254,7 @@ def test_changed_configuration_keeps_owner_mode_and_extended_attributes(tmp_path
     assert os.getxattr(config, "user.site") == b"kept"
 
 
-def test_change_that_cannot_be_written_restores_the_files_before_it(tmp_path: Path) -> None:
+def test_failed_write_restores_earlier_files(tmp_path: Path) -> None:
     """A change fails, as on a full disk: the files are restored, because containerd would read a partial change at its next start."""
     first, second, third = (tmp_path / name for name in ("a.json", "config.toml", "b/c.toml"))
     second.write_text("version = 2\n")
@@ -272,7 +272,7 @@ def test_change_that_cannot_be_written_restores_the_files_before_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_file_that_cannot_be_restored_is_reported_after_the_cause(
+def test_failed_restore_is_reported_after_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
     """A file cannot be restored: the other files are restored, and containerd is restarted again if it was restarted."""
@@ -340,9 +340,7 @@ def behind(daemon: RunningDaemon, **options: bool) -> bool:
 
 
 @pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
-def test_files_that_differ_from_the_loaded_ones_are_found_after_a_step_of_the_clock(
-    running: RunningDaemon, tmp_path: Path, step: float
-) -> None:
+def test_changed_files_are_found_after_clock_step(running: RunningDaemon, tmp_path: Path, step: float) -> None:
     load(running)
     running.began += step
     assert not behind(running)
@@ -354,7 +352,7 @@ def test_files_that_differ_from_the_loaded_ones_are_found_after_a_step_of_the_cl
     assert behind(running)
 
 
-def test_restored_file_is_not_loaded_although_its_time_is_older(running: RunningDaemon, tmp_path: Path) -> None:
+def test_restored_file_with_older_time_is_not_loaded(running: RunningDaemon, tmp_path: Path) -> None:
     """Without a note, as after a restart by another program, an older file counts as not loaded only by its time."""
     running.began -= 120
     os.utime(tmp_path / "spec.json", (1.0, 1.0))
@@ -365,9 +363,7 @@ def test_restored_file_is_not_loaded_although_its_time_is_older(running: Running
 
 
 @pytest.mark.parametrize("change", ["another process", "damaged"])
-def test_note_of_another_process_or_a_damaged_one_does_not_count(
-    running: RunningDaemon, tmp_path: Path, change: str
-) -> None:
+def test_note_of_other_process_or_damaged_is_ignored(running: RunningDaemon, tmp_path: Path, change: str) -> None:
     load(running)
     note = tmp_path / LOADED.format(service=running.service).lstrip("/")
     assert note.stat().st_mode & 0o777 == 0o600

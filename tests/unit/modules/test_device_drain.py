@@ -38,7 +38,7 @@ def names(world: DrainWorld) -> list[str]:
     return sorted(each["metadata"]["name"] for each in world.kinds["pods"])
 
 
-def test_a_node_is_drained_of_who_has_its_devices_and_opened_again() -> None:
+def test_drain_node_evicts_pods_and_opens_again() -> None:
     world = busy()
     done = drainer(world, reason="A new driver.").drain()
     assert world.seen == ["p0", "p1", "part"] and names(world) == ["far", "none"]
@@ -89,9 +89,7 @@ def refuse_evictions(world: DrainWorld, error: ApiError, *pods: str) -> list[str
         (422, (), "failed: p0 is protected"),
     ],
 )
-def test_drain_eviction_of_one_pod_is_refused_other_pods_are_evicted(
-    status: int, causes: tuple[str, ...], words: str
-) -> None:
+def test_drain_rejected_eviction_of_one_pod_evicts_others(status: int, causes: tuple[str, ...], words: str) -> None:
     world = busy()
     error = ApiError("p0 is protected", status=status, reason="Forbidden", causes=causes)
     refused = refuse_evictions(world, error, "p0")
@@ -103,7 +101,7 @@ def test_drain_eviction_of_one_pod_is_refused_other_pods_are_evicted(
 
 
 @pytest.mark.parametrize(("status", "requests"), [(401, 1), (403, 3)])
-def test_drain_caller_may_not_evict_fails_at_once(status: int, requests: int) -> None:
+def test_drain_without_eviction_permission_fails_at_once(status: int, requests: int) -> None:
     world = busy()
     refused = refuse_evictions(world, ApiError("not permitted", status=status), "p0", "p1", "part")
     with pytest.raises(ApiError, match="not permitted"):
@@ -111,7 +109,7 @@ def test_drain_caller_may_not_evict_fails_at_once(status: int, requests: int) ->
     assert len(refused) == requests
 
 
-def test_only_who_holds_a_named_device_goes() -> None:
+def test_drain_named_device_evicts_its_holders_only() -> None:
     world = busy()
     done = drainer(world, devices=("gpu-1",)).drain()
     assert done.evicted == ["default/p1"] and names(world) == ["far", "none", "p0", "part"]
@@ -123,7 +121,7 @@ def test_only_who_holds_a_named_device_goes() -> None:
     ]
 
 
-def test_overlapping_devices_are_drained_together() -> None:
+def test_drain_overlapping_devices_are_drained_together() -> None:
     world = busy()
     done = drainer(world, devices=("gpu-2",), overlapping=True).drain()
     assert done.evicted == ["default/part"]
@@ -134,7 +132,7 @@ def test_overlapping_devices_are_drained_together() -> None:
     assert half.rule_targets() == [("a", "gpu-2"), ("a", "gpu-2-mig-2")] and half.seen == []
 
 
-def test_only_claims_that_are_named_are_drained_and_their_devices_stay_so() -> None:
+def test_drain_named_claims_keeps_their_devices_drained() -> None:
     world = busy()
     assert drainer(world, claims=("default/c0",)).drain().evicted == ["default/p0"]
     assert world.rule_targets() == [("a", "gpu-0")]
@@ -143,7 +141,7 @@ def test_only_claims_that_are_named_are_drained_and_their_devices_stay_so() -> N
 
 
 @pytest.mark.parametrize("devices", [(), ("gpu-0",)])
-def test_without_a_word_on_evictions_nothing_is_touched_and_pods_are_named(devices: tuple[str, ...]) -> None:
+def test_drain_without_consent_changes_nothing_and_names_pods(devices: tuple[str, ...]) -> None:
     world = busy()
     with pytest.raises(running.Blocked, match=r"pod default/p0 has some \(claim c0\)") as caught:
         drainer(world, NOTHING, devices=devices).drain()
@@ -154,7 +152,7 @@ def test_without_a_word_on_evictions_nothing_is_touched_and_pods_are_named(devic
     assert len(world.rule_targets()) == 1
 
 
-def test_claims_are_read_by_name_while_the_drain_waits() -> None:
+def test_drain_wait_reads_claims_by_name() -> None:
     world = busy()
     world.steady = {"p0"}
     sleep = world.sleep
@@ -171,7 +169,7 @@ def test_claims_are_read_by_name_while_the_drain_waits() -> None:
     assert set(world.claim_reads) == {"list", "c0", "c1", "cp"} and world.claim_reads.count("c0") > 40
 
 
-def test_second_drain_of_unused_devices_lists_claims_once() -> None:
+def test_drain_unused_devices_again_lists_claims_once() -> None:
     """The taint existed when the list began, so no claim was allocated after it: one list is enough."""
     world = busy()
     drainer(world).drain()
@@ -204,7 +202,7 @@ def test_drain_with_known_claims_finds_new_claims() -> None:
     assert drainer(world, held=[]).drain().evicted == ["default/p0", "default/p1", "default/part"]
 
 
-def test_claim_that_comes_while_the_drain_waits_is_drained_too() -> None:
+def test_drain_claim_allocated_during_wait_is_drained() -> None:
     world = busy()
     late = pod("late", on="a")
     sleep = world.sleep
@@ -219,7 +217,7 @@ def test_claim_that_comes_while_the_drain_waits_is_drained_too() -> None:
     assert drainer(world).drain().evicted == ["default/p0", "default/p1", "default/part", "default/late"]
 
 
-def test_eviction_that_fails_is_requested_again() -> None:
+def test_drain_failed_eviction_is_retried() -> None:
     world = busy()
     request = world.request
     failures = {"p0": [503, 0, 429, 500], "p1": [500]}
@@ -235,7 +233,7 @@ def test_eviction_that_fails_is_requested_again() -> None:
     assert sorted(done.evicted) == ["default/p0", "default/p1", "default/part"] and not any(failures.values())
 
 
-def test_who_is_not_evicted_is_waited_for() -> None:
+def test_drain_without_eviction_waits_for_pods() -> None:
     world = busy()
     sleep = world.sleep
 
@@ -250,7 +248,7 @@ def test_who_is_not_evicted_is_waited_for() -> None:
     assert world.seen == [] and done.evicted == [] and 20 < done.waited < 60 and "p0" not in names(world)
 
 
-def test_check_mode_says_who_would_go_and_writes_nothing() -> None:
+def test_drain_check_mode_lists_pods_and_writes_nothing() -> None:
     world = busy()
     done = drainer(world, dry=True).drain()
     assert done.evicted == ["default/p0", "default/p1", "default/part"] and world.writes == [] and world.now == 0
@@ -271,7 +269,7 @@ def test_check_mode_says_who_would_go_and_writes_nothing() -> None:
     assert said["claims"][0]["devices"] == [f"{DRIVER}/a/gpu-0"] and said["changed"]
 
 
-def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
+def test_drain_respects_budgets_and_names_them_at_timeout() -> None:
     world = busy()
     world.budget = {"p0": 3}
     assert "default/p0" in drainer(world).drain().evicted and world.now >= 3 * running.LOOK_SECONDS
@@ -290,7 +288,7 @@ def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
     assert stuck.rule_targets() == [("a", "")] and found.done.evicted == ["default/p1", "default/part"]
 
 
-def test_a_claim_that_nobody_gives_back_is_named() -> None:
+def test_drain_unreleased_claim_is_named() -> None:
     world = busy()
     world.tick = lambda: None  # type: ignore[method-assign]
     world.kinds["pods"] = []
@@ -298,7 +296,7 @@ def test_a_claim_that_nobody_gives_back_is_named() -> None:
         drainer(world, devices=("gpu-0",)).drain()
 
 
-def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
+def test_drain_pods_without_controller_need_separate_consent() -> None:
     alone = pod("alone", on="a", owner=None)
 
     def world() -> DrainWorld:
@@ -315,7 +313,7 @@ def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
     assert drainer(two, Consent(True, evict_unmanaged=True)).drain().evicted == ["default/alone"]
 
 
-def test_pods_of_a_group_go_by_their_group_and_other_consumers_are_refused() -> None:
+def test_drain_pod_group_members_but_rejects_other_consumers() -> None:
     member = pod("member", on="a", schedulingGroup={"podGroupName": "team"})
     claims = [claim_of("c", "a", "gpu-0", groups=("team",))]
     slices = [pool("a", counted("gpu-0", 0))]
@@ -330,7 +328,7 @@ def test_pods_of_a_group_go_by_their_group_and_other_consumers_are_refused() -> 
         drainer(strange).drain()
 
 
-def test_pods_that_have_ended_or_whose_name_another_one_has_are_in_nobodys_way() -> None:
+def test_held_by_ignores_ended_and_replaced_pods() -> None:
     done, other = pod("done", on="a", phase="Succeeded"), pod("other", on="a")
     former = {**other, "metadata": {**other["metadata"], "uid": "former"}}
     held = drain.held_by(
@@ -341,7 +339,7 @@ def test_pods_that_have_ended_or_whose_name_another_one_has_are_in_nobodys_way()
     assert len(held) == 1 and drain.holders_of(held, [done, other]) == ()
 
 
-def test_a_pod_that_was_bound_before_the_rule_was_known_goes_too() -> None:
+def test_drain_pod_bound_before_rule_is_evicted() -> None:
     """The scheduler binds a pod with state from before the rule: the pod appears after the first empty list, and is evicted."""
     world = busy()
     sleep, late = world.sleep, pod("late", on="a")
@@ -358,7 +356,7 @@ def test_a_pod_that_was_bound_before_the_rule_was_known_goes_too() -> None:
     assert found.drain().evicted == ["default/late"]
 
 
-def test_slow_list_finds_a_claim_allocated_after_the_rule() -> None:
+def test_drain_slow_list_finds_claim_allocated_after_rule() -> None:
     """The scheduler allocates 3 s after the rule. Listing the claims takes 10 s and returns the state at its start: the claim is found."""
     world, late = busy(), pod("late", on="a")
     world.kinds["resourceclaims"] = []
@@ -383,7 +381,7 @@ def test_slow_list_finds_a_claim_allocated_after_the_rule() -> None:
 
 
 @pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (4, ["default/late"]), (10, [])])
-def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_rule(age: int, evicted: list[str]) -> None:
+def test_drain_after_killed_run_waits_for_scheduler(age: int, evicted: list[str]) -> None:
     """The second run after a killed run waits until the scheduler knows the rule, because it can still allocate by its earlier state."""
     world, late = busy(), pod("late", on="a")
     world.kinds["resourceclaims"] = []
@@ -403,7 +401,7 @@ def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_rule(age: in
     assert done.evicted == evicted and not any("taint" in each for each in done.steps)
 
 
-def test_rules_of_other_operations_and_nodes_stay_and_those_for_other_devices_go() -> None:
+def test_drain_keeps_rules_of_other_operations_and_nodes() -> None:
     world = busy()
     drainer(world, operation="other", devices=("gpu-0",)).drain()
     drainer(world, node="b", devices=("gpu-0",)).drain()
@@ -416,7 +414,7 @@ def test_rules_of_other_operations_and_nodes_stay_and_those_for_other_devices_go
     assert len(drainer(world, node="").open().steps) == 1 and world.rule_targets() == [("a", "gpu-0")]
 
 
-def test_a_rule_that_a_run_goes_on_with_is_young_again_and_only_old_ones_are_lifted() -> None:
+def test_drain_resumed_rule_is_renewed_and_only_old_ones_are_removed() -> None:
     world = busy()
     times = {"begin": "2026-01-01T00:00:00Z", "soon": "2026-01-01T00:09:00Z", "late": "2026-01-01T01:00:00Z"}
 
@@ -437,7 +435,7 @@ def test_a_rule_that_a_run_goes_on_with_is_young_again_and_only_old_ones_are_lif
     assert at("late").open().steps == [f"lifted the taint of {DRIVER}/a/*"]
 
 
-def test_a_rule_that_does_not_tell_its_age_is_left_to_whoever_lifts_all() -> None:
+def test_rule_without_age_is_not_leftover() -> None:
     rule = {"metadata": {"name": "r"}}
     assert drain.age(rule, "2026-01-01T00:00:00Z") is None and not drain.is_left(rule, "2026-01-01T00:00:00Z", 1)
     rule["metadata"]["creationTimestamp"] = "2025-12-31T23:59:00Z"  # type: ignore[assignment]
@@ -455,13 +453,13 @@ def test_a_rule_that_does_not_tell_its_age_is_left_to_whoever_lifts_all() -> Non
         ("24.1.0", "24.1.rc2", False),
     ],
 )
-def test_a_version_is_the_same_however_a_vendor_writes_it(published: str, wanted: str, *, same: bool) -> None:
+def test_version_comparison_ignores_vendor_spelling(published: str, wanted: str, *, same: bool) -> None:
     slices = [pool("a", {"name": "gpu-0", "attributes": {"driverVersion": {"version": published}}})]
     pools = [drain.Target(DRIVER, "a")]
     assert (not drain.not_published_as(slices, Asked(node="a"), pools, {"driverVersion": wanted})) is same
 
 
-def test_where_a_rule_is_refused_none_stays() -> None:
+def test_drain_rejected_rule_removes_earlier_rules() -> None:
     world = busy()
     world.refuses_after = 1
     with pytest.raises(ApiError):
@@ -470,7 +468,7 @@ def test_where_a_rule_is_refused_none_stays() -> None:
 
 
 @pytest.mark.parametrize("last", range(5))
-def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(last: int) -> None:
+def test_drain_killed_at_any_write_is_resumed(last: int) -> None:
     world = busy()
     request, left = world.request, [last]
 
@@ -493,7 +491,7 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(last: int) -> None
     assert names(world) == ["far", "none"] and world.rule_targets() == [("a", "")]
 
 
-def test_a_drain_holds_while_the_driver_publishes_nothing() -> None:
+def test_drain_without_published_slices_keeps_rules() -> None:
     world = busy()
     drainer(world, devices=("gpu-0",)).drain()
     world.kinds["resourceslices"] = []
@@ -504,7 +502,7 @@ def test_a_drain_holds_while_the_driver_publishes_nothing() -> None:
     assert unpublished.seen == ["p0", "p1", "part"] and unpublished.rule_targets() == [("a", "")]
 
 
-def test_the_grace_of_an_eviction() -> None:
+def test_drain_grace_period_is_sent() -> None:
     world = busy()
     drainer(world, devices=("gpu-0",), grace_period=7).drain()
     assert world.options == [{"preconditions": {"uid": "uid-default-p0"}, "gracePeriodSeconds": 7}]
@@ -519,14 +517,14 @@ def test_the_grace_of_an_eviction() -> None:
         ({"operation": "o" * 64}, "invalid-operation"),
     ],
 )
-def test_what_is_refused(asked: Json, code: str) -> None:
+def test_drain_invalid_request_is_rejected(asked: Json, code: str) -> None:
     world = busy()
     with pytest.raises(drain.DrainError) as caught:
         drainer(world, **asked).drain()
     assert caught.value.code == code and world.writes == []
 
 
-def test_a_server_without_rules_is_refused_and_a_rule_of_others_is_theirs() -> None:
+def test_drain_server_without_rules_or_foreign_rule_is_rejected() -> None:
     world = busy()
     world.served = False
     with pytest.raises(ApiError) as caught:
@@ -538,7 +536,7 @@ def test_a_server_without_rules_is_refused_and_a_rule_of_others_is_theirs() -> N
     assert drainer(taken).open().steps == [] and taken.rule_targets() == [("a", "")]
 
 
-def test_devices_are_opened_when_they_are_published_as_they_should_be() -> None:
+def test_open_waits_until_devices_are_published_as_expected() -> None:
     world = busy()
     drainer(world, drivers=(DRIVER,)).drain()
 
@@ -565,7 +563,7 @@ def test_devices_are_opened_when_they_are_published_as_they_should_be() -> None:
     assert drainer(world).open({"driverVersion": "1"}).waited == 0
 
 
-def test_the_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a node the module removes an operation's rules on all nodes. Without the DeviceTaintRule API there are no rules."""
     world = busy()
     for name in ("a", "b"):
@@ -582,7 +580,7 @@ def test_the_options_that_need_a_node(run_here: Callable[..., Json], monkeypatch
     assert run_here("device_drain", {"state": "drained"})["failed"]
 
 
-def test_which_pools_are_published() -> None:
+def test_drain_lists_published_pools() -> None:
     world = busy()
     assert drainer(world, drivers=(DRIVER,), dry=True).drain().published == [f"{DRIVER}/a"]
     world.kinds["resourceslices"][0]["spec"]["pool"]["resourceSliceCount"] = 2

@@ -30,7 +30,7 @@ def bound(path: Path) -> socket.socket:
     return found
 
 
-def test_only_what_nobody_serves_goes(root: Path, run_here: Callable[..., Json]) -> None:
+def test_leftovers_only_unserved_sockets_are_removed(root: Path, run_here: Callable[..., Json]) -> None:
     folder = root / "device-plugins"
     for name in ("nvidia-gpu.sock", "Ascend910.sock", "kubelet.sock", "dra-nvidia.com_gpu.sock", "rdma.sock"):
         bound(folder / name).close()

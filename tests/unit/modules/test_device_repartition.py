@@ -52,7 +52,7 @@ def state(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_goes_and_who_has_it_is_told_and_nothing_touched(node: Node, tmp_path: Path, state: Path) -> None:
+def test_plan_reports_affected_claims_and_changes_nothing(node: Node, tmp_path: Path, state: Path) -> None:
     before = node.layout(FIRST)["after"][0]
     part = next(each for each in before["partitions"] if each["profile"] == "1g.10gb")
     claim(state / "state.db", before["uuid"], part)
@@ -75,9 +75,7 @@ def test_what_goes_and_who_has_it_is_told_and_nothing_touched(node: Node, tmp_pa
     assert [(each["profile"], each["placement"]["start"]) for each in before["partitions"]] == node.partitions()[0]
 
 
-def test_the_driver_is_told_of_devices_that_are_published_in_another_way(
-    node: Node, tmp_path: Path, state: Path
-) -> None:
+def test_plan_driver_update_for_changed_publication(node: Node, tmp_path: Path, state: Path) -> None:
     assert state.is_dir()
     old = [{"match": {}, "mode": "dynamic"}]
     answer = planned(node, tmp_path / "kubelet", FIRST, *old, former=old)
@@ -89,9 +87,7 @@ def test_the_driver_is_told_of_devices_that_are_published_in_another_way(
     assert operation["driver_layout"][-1] == old[0]
 
 
-def test_a_change_of_ecc_needs_a_word_on_the_reset_and_never_leaves_it_out(
-    node: Node, tmp_path: Path, state: Path
-) -> None:
+def test_plan_ecc_change_needs_reset_consent(node: Node, tmp_path: Path, state: Path) -> None:
     settings = [{"match": {"index": 0}, "ecc": False}]
     rule = {"match": {}, "mode": "whole"}
     silent = planned(node, tmp_path / "kubelet", rule, former=[rule], settings=settings)
@@ -103,9 +99,7 @@ def test_a_change_of_ecc_needs_a_word_on_the_reset_and_never_leaves_it_out(
     assert found["resets"] and found["settings"] and found["names"] and found["emptied"] == []
 
 
-def test_plan_has_the_settings_for_the_next_boot_before_and_after_each_operation(
-    node: Node, tmp_path: Path, state: Path
-) -> None:
+def test_plan_has_boot_settings_before_and_after_each_operation(node: Node, tmp_path: Path, state: Path) -> None:
     desired = {"match": {"index": [0, 1]}, "ecc": False, "power_limit": 400}
     kept = [{"match": {}, "ecc": True}]
     options = {"settings": [desired], "settings_reset": "when_needed", "boot_settings": kept}
@@ -131,7 +125,7 @@ def test_plan_has_the_settings_for_the_next_boot_before_and_after_each_operation
 
 
 @pytest.mark.parametrize("changed", ["nothing", "boot settings", "settings", "all"])
-def test_resumed_operation_restores_all_settings_from_before_its_first_run(
+def test_plan_resumed_operation_restores_settings_before_first_run(
     node: Node, tmp_path: Path, state: Path, changed: str
 ) -> None:
     """The first run was killed after it changed these settings: the resumed operation restores the values from before that run."""
@@ -161,12 +155,12 @@ def test_resumed_operation_restores_all_settings_from_before_its_first_run(
     assert again["boot_settings_before"] == [{**kept[0], "match": uuid}, *kept]
 
 
-def test_what_does_not_fit_is_refused(node: Node, tmp_path: Path, state: Path) -> None:
+def test_plan_layout_that_does_not_fit_is_rejected(node: Node, tmp_path: Path, state: Path) -> None:
     answer = planned(node, tmp_path / "kubelet", {**FIRST, "partitions": {"7g.80gb": 2}})
     assert answer["failed"] and answer["error_code"] == "does-not-fit"
 
 
-def test_an_operation_is_written_down_renewed_and_ended(node: Node, tmp_path: Path, state: Path) -> None:
+def test_record_is_written_renewed_and_removed(node: Node, tmp_path: Path, state: Path) -> None:
     path = state / "repartition.json"
     options = {
         "kubelet_root": str(tmp_path / "kubelet"),
@@ -193,10 +187,10 @@ def test_an_operation_is_written_down_renewed_and_ended(node: Node, tmp_path: Pa
     assert ended["changed"] and not path.exists()
     assert not node.module("device_repartition", {**options, "state": "absent"})["changed"]
     told = [each.step for each in steps_of((state / "repartition-steps.json").read_text())]
-    assert told == ["draining", "applying", "ended"], "for the node driver, which tells of it"
+    assert told == ["draining", "applying", "ended"], "for the node driver, which reports it"
 
 
-def test_what_has_failed_is_written_down_with_its_reason(node: Node, tmp_path: Path, state: Path) -> None:
+def test_record_failure_is_stored_with_reason(node: Node, tmp_path: Path, state: Path) -> None:
     options = {
         "kubelet_root": str(tmp_path / "kubelet"),
         "driver": "gpu.nvidia.com",
@@ -215,13 +209,13 @@ def test_what_has_failed_is_written_down_with_its_reason(node: Node, tmp_path: P
     assert [(each.step, each.reason) for each in steps_of(kept)] == [("applying", ""), ("reverting", "refused")]
 
 
-def test_nothing_is_written_where_no_driver_has_run(node: Node, tmp_path: Path) -> None:
+def test_record_without_driver_directory_writes_nothing(node: Node, tmp_path: Path) -> None:
     options = {"state": "present", "driver": "gpu.nvidia.com", "operation": "a", "devices": ["GPU-1"]}
     answer = node.module("device_repartition", {**options, "kubelet_root": str(tmp_path)})
     assert answer["failed"] and answer["error_code"] == "no-driver"
 
 
-def test_nothing_is_changed_before_the_driver_itself_has_unprepared(node: Node, tmp_path: Path, state: Path) -> None:
+def test_apply_is_rejected_until_driver_has_unprepared(node: Node, tmp_path: Path, state: Path) -> None:
     """A pod was deleted by force, so the API server has no claim, but the driver still does: the change is refused."""
     board = node.layout(FIRST)["after"][0]
     (operation,) = planned(node, tmp_path / "kubelet", SECOND)["operations"]
@@ -242,7 +236,7 @@ def test_nothing_is_changed_before_the_driver_itself_has_unprepared(node: Node, 
     assert node.module("device_repartition", {**options, "step": "applying"})["record"]["step"] == "applying"
 
 
-def test_it_is_waited_for_the_driver_and_no_longer_than_so() -> None:
+def test_await_unprepared_polls_until_timeout() -> None:
     now, seen = [0.0], [("a/one", "a/two"), ("a/two",), ()]
 
     def sleep(seconds: float) -> None:
@@ -255,7 +249,7 @@ def test_it_is_waited_for_the_driver_and_no_longer_than_so() -> None:
     assert now[0] == 62.0 and caught.value.claims == ("a/one",) and caught.value.code == "still-prepared"
 
 
-def test_a_run_that_was_killed_is_gone_on_with(node: Node, tmp_path: Path, state: Path) -> None:
+def test_killed_run_is_resumed(node: Node, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     (operation,) = planned(node, tmp_path / "kubelet", SECOND)["operations"]
     uuid = operation["devices"][0]["uuid"]
@@ -280,7 +274,7 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, tmp_path: Path, state
     assert done["operations"] == [] and len(done["unfinished"]) == 1
 
 
-def test_a_record_is_written_again_when_much_of_its_time_is_over() -> None:
+def test_record_is_renewed_before_expiry() -> None:
     params = {
         "operation": "a",
         "devices": ["x"],
@@ -356,7 +350,7 @@ DEVICES = [published("a", f"part-{number}") for number in range(4)] + [
 CLUSTER = Cluster(DEVICES, CLAIMS, USERS, [])
 
 
-def test_who_goes_is_who_has_what_goes_and_all_others_stay() -> None:
+def test_join_evicts_only_users_of_deleted_devices() -> None:
     plan = join({"a": told(operation(0, "part-1", "gpu-0")), "b": told()}, CLUSTER, Consent(True), "50%", 4)
     (found,) = plan["nodes"]["a"]["operations"]
     assert found["published"] == ["part-1"] and found["claims"] == ["default/c1"]
@@ -366,7 +360,7 @@ def test_who_goes_is_who_has_what_goes_and_all_others_stay() -> None:
     assert "1 pods are evicted; 1 others" in plan["table"][2]
 
 
-def test_claims_are_told_with_and_without_pods_and_what_is_not_touched_is_counted() -> None:
+def test_join_lists_claims_with_and_without_pods() -> None:
     claims = [*CLAIMS, claim_of("alone", "a", "part-3"), claim_of("elsewhere", "b", "part-0")]
     boards = [{"uuid": f"GPU-{index}", "partitions": ["1g.10gb at 0"] * index} for index in range(4)]
     kept = [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]
@@ -396,14 +390,14 @@ def test_claims_are_told_with_and_without_pods_and_what_is_not_touched_is_counte
     assert stays["b"] == {"devices": 4, "partitions": 6, "claims": ["default/elsewhere"]}
 
 
-def test_without_a_word_on_evictions_it_is_in_the_way_and_waiting_is_not() -> None:
+def test_join_without_consent_is_blocked_waiting_is_not() -> None:
     nodes = {"a": told(operation(0, "part-1"))}
     assert "default/p1" in join(nodes, CLUSTER, Consent(None), "50%", 1)["blocked"][0]
     waits = join(nodes, CLUSTER, Consent(False), "50%", 1)
     assert waits["blocked"] == [] and "waited for" in waits["table"][-2]
 
 
-def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
+def test_join_pods_without_controller_need_separate_consent() -> None:
     alone = pod("p1", on="a", owner=None)
     cluster = Cluster(DEVICES, [claim_of("c1", "a", "part-1", pods=(alone,))], [alone], [])
     nodes = {"a": told(operation(0, "part-1"))}
@@ -423,7 +417,7 @@ def test_pods_that_nobody_makes_again_need_a_word_of_their_own() -> None:
         ("12%", 9, 1, 1),
     ],
 )
-def test_so_many_nodes_at_a_time_as_capacity_allows(limit: str, most: int, at_a_time: int, blocked: int) -> None:
+def test_join_batch_size_is_limited_by_capacity(limit: str, most: int, at_a_time: int, blocked: int) -> None:
     nodes = {each: told(operation(0, "part-0", "part-1"), operation(1, "part-2")) for each in "ab"}
     plan = join(nodes, Cluster(DEVICES, [], [], []), Consent(), limit, most)
     assert plan["at_a_time"] == at_a_time and len(plan["blocked"]) == blocked
@@ -442,7 +436,7 @@ def closes(rule: str | None, device: str, effect: str = "NoSchedule", pool: str 
 HALVES = [published(node, f"gpu-{gpu}-part-{part}", gpu=gpu) for node in "ab" for gpu in (0, 1) for part in range(4)]
 
 
-def test_physical_devices_count_and_not_their_partitions() -> None:
+def test_join_capacity_counts_physical_devices() -> None:
     names = [f"gpu-0-part-{part}" for part in range(4)]
     nodes = {"a": told(operation(0, *names)), "b": told(operation(0, *names))}
     plan = join(nodes, Cluster(HALVES, [], [], []), Consent(), "25%", 9)
@@ -470,7 +464,7 @@ ILL = {"key": "gpu.nvidia.com/unhealthy", "value": "lost", "effect": "NoExecute"
         (None, closes("r", "gpu-0-part-1", pool="a"), False),
     ],
 )
-def test_what_is_unavailable_already_counts(ill: Json | None, rule: Json | None, *, blocked: bool) -> None:
+def test_join_capacity_counts_unavailable_devices(ill: Json | None, rule: Json | None, *, blocked: bool) -> None:
     devices = [
         {**each, "taints": [ill]} if ill and (each["node"], each["name"]) == ("b", "gpu-1-part-2") else each
         for each in HALVES
@@ -483,7 +477,7 @@ def test_what_is_unavailable_already_counts(ill: Json | None, rule: Json | None,
 
 
 @given(st.data())
-def test_never_more_is_closed_than_may_be(data: st.DataObject) -> None:
+def test_join_tainted_devices_stay_within_limit(data: st.DataObject) -> None:
     """For any nodes and operations, the number of tainted devices stays within the limit."""
     names = [f"gpu-{gpu}" for gpu in range(4)]
     devices = [published(node, name) for node in "abc" for name in names]
@@ -516,7 +510,7 @@ def test_never_more_is_closed_than_may_be(data: st.DataObject) -> None:
                 assert not added or len(gone | added) <= limit
 
 
-def test_what_an_earlier_run_has_left_is_found() -> None:
+def test_join_leftovers_of_earlier_run_are_found() -> None:
     rule = {
         "metadata": {
             "name": "r",
@@ -533,7 +527,7 @@ def test_what_an_earlier_run_has_left_is_found() -> None:
     assert plan["idle"] == ["a"]
 
 
-def test_a_node_is_idle_where_nothing_is_to_be_done_or_said() -> None:
+def test_join_node_without_changes_is_idle() -> None:
     nodes = {"a": told(), "b": told(operation(0, "part-1")), "c": told(rules_differ=True)}
     assert join(nodes, CLUSTER, Consent(True), "50%", 1)["idle"] == ["a"]
 
@@ -549,7 +543,7 @@ def test_a_node_is_idle_where_nothing_is_to_be_done_or_said() -> None:
         ("b", "repartition", "2026-01-01T00:00:00Z", "", False),
     ],
 )
-def test_rules_on_other_nodes_are_left_over_by_their_own_age(
+def test_join_rules_on_other_nodes_are_leftover_by_age(
     node: str, operation_of: str, since: str, renewed: str, *, found: bool
 ) -> None:
     notes = {

@@ -34,7 +34,7 @@ def stored(wanted: rules.Wanted, **metadata: Any) -> Json:
     return body
 
 
-def test_the_controller_knows_the_label_of_the_node() -> None:
+def test_rule_node_label_is_known_to_controller() -> None:
     assert rules.NODE_LABEL == facts.NODE_LABEL
     found = facts.rule_facts(stored(WANTED))
     assert found is not None and found.node == "a"
@@ -53,18 +53,18 @@ def test_the_controller_knows_the_label_of_the_node() -> None:
         ({"all": True}, {}),
     ],
 )
-def test_what_is_matched(match: Json, selector: Json) -> None:
+def test_selector_of_match(match: Json, selector: Json) -> None:
     assert rules.selector_of(match) == selector
 
 
 @pytest.mark.parametrize("match", [{}, {"all": False}, {"pool": ""}, {"all": True, "pool": "a"}])
-def test_nothing_and_everything_are_said(match: Json) -> None:
+def test_selector_of_empty_or_full_match_is_rejected(match: Json) -> None:
     with pytest.raises(AcceleratorError) as caught:
         rules.selector_of(match)
     assert caught.value.code == "invalid-match"
 
 
-def test_plans() -> None:
+def test_plan_creates_updates_or_keeps_rule() -> None:
     made = rules.plan(WANTED, None, "v1beta2")
     assert made.verb == "create" and made.body is not None and made.body["apiVersion"] == "resource.k8s.io/v1beta2"
     there = stored(
@@ -90,7 +90,7 @@ def test_plans() -> None:
     assert rules.plan_removal(None).verb == ""
 
 
-def test_a_rule_that_selects_nothing_is_not_one_that_selects_everything() -> None:
+def test_empty_selector_differs_from_missing_selector() -> None:
     there = stored(rules.Wanted("r", {}, TAINT))
     assert rules.summary(there)["match"] == {}
     del there["spec"]["deviceSelector"]
@@ -98,7 +98,7 @@ def test_a_rule_that_selects_nothing_is_not_one_that_selects_everything() -> Non
     assert rules.plan(rules.Wanted("r", {}, TAINT), there, "v1").verb == "update"
 
 
-def test_whose_a_rule_is() -> None:
+def test_foreign_rule_is_rejected() -> None:
     rules.refuse_foreign(None)
     rules.refuse_foreign(stored(WANTED))
     for metadata in ({"labels": {}}, {"managedFields": [{"manager": "kubectl-create"}]}, {"managedFields": []}):
@@ -123,7 +123,7 @@ class Time:
 HELD = {"namespace": "n", "name": "c", "pods": ["p"], "tolerates": False, "extended_resource": False}
 
 
-def test_wait_claims_are_read_by_name_until_they_are_free() -> None:
+def test_wait_reads_claims_by_name_until_released() -> None:
     time, named = Time(), list[list[str]]()
     other = {**HELD, "name": "a", "tolerates": True}
     looks = [[HELD], [{**HELD, "pods": []}], [{**HELD, "pods": []}, other]]
@@ -137,7 +137,7 @@ def test_wait_claims_are_read_by_name_until_they_are_free() -> None:
     assert waited == 2.0 and [one["pods"] for one in found] == [[], ["p"]]
 
 
-def test_wait_ends_with_the_time_and_the_present_holders() -> None:
+def test_wait_timeout_returns_current_holders() -> None:
     time = Time()
     other = {**HELD, "name": "a", "tolerates": True}
     found, waited = device_taint.wait_until_free(
@@ -148,7 +148,7 @@ def test_wait_ends_with_the_time_and_the_present_holders() -> None:
 
 
 @pytest.mark.parametrize("before", [[], [HELD], [{**HELD, "name": f"c{each}"} for each in range(1000)]])
-def test_wait_slow_list_finds_a_claim_allocated_after_the_rule(before: list[Json]) -> None:
+def test_wait_slow_list_finds_claim_allocated_after_rule(before: list[Json]) -> None:
     """The scheduler allocates 3 s after the rule. A list takes 10 s and returns the state at its start: the claim is found."""
     time, given_back = Time(), 30.0
 
@@ -224,9 +224,7 @@ def options(cluster: Cluster, **more: Any) -> Json:
     return {**fixed, "effect": "NoExecute", "wait_timeout": 1, **more}
 
 
-def test_device_taint_timeout_returns_waited_and_present_holders(
-    cluster: Cluster, run_here: Callable[..., Json]
-) -> None:
+def test_module_timeout_returns_duration_and_holders(cluster: Cluster, run_here: Callable[..., Json]) -> None:
     cluster.lists = [[claim("first", "a"), claim("second", "b")], [claim("second", "b", extended=True)]]
     found = run_here("device_taint", options(cluster))
     assert found["failed"] and found["error_code"] == "still-held" and found["claims"] == ["n/second"]
@@ -235,7 +233,7 @@ def test_device_taint_timeout_returns_waited_and_present_holders(
     assert "device_drain" in found["msg"]
 
 
-def test_device_taint_success_returns_holders_after_wait(cluster: Cluster, run_here: Callable[..., Json]) -> None:
+def test_module_success_returns_remaining_holders(cluster: Cluster, run_here: Callable[..., Json]) -> None:
     cluster.lists = [[claim("first", "a")], [claim("first", "a")], [claim("first")]]
     found = run_here("device_taint", options(cluster, wait_timeout=20))
     assert not found.get("failed") and found["waited"] >= 2.0
@@ -244,7 +242,7 @@ def test_device_taint_success_returns_holders_after_wait(cluster: Cluster, run_h
 
 
 @pytest.mark.parametrize(("age", "waits"), [(2.0, True), (60.0, False)])
-def test_device_taint_waits_until_the_scheduler_knows_the_rule_of_a_killed_run(
+def test_module_waits_for_scheduler_after_killed_run(
     cluster: Cluster, run_here: Callable[..., Json], age: float, waits: bool
 ) -> None:
     cluster.lists = [[]]
@@ -257,7 +255,7 @@ def test_device_taint_waits_until_the_scheduler_knows_the_rule_of_a_killed_run(
 
 
 @pytest.mark.parametrize(("effect", "warned"), [("NoExecute", True), ("NoSchedule", False)])
-def test_device_taint_warns_of_pods_that_are_not_evicted(
+def test_module_warns_of_pods_that_are_not_evicted(
     cluster: Cluster, run_here: Callable[..., Json], effect: str, warned: bool
 ) -> None:
     name = effect.lower()  # Ansible collects the warnings of all modules in one process

@@ -39,18 +39,18 @@ PROGRAM = "/opt/ascend-docker-runtime"
 # A Docker model with the runtimes from the file at its last reload. A file without the key "runtimes" removes none of
 # them.
 SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $1 in
-is-active) cat {folder}/state ;;
-reload) [ ! -e {folder}/broken ] || exit 0; ! grep -qs '"runtimes"' {config} || cp {config} {folder}/known ;;
+is-active) cat {directory}/state ;;
+reload) [ ! -e {directory}/broken ] || exit 0; ! grep -qs '"runtimes"' {config} || cp {config} {directory}/known ;;
 esac
 """
 DOCKER = """#!/usr/bin/env python3
 import json
-print(json.dumps({{"runc": {{"path": "runc"}}, **json.load(open("{folder}/known")).get("runtimes", {{}})}}))
+print(json.dumps({{"runc": {{"path": "runc"}}, **json.load(open("{directory}/known")).get("runtimes", {{}})}}))
 """
 DAEMON = """#!/bin/sh
-[ ! -e {folder}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
+[ ! -e {directory}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
 """
 
 
@@ -64,7 +64,7 @@ class Docker:
         (folder / "bin").mkdir()
         for name, text in (("systemctl", SYSTEMCTL), ("docker", DOCKER), ("dockerd", DAEMON)):
             path = folder / "bin" / name
-            path.write_text(text.format(folder=folder, config=self.config))
+            path.write_text(text.format(directory=folder, config=self.config))
             path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
         (folder / "state").write_text("active\n")
@@ -85,7 +85,7 @@ def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch:
 
 
 @pytest.mark.parametrize("before", [None, "{}", SITE, json.dumps(json.loads(SITE))])
-def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -> None:
+def test_runtime_is_added_and_removed(docker: Docker, before: str | None) -> None:
     if before is not None:
         docker.config.write_text(before)
         docker.config.chmod(0o600)
@@ -107,7 +107,7 @@ def test_a_runtime_is_added_and_taken_back(docker: Docker, before: str | None) -
     assert not docker.run(state="absent")["changed"] and not (docker.folder / "records").exists()
 
 
-def test_what_somebody_has_changed_since_stays(docker: Docker) -> None:
+def test_runtime_changes_by_others_are_kept(docker: Docker) -> None:
     docker.config.write_text(SITE)
     docker.run()
     docker.config.write_text(docker.config.read_text().replace("json-file", "journald"))
@@ -117,7 +117,7 @@ def test_what_somebody_has_changed_since_stays(docker: Docker) -> None:
     assert json.loads(docker.config.read_text()) == {**json.loads(SITE), "log-driver": "journald"}
 
 
-def test_a_runtime_of_somebody_else_is_not_removed(docker: Docker) -> None:
+def test_runtime_of_another_owner_is_not_removed(docker: Docker) -> None:
     docker.config.write_text(json.dumps({"runtimes": {"ascend": {"path": "/site"}}}))
     assert not docker.run(state="absent")["changed"]
     before = docker.config.read_text()
@@ -126,7 +126,7 @@ def test_a_runtime_of_somebody_else_is_not_removed(docker: Docker) -> None:
     assert docker.config.read_text() == before
 
 
-def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None:
+def test_rejected_file_is_restored(docker: Docker) -> None:
     docker.config.write_text(SITE)
     (docker.folder / "broken").touch()
     refused = docker.run()
@@ -140,7 +140,7 @@ def test_a_file_that_docker_does_not_work_by_is_put_back(docker: Docker) -> None
     assert docker.run()["error_code"] == "invalid-json"
 
 
-def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_reloads(
+def test_failed_restore_is_reported_after_the_cause_and_docker_reloads(
     docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.config.write_text(SITE)
@@ -165,7 +165,7 @@ def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_rel
     assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
 
 
-def test_second_reload_that_raises_an_error_does_not_hide_the_cause(docker: Docker) -> None:
+def test_failed_second_reload_does_not_hide_the_cause(docker: Docker) -> None:
     docker.config.write_text(SITE)
     systemctl = docker.folder / "bin/systemctl"
     systemctl.write_text(
@@ -177,7 +177,7 @@ def test_second_reload_that_raises_an_error_does_not_hide_the_cause(docker: Dock
     assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
 
 
-def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -> None:
+def test_file_is_the_one_the_process_was_started_with(docker: Docker) -> None:
     docker.config.write_text(SITE)
     systemctl = docker.folder / "bin/systemctl"
     command = ["/usr/bin/dockerd", "-c", "read line", f"--config-file={docker.config}"]
@@ -199,7 +199,7 @@ def test_linked_file_stays_a_link(docker: Docker) -> None:
     assert docker.run(state="absent")["changed"] and docker.config.is_symlink() and target.read_text() == SITE
 
 
-def test_changed_configuration_keeps_owner_mode_and_extended_attributes(docker: Docker) -> None:
+def test_changed_configuration_keeps_owner_mode_and_attributes(docker: Docker) -> None:
     docker.config.write_text(SITE)
     os.chown(docker.config, 1234, 1235)
     docker.config.chmod(0o640)
@@ -213,7 +213,7 @@ def test_changed_configuration_keeps_owner_mode_and_extended_attributes(docker: 
         assert os.getxattr(docker.config, "user.site") == b"kept"
 
 
-def test_docker_without_an_answer_after_the_reload_is_asked_again(docker: Docker) -> None:
+def test_docker_without_response_after_reload_is_queried_again(docker: Docker) -> None:
     docker.config.write_text(SITE)
     program = docker.folder / "bin/docker"
     text = program.read_text().replace(
@@ -230,7 +230,7 @@ def test_docker_without_an_answer_after_the_reload_is_asked_again(docker: Docker
     assert docker.run(state="absent", timeout=600)["changed"] and docker.config.read_text() == SITE
 
 
-def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
+def test_pending_reload_is_performed(docker: Docker) -> None:
     docker.run()
     (docker.folder / "known").write_text("{}")
     again = docker.run()
@@ -238,7 +238,7 @@ def test_a_reload_that_is_owed_is_made_up_for(docker: Docker) -> None:
 
 
 @pytest.mark.parametrize("before", [None, '{"debug": true}'])
-def test_a_removal_that_was_cut_short_is_gone_on_with(docker: Docker, before: str | None) -> None:
+def test_interrupted_removal_is_resumed(docker: Docker, before: str | None) -> None:
     """Docker removes runtimes only after a reload with the key "runtimes", so such a file exists for a moment: the killed run left it."""
     if before is not None:
         docker.config.write_text(before)
@@ -261,7 +261,7 @@ def test_a_removal_that_was_cut_short_is_gone_on_with(docker: Docker, before: st
     assert not docker.run(state="absent")["changed"]
 
 
-def test_a_docker_that_does_not_run_is_only_written_for(docker: Docker) -> None:
+def test_stopped_docker_gets_only_the_file(docker: Docker) -> None:
     (docker.folder / "state").write_text("inactive\n")
     done = docker.run()
     assert done["changed"] and not done["reloaded"] and docker.known() == {}
@@ -275,7 +275,7 @@ RUNTIMES = st.dictionaries(
 
 
 @given(DOCUMENTS, RUNTIMES, st.sampled_from([None, 2, "\t"]), st.lists(st.text(), max_size=2))
-def test_the_change_is_the_runtime_and_nothing_else(
+def test_text_with_changes_only_the_runtime(
     document: dict[str, Any], runtimes: dict[str, Any], indentation: Any, arguments: list[str]
 ) -> None:
     text = json.dumps({**document, **({"runtimes": runtimes} if runtimes else {})}, indent=indentation)
@@ -297,7 +297,7 @@ def test_the_change_is_the_runtime_and_nothing_else(
 
 
 @pytest.mark.parametrize("text", ["[]", '{"runtimes": []}', "x"])
-def test_what_is_no_configuration_is_not_touched(text: str) -> None:
+def test_invalid_configuration_is_not_changed(text: str) -> None:
     with pytest.raises(DockerError):
         text_with(text, "/d", "ascend", entry(PROGRAM, []))
     with pytest.raises(AcceleratorError):

@@ -49,12 +49,12 @@ def examples(name: str) -> list[tuple[str, dict[str, Any]]]:
     return [(task["name"], task[key] or {}) for task in tasks if key in task]
 
 
-def test_the_modules_are_there() -> None:
+def test_module_list_is_complete() -> None:
     assert {"accelerator_info", "nvidia_mig", "resource_slices"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_examples_name_nothing_but_modules(name: str) -> None:
+def test_examples_use_modules_only(name: str) -> None:
     tasks = yaml.safe_load(load(name).EXAMPLES)
     assert tasks
     for task in tasks:

@@ -41,7 +41,7 @@ def a_set(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_set_is_written_once(write: Run, tmp_path: Path) -> None:
+def test_set_is_written_once(write: Run, tmp_path: Path) -> None:
     files = a_set(tmp_path)
     said = write(*files, check=True)
     assert said["changed"] and not list(tmp_path.iterdir())
@@ -59,7 +59,7 @@ def test_a_set_is_written_once(write: Run, tmp_path: Path) -> None:
     assert not again["changed"] and again["diff"] == [] and again["former"] == []
 
 
-def test_entry_that_is_given_twice_is_written_once(write: Run, tmp_path: Path) -> None:
+def test_duplicate_entry_is_written_once(write: Run, tmp_path: Path) -> None:
     """For example the directory of two files of a role: it is written once."""
     directory = {"path": str(tmp_path / "etc"), "state": "directory"}
     file = {"path": str(tmp_path / "etc/file"), "content": "text\n", "mode": "0600"}
@@ -70,7 +70,7 @@ def test_entry_that_is_given_twice_is_written_once(write: Run, tmp_path: Path) -
     assert not write(directory, directory, file)["changed"]
 
 
-def test_only_what_differs_is_changed_and_shown(write: Run, tmp_path: Path) -> None:
+def test_only_differences_are_written_and_shown(write: Run, tmp_path: Path) -> None:
     files = a_set(tmp_path)
     write(*files)
     files[1]["content"] = "level: debug\n"
@@ -85,13 +85,13 @@ def test_only_what_differs_is_changed_and_shown(write: Run, tmp_path: Path) -> N
     assert token["before"].startswith("mode 0644") and token["after"].startswith("mode 0600")
 
 
-def test_a_secret_is_neither_shown_nor_returned(write: Run, tmp_path: Path) -> None:
+def test_secret_is_neither_shown_nor_returned(write: Run, tmp_path: Path) -> None:
     for files in (a_set(tmp_path), [{"path": str(tmp_path / "etc/token"), "secret_content": "hidden-words\n"}]):
         assert "hidden-word" not in json.dumps(write(*files))
     assert (tmp_path / "etc/token").read_text("utf-8") == "hidden-words\n"
 
 
-def test_a_set_can_be_taken_back(write: Run, tmp_path: Path) -> None:
+def test_restore_returns_previous_entries(write: Run, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir(mode=0o755)
     (tmp_path / "etc/settings").write_text("old\n", "utf-8")
     (tmp_path / "current").symlink_to("releases/1")
@@ -104,7 +104,7 @@ def test_a_set_can_be_taken_back(write: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "new/file").exists()
 
 
-def test_absent_removes_only_what_bears_the_mark(write: Run, tmp_path: Path) -> None:
+def test_absent_removes_only_marked_files(write: Run, tmp_path: Path) -> None:
     (tmp_path / "ours").write_text("# made by us\n", "utf-8")
     (tmp_path / "theirs").write_text("# made by them\n", "utf-8")
     absent = [
@@ -114,7 +114,7 @@ def test_absent_removes_only_what_bears_the_mark(write: Run, tmp_path: Path) -> 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["theirs"]
 
 
-def test_a_folder_is_removed_when_the_set_empties_it(write: Run, tmp_path: Path) -> None:
+def test_empty_directory_is_removed(write: Run, tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()
     for name in ("one", "two"):
@@ -130,7 +130,7 @@ def test_a_folder_is_removed_when_the_set_empties_it(write: Run, tmp_path: Path)
     assert not folder.exists()
 
 
-def test_what_is_in_the_way_is_named_and_nothing_is_written(write: Run, tmp_path: Path) -> None:
+def test_obstacle_is_named_and_nothing_is_written(write: Run, tmp_path: Path) -> None:
     (tmp_path / "settings").mkdir()
     result = write(
         {"path": str(tmp_path / "first"), "content": "x"}, {"path": str(tmp_path / "settings"), "content": "x"}
@@ -139,7 +139,7 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(write: Run, tmp_path
     assert not (tmp_path / "first").exists()
 
 
-def test_a_link_is_replaced_and_not_followed(write: Run, tmp_path: Path) -> None:
+def test_link_is_replaced_without_writing_its_target(write: Run, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("theirs", "utf-8")
     (tmp_path / "settings").symlink_to("elsewhere")
     write({"path": str(tmp_path / "settings"), "content": "ours"})
@@ -147,7 +147,7 @@ def test_a_link_is_replaced_and_not_followed(write: Run, tmp_path: Path) -> None
     assert (tmp_path / "elsewhere").read_text("utf-8") == "theirs"
 
 
-def test_attributes_alone_of_a_file_that_is_not_there_are_refused(write: Run, tmp_path: Path) -> None:
+def test_attributes_of_missing_file_are_rejected(write: Run, tmp_path: Path) -> None:
     result = write({"path": str(tmp_path / "none"), "mode": "0600"})
     assert result["failed"] and "no content was given" in result["msg"]
 
@@ -174,7 +174,7 @@ def test_secret_entry_any_state_result_has_no_content(write: Run, tmp_path: Path
     assert result["former"] == []
 
 
-def test_secret_entry_of_a_plain_file_result_has_no_content(write: Run, tmp_path: Path) -> None:
+def test_secret_entry_of_plain_file_result_has_no_content(write: Run, tmp_path: Path) -> None:
     (tmp_path / "pass").write_text("correct horse\n", "utf-8")
     result = write({"path": str(tmp_path / "pass"), "state": "absent", "secret": True}, check=True)
     assert "correct horse" not in json.dumps(result)
@@ -191,9 +191,9 @@ def test_unmarked_entry_with_token_is_treated_as_secret(write: Run, tmp_path: Pa
     assert result["former"][0]["content"] == "level: info\n"
 
 
-def test_entry_that_repeats_a_secret_is_left_out_of_former(write: Run, tmp_path: Path) -> None:
+def test_entry_repeating_a_secret_is_left_out_of_restore(write: Run, tmp_path: Path) -> None:
     """The removed file is not in ``former``, because a restore would write the masked content."""
-    (tmp_path / "notes").write_text("the word is hidden-word\n", "utf-8")
+    (tmp_path / "notes").write_text("the text is hidden-word\n", "utf-8")
     secret = {"path": str(tmp_path / "token"), "secret_content": "hidden-word"}
     result = write(secret, {"path": str(tmp_path / "notes"), "state": "absent"}, check=True)
     assert "hidden-word" not in json.dumps(result) and result["former"] == []
@@ -247,7 +247,9 @@ def test_file_set_full_disk_restores_all_entries(write: Run, full: Path) -> None
     assert (tree(full), result["changed"], result["former"]) == (before, False, [])
 
 
-def test_file_set_restoration_fails_returns_former(write: Run, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_set_restoration_fails_returns_previous_entries(
+    write: Run, full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (full / "settings").write_text("old\n")
     (full / "kept").write_text("old\n")
     real = System.write_atomic
@@ -303,7 +305,7 @@ def test_file_set_replaces_link_by_file_without_a_gap(
     assert path.read_text() == "x" and not path.is_symlink()
 
 
-def test_former_of_other_bytes_restores_them(write: Run, tmp_path: Path) -> None:
+def test_restore_of_other_bytes(write: Run, tmp_path: Path) -> None:
     path = tmp_path / "settings"
     path.write_bytes(b"name=\xe9\x00\n")
     (back,) = write({"path": str(path), "content": "name=e\n"})["former"]
@@ -315,7 +317,7 @@ def test_former_of_other_bytes_restores_them(write: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("change", [{"content": "new\n", "mode": "0600"}, {"mode": "0600"}, {"state": "absent"}])
-def test_file_set_leaves_other_hard_links(write: Run, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_file_set_keeps_other_hard_links(write: Run, tmp_path: Path, change: dict[str, Any]) -> None:
     path, backup = tmp_path / "settings", tmp_path / "backup"
     path.write_text("old\n")
     path.chmod(0o644)
@@ -328,7 +330,7 @@ def test_file_set_leaves_other_hard_links(write: Run, tmp_path: Path, change: di
     assert (path.read_text(), path.stat().st_mode & 0o7777) == ("old\n", 0o644)
 
 
-def test_former_removes_created_directories(write: Run, tmp_path: Path) -> None:
+def test_restore_removes_created_directories(write: Run, tmp_path: Path) -> None:
     files = [
         {"path": str(tmp_path / "one/two/three"), "content": "x"},
         {"path": str(tmp_path / "one/b"), "content": "x"},
@@ -360,7 +362,7 @@ def test_file_set_owner_by_number_is_idempotent(write: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_file_set_parent_is_no_directory_changes_nothing(write: Run, tmp_path: Path, check: bool) -> None:
+def test_file_set_parent_not_a_directory_changes_nothing(write: Run, tmp_path: Path, check: bool) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "not-mounted")
     (tmp_path / "file").write_text("theirs\n", "utf-8")
     for parent in (tmp_path / "link", tmp_path / "file"):

@@ -87,9 +87,7 @@ def test_file_set_killed_before_any_step_next_run_completes_it(run_here: Run, tm
         assert not run_here("file_set", {"files": files})["changed"], step
 
 
-def test_file_of_a_writer_that_has_not_locked_it_yet_is_not_removed_under_its_lock(
-    run_here: Run, tmp_path: Path
-) -> None:
+def test_unlocked_file_of_writer_is_not_removed_under_its_lock(run_here: Run, tmp_path: Path) -> None:
     """The writer has created its temporary file, and locks it as soon as the lock is free: the file is removed under the lock."""
     file, temporary = tmp_path / "etc/settings", tmp_path / "etc/.settings.1-0.tmp"
     file.parent.mkdir()
@@ -107,7 +105,7 @@ def test_file_of_a_writer_that_has_not_locked_it_yet_is_not_removed_under_its_lo
     assert "os.remove etc/.settings.1-0.tmp" in steps and not temporary.exists() and file.read_text() == "new\n"
 
 
-def test_link_whose_temporary_link_another_writer_removes_is_made(run_here: Run, tmp_path: Path) -> None:
+def test_link_is_created_if_temporary_link_is_removed(run_here: Run, tmp_path: Path) -> None:
     files = [{"path": str(tmp_path / "current"), "state": "link", "target": "releases/2"}]
 
     def remove(number: int) -> None:

@@ -69,7 +69,7 @@ def served(result: Json) -> dict[str, tuple[int, int]]:
 # ---- counts
 
 
-def test_counts_become_layouts_in_a_file_that_the_playbooks_take(run_here: Run, tmp_path: Path) -> None:
+def test_counts_become_layout_file_for_playbooks(run_here: Run, tmp_path: Path) -> None:
     devices = planned.fleet()
     options = {
         "nodes": planned.answers(devices),
@@ -95,7 +95,7 @@ def test_counts_become_layouts_in_a_file_that_the_playbooks_take(run_here: Run, 
 
 
 @pytest.mark.parametrize("answer", [None, {}], ids=["not asked", "no answer"])
-def test_plan_of_some_nodes_keeps_the_layouts_of_the_others(run_here: Run, tmp_path: Path, answer: Json | None) -> None:
+def test_plan_of_some_nodes_keeps_layouts_of_others(run_here: Run, tmp_path: Path, answer: Json | None) -> None:
     answers = planned.answers(planned.fleet())
     options = {"cluster": False, "dest": str(tmp_path / "layouts.yml"), "hosts": {"gpu-1": "first.example.com"}}
     wanted = [{"profile": "1g.10gb", "count": 9}]
@@ -135,7 +135,7 @@ def test_plan_rejects_a_file_with_other_content(run_here: Run, tmp_path: Path, c
     assert yaml.safe_load((tmp_path / "layouts.yml").read_text()) == content
 
 
-def test_planned_again_after_it_was_applied_nothing_changes(run_here: Run) -> None:
+def test_plan_after_its_application_changes_nothing(run_here: Run) -> None:
     devices = planned.fleet()
     options = {"cluster": False, "wanted": [{"profile": "1g.10gb", "count": 9}, {"profile": "3g.40gb", "count": 2}]}
     first = run_here("fleet_plan", {"nodes": planned.answers(devices), **options})
@@ -145,7 +145,7 @@ def test_planned_again_after_it_was_applied_nothing_changes(run_here: Run) -> No
     assert not any(each["changed"] for each in again["plan"]["devices"])
 
 
-def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node, tmp_path: Path) -> None:
+def test_node_report_is_accepted_as_inventory(run_here: Run, shared_node: Node, tmp_path: Path) -> None:
     options = {"vendor": ["nvidia"], "kubelet_root": str(tmp_path), "layout_file": str(tmp_path / "none.json")}
     answer = shared_node.module("accelerator_report", options)["ansible_facts"]["accelerator_report"]
     path = tmp_path / "fleet.json"
@@ -159,7 +159,7 @@ def test_the_answers_of_a_node_are_an_inventory(run_here: Run, shared_node: Node
     assert (changed["index"], changed["goes"], changed["stays"]) == (3, {"3g.40gb": 1}, {"1g.10gb": 4})
 
 
-def test_npus_are_planned_by_the_same_words(run_here: Run, tmp_path: Path) -> None:
+def test_npus_are_planned_with_the_same_options(run_here: Run, tmp_path: Path) -> None:
     chips = tuple(chip_model.device("310P", (), physical) for physical in range(2))
     answer = node_report.Answer("ascend", NPU_DRIVER, Look(tuple(map(as_modules_have, chips)), (), ()))
     node = node_report.node_report([answer], None, "test", planned.VERSIONS)
@@ -224,7 +224,7 @@ def test_manifests_count_pods_replicas_and_claims(run_here: Run, tmp_path: Path)
     assert result["plan"]["wanted"][0]["wants"].startswith("device of class mig.nvidia.com with ")
 
 
-def test_pods_get_layouts_only_where_they_may_go(run_here: Run, tmp_path: Path) -> None:
+def test_pods_get_layouts_only_on_possible_nodes(run_here: Run, tmp_path: Path) -> None:
     devices = planned.fleet()
     claims = [planned.claim(name, "1g.10gb") for name in ("any", "there", "tolerant", "nowhere")]
     taint = {"key": "only", "value": "some", "effect": "NoSchedule"}
@@ -270,9 +270,7 @@ def test_pods_get_layouts_only_where_they_may_go(run_here: Run, tmp_path: Path) 
     assert lacking["message"].startswith("What its pod may go to of the fleet has room for 4 of them")
 
 
-def test_without_a_cluster_the_choice_of_nodes_is_left_to_the_scheduler_and_that_is_said(
-    run_here: Run, tmp_path: Path
-) -> None:
+def test_without_cluster_node_selection_is_left_to_scheduler(run_here: Run, tmp_path: Path) -> None:
     pod = planned.pod("p", "c", nodeSelector={"zone": "b"})
     src = [listed(tmp_path, *planned.CLASSES, planned.claim("c", "1g.10gb"), pod)]
     result = run_here("fleet_plan", {"nodes": planned.answers(planned.fleet()), "cluster": False, "src": src})
@@ -282,9 +280,7 @@ def test_without_a_cluster_the_choice_of_nodes_is_left_to_the_scheduler_and_that
     ]
 
 
-def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_demand(
-    run_here: Run, tmp_path: Path
-) -> None:
+def test_selector_by_uuid_matches_static_partitions_only(run_here: Run, tmp_path: Path) -> None:
     """A claim can select by UUID: static partitions have one before allocation, dynamic partitions do not."""
     uuid = f"has(device.attributes['{planned.DRIVER}'].uuid)"
     claims = [planned.claim("there", "1g.10gb"), planned.claim("then", "1g.10gb"), planned.claim("any", "1g.10gb")]
@@ -307,7 +303,7 @@ def test_partitions_that_a_layout_makes_are_told_from_those_that_are_made_on_dem
     ]
 
 
-def test_alternatives_priorities_and_what_cannot_be_planned(run_here: Run, tmp_path: Path) -> None:
+def test_alternatives_priorities_and_unplannable_requests(run_here: Run, tmp_path: Path) -> None:
     flexible = planned.claim("flexible")
     flexible["spec"]["devices"]["requests"] = [
         {
@@ -358,7 +354,7 @@ def test_alternatives_priorities_and_what_cannot_be_planned(run_here: Run, tmp_p
 # ---- pending pods and claims
 
 
-def test_what_has_been_waiting_becomes_a_plan_and_says_what_stands_in_its_way(run_here: Run, tmp_path: Path) -> None:
+def test_pending_pods_become_a_plan_with_obstacles(run_here: Run, tmp_path: Path) -> None:
     devices = planned.fleet(1)
     (gpu,) = [each for each in planned.slices(devices)[0]["spec"]["devices"] if each["name"] == "gpu-0"]
     held = allocated(planned.claim("running"), "gpu-1", gpu["name"], pods=("runner",))
@@ -394,7 +390,7 @@ def test_what_has_been_waiting_becomes_a_plan_and_says_what_stands_in_its_way(ru
     assert other["plan"]["wanted"] == [] and other["plan"]["touched"] == 0
 
 
-def test_claims_move_where_that_is_allowed_and_their_pods_are_named(run_here: Run, tmp_path: Path) -> None:
+def test_moved_claims_need_consent_and_name_their_pods(run_here: Run, tmp_path: Path) -> None:
     devices = planned.applied(
         planned.fleet(2, 1),
         [
@@ -428,7 +424,7 @@ def test_claims_move_where_that_is_allowed_and_their_pods_are_named(run_here: Ru
 # ---- the solver
 
 
-def test_without_the_solver_the_module_fails_before_it_reads_anything(
+def test_without_solver_module_fails_before_reading(
     run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module(f"{MODULES}.fleet_plan"), "HAS_HIGHS", False)
@@ -441,9 +437,7 @@ def test_without_the_solver_the_module_fails_before_it_reads_anything(
     assert run_here("fleet_plan", options, check=True)["error_code"] == "missing-package"
 
 
-def test_plan_that_the_time_limit_ends_is_reported_with_its_bound(
-    run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_ended_by_time_limit_has_its_bound(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     highs = importlib.import_module(f"{UTILS}._planner.highs")
     solve = highs._run
 
@@ -487,13 +481,13 @@ def test_plan_that_the_time_limit_ends_is_reported_with_its_bound(
         ({"dest": "/no/such/folder/layouts.yml"}, "file-unwritable", "/no/such/folder"),
     ],
 )
-def test_what_is_wrong_is_said(run_here: Run, change: Json, code: str, says: str) -> None:
+def test_invalid_options_are_rejected(run_here: Run, change: Json, code: str, says: str) -> None:
     options = {"nodes": planned.answers(planned.fleet(1)), "cluster": False, "wanted": [{"profile": "1g.10gb"}]}
     result = run_here("fleet_plan", {key: each for key, each in {**options, **change}.items() if each is not None})
     assert result["failed"] and result["error_code"] == code and says in result["msg"]
 
 
-def test_selectors_need_answers_that_say_how_devices_are_published(run_here: Run, tmp_path: Path) -> None:
+def test_selectors_need_published_device_facts(run_here: Run, tmp_path: Path) -> None:
     nodes = planned.answers(planned.fleet(1))
     for kind in nodes["gpu-1"]["kinds"].values():
         del kind["published"]
@@ -502,7 +496,7 @@ def test_selectors_need_answers_that_say_how_devices_are_published(run_here: Run
     assert result["error_code"] == "invalid-inventory" and "dra.accelerators.plan" in result["msg"]
 
 
-def test_a_folder_without_manifests_and_objects_without_names_are_refused(run_here: Run, tmp_path: Path) -> None:
+def test_empty_directory_and_unnamed_objects_are_rejected(run_here: Run, tmp_path: Path) -> None:
     options = {"nodes": planned.answers(planned.fleet(1)), "cluster": False}
     (tmp_path / "empty").mkdir()
     result = run_here("fleet_plan", {**options, "src": [str(tmp_path / "empty")]})
@@ -522,7 +516,7 @@ def sections() -> dict[str, tuple[str, str]]:
     return {**{title: (given, text) for title, given, text in found}, "The file": ("", written)}
 
 
-def test_the_examples_of_the_page(run_here: Run, tmp_path: Path) -> None:
+def test_examples_of_the_page_match(run_here: Run, tmp_path: Path) -> None:
     devices, page = planned.fleet(), sections()
     nodes = [{"kind": "Node", "metadata": {"name": name}} for name in devices]
     (tmp_path / "manifests.yaml").write_text(page["Manifests"][0])
@@ -545,7 +539,7 @@ def test_the_examples_of_the_page(run_here: Run, tmp_path: Path) -> None:
 # ---- the playbook
 
 
-def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path: Path) -> None:
+def test_playbook_shows_plan_and_writes_it_on_request(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.json"
     nodes.write_text(json.dumps({"nodes": planned.answers(planned.fleet())}))
     hosts = {"first.example.com": {"accelerator_node_name": "gpu-1"}, "gpu-2": {}}
@@ -583,13 +577,13 @@ def test_the_playbook_shows_the_plan_and_writes_it_where_that_is_wanted(tmp_path
     assert [each["hosts"] for each in written] == ["first.example.com", "gpu-2"]
 
 
-def test_the_playbook_computes_the_plan_once() -> None:
+def test_playbook_computes_the_plan_once() -> None:
     plays = yaml.safe_load((ROOT / "playbooks/plan.yml").read_text("utf-8"))
     tasks = [task for play in plays for task in play.get("tasks", ())]
     assert len([task for task in tasks if "dra.accelerators.fleet_plan" in task]) == 1
 
 
-def test_nodes_outside_the_limit_are_not_asked(tmp_path: Path) -> None:
+def test_playbook_does_not_query_nodes_outside_limit(tmp_path: Path) -> None:
     common = {"ansible_python_interpreter": sys.executable, "ansible_connection": "local"}
     hosts = {"first.example.com": {**common, "accelerator_node_name": "gpu-1"}, "gpu-2": common}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"accelerator_nodes": {"hosts": hosts}}))

@@ -62,7 +62,7 @@ def damaged(*_words: Any, **_options: Any) -> None:
 
 
 @pytest.mark.parametrize("second", [no_space, damaged])
-def test_failed_rollback_of_nvidia_driver_reports_the_first_error_too(
+def test_failed_rollback_of_nvidia_driver_reports_first_error_too(
     make: Make,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     second: Callable[..., None],
@@ -102,7 +102,7 @@ def test_package_manager_without_space_restores_the_nvidia_driver(
     assert node.machine.loaded() == OLDER and node.machine.running == {*SERVICES}
 
 
-def test_kernel_modules_are_loaded_again_after_an_error_while_they_are_unloaded(
+def test_kernel_modules_are_reloaded_after_unload_error(
     make: Make,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

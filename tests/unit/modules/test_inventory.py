@@ -104,7 +104,7 @@ def shared(node: str) -> Json:
 # ---------------------------------------------------------------------- availability
 
 
-def test_a_device_that_a_claim_has_is_not_free_and_one_that_is_watched_is() -> None:
+def test_device_of_claim_is_not_free_but_monitored_is() -> None:
     slices = [slice_of("a", device("gpu-0"), device("gpu-1"))]
     first, second = ACCELERATORS(slices, [claim("c", "a", "gpu-0"), claim("w", "a", "gpu-1", adminAccess=True)])
     assert first["free"] == {"memory": 0} and not first["available"] and first["claims"] == ["default/c"]
@@ -112,7 +112,7 @@ def test_a_device_that_a_claim_has_is_not_free_and_one_that_is_watched_is() -> N
     assert first["type"] == "gpu" and first["product"] == PRODUCT and first["node"] == "a" and first["whole"]
 
 
-def test_partitions_that_overlap_with_what_is_held_are_not_available() -> None:
+def test_partitions_overlapping_held_ones_are_not_available() -> None:
     found = {one["name"]: one for one in ACCELERATORS(cut("a"), [claim("c", "a", "gpu-0-mig-3g-0")])}
     assert [name for name, one in found.items() if one["available"]] == [
         *(f"gpu-0-mig-1g-{n}" for n in (3, 4, 5)),
@@ -122,7 +122,7 @@ def test_partitions_that_overlap_with_what_is_held_are_not_available() -> None:
     assert found["gpu-0"]["draws"]["gpu-0"]["slice-0"] == {"takes": 1, "left": 0}
 
 
-def test_counters_in_the_slice_of_devices_belong_to_that_slice() -> None:
+def test_counters_in_device_slice_belong_to_that_slice() -> None:
     """Kubernetes 1.34 has counter sets in the slices of devices: sets with the same name in two slices are independent."""
     slices = []
     for number in (0, 1):
@@ -134,7 +134,7 @@ def test_counters_in_the_slice_of_devices_belong_to_that_slice() -> None:
     assert [one["name"] for one in found if one["available"]] == ["gpu-1a", "gpu-1b"]
 
 
-def test_shares_of_a_device() -> None:
+def test_shares_of_a_device_are_counted() -> None:
     claims = [
         claim(f"c{number}", "a", "gpu-0", shareID=str(number), consumedCapacity={"memory": "20Gi", "shares": "1"})
         for number in range(4)
@@ -145,7 +145,7 @@ def test_shares_of_a_device() -> None:
     assert full["free"] == {"memory": 0, "shares": 0} and not full["available"]
 
 
-def test_taints_old_generations_and_pools_with_gaps() -> None:
+def test_taints_old_generations_and_incomplete_pools() -> None:
     tainted = device("gpu-1", taints=[{"key": "k", "value": "v", "effect": "NoSchedule", "timeAdded": "t"}])
     told = device("gpu-2", taints=[{"key": "k", "effect": "None"}])
     old = slice_of("a", device("gone"), number=1, generation=1)
@@ -156,7 +156,7 @@ def test_taints_old_generations_and_pools_with_gaps() -> None:
     assert not gap["available"]
 
 
-def test_the_older_form_of_devices() -> None:
+def test_older_device_format_is_read() -> None:
     old = slice_of("a")
     old["spec"]["devices"] = [{"name": "gpu-0", "basic": {"capacity": {"memory": {"value": "1Gi"}}}}]
     (one,) = ACCELERATORS([old])
@@ -195,7 +195,7 @@ CRITERIA = st.fixed_dictionaries(
 
 
 @given(CLAIMS, CLAIMS, st.randoms(use_true_random=False))
-def test_more_claims_never_leave_more(claims: list[Json], more: list[Json], random: Any) -> None:
+def test_property_more_claims_never_free_devices(claims: list[Json], more: list[Json], random: Any) -> None:
     before = ACCELERATORS(SLICES, claims)
     mixed = [*claims, *more]
     random.shuffle(mixed)
@@ -206,12 +206,12 @@ def test_more_claims_never_leave_more(claims: list[Json], more: list[Json], rand
 
 
 @given(CLAIMS, st.permutations(SLICES))
-def test_the_order_of_slices_says_nothing(claims: list[Json], slices: list[Json]) -> None:
+def test_property_slice_order_has_no_effect(claims: list[Json], slices: list[Json]) -> None:
     assert ACCELERATORS(slices, claims) == ACCELERATORS(SLICES, claims)
 
 
 @given(CLAIMS, CRITERIA, CRITERIA)
-def test_criteria_choose_and_combine(claims: list[Json], one: Json, other: Json) -> None:
+def test_property_criteria_filter_and_combine(claims: list[Json], one: Json, other: Json) -> None:
     found = ACCELERATORS(SLICES, claims)
     assert WITH(found) == found
     both = [each for each in WITH(found, **one) if each in WITH(found, **other)]
@@ -223,7 +223,7 @@ def test_criteria_choose_and_combine(claims: list[Json], one: Json, other: Json)
 
 
 @given(CLAIMS, CRITERIA, st.integers(0, 8))
-def test_nodes_are_those_that_hold_so_many(claims: list[Json], criteria: Json, count: int) -> None:
+def test_property_nodes_with_count_hold_enough_devices(claims: list[Json], criteria: Json, count: int) -> None:
     found = ACCELERATORS(SLICES, claims)
     nodes = NODES_WITH(found, count, **criteria)
     assert nodes == sorted(set(nodes)) and set(NODES_WITH(found, count + 1, **criteria)) <= set(nodes)
@@ -235,7 +235,7 @@ def test_nodes_are_those_that_hold_so_many(claims: list[Json], criteria: Json, c
 
 
 @given(CLAIMS, st.sampled_from([{"type": "mig"}, {"type": "gpu"}, {"free": "10Gi"}, {}]))
-def test_so_many_at_once_are_had_one_after_the_other(claims: list[Json], criteria: Json) -> None:
+def test_property_count_at_once_equals_first_fit(claims: list[Json], criteria: Json) -> None:
     """Compare with a first-fit allocation, claim by claim, of devices for one claim each."""
     wanted = {**criteria, "shared": False, "available": True}
     played, had = list(claims), 0
@@ -248,7 +248,7 @@ def test_so_many_at_once_are_had_one_after_the_other(claims: list[Json], criteri
 # ---------------------------------------------------------------------- the filters and the test
 
 
-def test_criteria_by_hand() -> None:
+def test_criteria_examples() -> None:
     found = ACCELERATORS([*cut("a"), slice_of("b", device("gpu-0"), device("gpu-1", "24Gi"))])
     assert [one["name"] for one in WITH(found, node="b", free="40Gi")] == ["gpu-0"]
     assert [one["name"] for one in WITH(found, profile="3g")] == ["gpu-0-mig-3g-0", "gpu-0-mig-3g-3"]
@@ -278,7 +278,7 @@ def test_criteria_by_hand() -> None:
         (lambda: ACCELERATORS([], 3), "ResourceClaims"),
     ],
 )
-def test_what_is_wrong_is_said(call: Any, says: str) -> None:
+def test_invalid_criteria_are_rejected(call: Any, says: str) -> None:
     with pytest.raises(AnsibleFilterError, match=says):
         call()
 
@@ -294,7 +294,7 @@ def node(name: str, **labels: str) -> Json:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
 
 
-def test_variables_and_groups_of_nodes() -> None:
+def test_hosts_have_variables_and_groups() -> None:
     slices = [*cut("a"), slice_of("b", device("gpu-0", taints=[{"key": "k", "effect": "NoExecute"}]))]
     found = inventory_hosts.hosts(slices, [claim("c", "a", "gpu-0-mig-3g-0")], [node("a", zone="z"), node("idle")])
     assert list(found) == ["a", "b"]
@@ -318,7 +318,7 @@ def test_variables_and_groups_of_nodes() -> None:
     assert set(everything) == set(idle) == set(first)
 
 
-def test_lists_of_objects_are_taken_apart() -> None:
+def test_object_lists_are_split() -> None:
     items = [{"metadata": {"name": "n"}}]
     documents = [
         None,
@@ -351,7 +351,7 @@ def inventory(folder: Path, options: Json, documents: list[Json], **environment:
     return answer
 
 
-def test_the_inventory_of_a_file(tmp_path: Path) -> None:
+def test_inventory_of_a_file(tmp_path: Path) -> None:
     evil = device("gpu-1", attributes={"uuid": {"string": "{{ lookup('env', 'HOME') }}"}})
     documents = [*cut("a"), slice_of("b", device("gpu-0"), evil), node("b", zone="z1"), node("idle")]
     options = {
@@ -383,7 +383,7 @@ def test_the_inventory_of_a_file(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- claims and taints
 
 
-def test_devices_that_are_published_no_more_and_claims_without() -> None:
+def test_claims_of_unpublished_devices_and_without_devices() -> None:
     facts = claim_info.claims.claim_facts(claim("c", "a", "gone"), {}, {})
     assert not facts["devices"][0]["published"] and facts["devices"][0]["node"] == "" and facts["healthy"]
     bare = claim_info.claims.claim_facts({"metadata": {"name": "n", "namespace": "s"}}, {}, {})
@@ -407,5 +407,5 @@ TAINT = {"key": "k", "value": "v", "effect": "NoExecute"}
         ({"operator": "Exists", "tolerationSeconds": 60}, False),
     ],
 )
-def test_tolerations(toleration: Json, fits: bool) -> None:
+def test_tolerations_match_taints(toleration: Json, fits: bool) -> None:
     assert claim_info.claims.tolerates(toleration, TAINT) == fits

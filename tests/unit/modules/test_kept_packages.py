@@ -82,7 +82,7 @@ def test_interrupted_download_keeps_nothing_and_the_next_one_completes_it(
     assert sorted(source.system.list_directory(OWN)) == [NAME, "partial"]
 
 
-def test_part_of_a_package_under_its_name_is_downloaded_again(source: Source) -> None:
+def test_partial_package_is_downloaded_again(source: Source) -> None:
     """apt renames a package without a sync: after a power cut it can be empty or truncated, and is downloaded again."""
     keeper = keeper_of(source)
     keeper.ready()

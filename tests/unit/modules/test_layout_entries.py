@@ -64,7 +64,7 @@ def test_each_pattern_is_resolved_once_for_all_hosts(monkeypatch: pytest.MonkeyP
     assert resolved == [[host] for host in HOSTS]
 
 
-def test_list_of_a_play_counts_for_all_hosts() -> None:
+def test_play_variable_list_applies_to_all_hosts() -> None:
     """Variables of a play are not in hostvars, but have precedence over the inventory: the list applies to all hosts."""
     hostvars: dict[str, Any] = {host: {} for host in HOSTS} | {"node-2": {"accelerator_layouts": entries("all")}}
     given = entries("node-1", "even")

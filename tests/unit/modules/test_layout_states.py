@@ -69,15 +69,15 @@ def kinds(assigned: Any) -> list[list[str]]:
 # ---- comparison
 
 
-def test_what_is_as_wanted_differs_in_nothing() -> None:
+def test_compare_equal_layout_has_no_difference() -> None:
     assert compared([gpu(0, (LARGE, 4), (SMALL, 0))], STATIC) == []
 
 
-def test_a_device_that_no_rule_matches_differs_in_nothing() -> None:
+def test_compare_unmatched_device_has_no_difference() -> None:
     assert compared([gpu(1)], {**STATIC, "match": {"index": 0}}) == []
 
 
-def test_what_is_missing_and_what_is_not_wanted_are_named() -> None:
+def test_compare_names_missing_and_surplus_partitions() -> None:
     device = gpu(0, (SMALL, 0), (SMALL, 1))
     (found,) = compared([device], STATIC, prepared=[held(device, 1, created=False)])
     assert [each["profile"] for each in found["missing"]] == ["3g.40gb"]
@@ -88,7 +88,7 @@ def test_what_is_missing_and_what_is_not_wanted_are_named() -> None:
     assert device.uuid in found["message"] and found["error"] is None
 
 
-def test_the_mode_is_a_difference_with_what_it_takes() -> None:
+def test_compare_mode_difference_states_reset() -> None:
     (found,) = compared([gpu()], STATIC)
     assert found["mode"] == {"found": False, "wanted": True}
     assert "partitioning is off and is to be on;" in found["message"]
@@ -96,14 +96,14 @@ def test_the_mode_is_a_difference_with_what_it_takes() -> None:
     assert "partitioning is off and is to be on, which takes a reset" in found["message"]
 
 
-def test_who_holds_what_is_not_wanted_is_told_and_no_refusal() -> None:
+def test_compare_surplus_held_by_claim_is_reported() -> None:
     device = gpu(0, (SMALL, 0))
     (found,) = compared([device], {"match": {}, "mode": "whole"}, prepared=[held(device, 0, created=False)])
     assert "team-a/training" in found["held_by"][0]
     assert found["surplus"][0]["claims"] == ["team-a/training"]
 
 
-def test_a_layout_that_cannot_be_there_is_a_difference() -> None:
+def test_compare_impossible_layout_is_reported() -> None:
     (found,) = compared([gpu()], {**STATIC, "partitions": {"3g.40gb": 3}})
     assert found["error"]["code"] == "does-not-fit"
     assert "does not fit" in found["message"]
@@ -113,7 +113,7 @@ def test_a_layout_that_cannot_be_there_is_a_difference() -> None:
     ("enabled", "mode", "differs"),
     [(True, "static", False), (False, "static", True), (True, "whole", True), (False, "whole", False)],
 )
-def test_modes_alone_are_compared(enabled: bool, mode: str, differs: bool) -> None:
+def test_compare_mode_only(enabled: bool, mode: str, differs: bool) -> None:
     rule = STATIC if mode == "static" else {"match": {}, "mode": mode}
     assert bool(compared([gpu(enabled=enabled)], rule, mode_only=True)) is differs
 
@@ -125,20 +125,20 @@ def assigned_modes(devices: list[Any], *rules: dict[str, Any], prepared: Any = (
     return states.assign_modes(devices, parse_rules(list(rules)), prepared)
 
 
-def test_the_mode_is_switched_and_no_partition_is_made() -> None:
+def test_mode_only_switches_without_partitions() -> None:
     assigned, errors = assigned_modes([gpu(), gpu(1, (SMALL, 0)), gpu(2)], STATIC)
     assert errors == ()
     assert kinds(assigned) == [["set_partitioning"], [], ["set_partitioning"]]
     assert [one.rule.mode for one in assigned] == ["static"] * 3
 
 
-def test_partitions_stay_where_the_mode_stays_whoever_made_them_and_holds_them() -> None:
+def test_mode_only_keeps_partitions_if_mode_stays() -> None:
     device = by_hand(gpu(0, (SMALL, 0), (LARGE, 4)), "1g.10gb")
     assigned, errors = assigned_modes([device], STATIC, prepared=[held(device, 1, created=True)])
     assert (kinds(assigned), errors) == ([[]], ())
 
 
-def test_a_mode_that_goes_takes_its_partitions_along_unless_they_are_held() -> None:
+def test_mode_only_disabling_deletes_unused_partitions() -> None:
     device = gpu(0, (SMALL, 0))
     assigned, _errors = assigned_modes([device], {"match": {}, "mode": "whole"})
     assert kinds(assigned) == [["destroy_partition", "set_partitioning"]]
@@ -149,19 +149,19 @@ def test_a_mode_that_goes_takes_its_partitions_along_unless_they_are_held() -> N
     assert [error.code for error in errors] == ["in-use"]
 
 
-def test_a_pending_change_of_the_mode_is_taken_back() -> None:
+def test_mode_only_reverts_pending_change() -> None:
     device = board_model.device("a100-40", enabled=True, pending=False)
     assigned, _errors = assigned_modes([device], {"match": {}, "mode": "static", "partitions": {}})
     assert [step.to_dict()["enabled"] for step in assigned[0].plan.steps] == [True]
 
 
-def test_dynamic_wants_the_mode_where_it_takes_a_reset() -> None:
+def test_mode_only_dynamic_enables_mode_if_reset_is_needed() -> None:
     assigned, _errors = assigned_modes([gpu(), board_model.device("a100-40", 1)], {"match": {}, "mode": "dynamic"})
     assert kinds(assigned) == [[], ["set_partitioning", "reset_device"]]
     assert {one.rule.mode for one in assigned} == {"dynamic"}
 
 
-def test_a_mode_that_a_device_does_not_have_is_refused() -> None:
+def test_mode_only_unsupported_device_is_rejected() -> None:
     _assigned, errors = assigned_modes([board_model.device("l4")], STATIC)
     assert [error.code for error in errors] == ["unsupported"]
 
@@ -169,7 +169,7 @@ def test_a_mode_that_a_device_does_not_have_is_refused() -> None:
 # ---- descriptions
 
 
-def test_devices_are_described_so_that_nothing_changes() -> None:
+def test_describe_devices_changes_nothing() -> None:
     devices = [gpu(0, (LARGE, 4), (SMALL, 0)), gpu(1), gpu(2, (LARGE, 4), (SMALL, 0)), board_model.device("l4", 3)]
     rules, left_out = states.describe_devices(devices)
     assert rules == [
@@ -184,12 +184,12 @@ def test_devices_are_described_so_that_nothing_changes() -> None:
     assert compare(devices, parse_rules(rules)) == []
 
 
-def test_devices_that_are_all_alike_need_no_numbers() -> None:
+def test_describe_equal_devices_needs_no_indices() -> None:
     rules, _left_out = states.describe_devices([gpu(), gpu(1)])
     assert rules == [{"match": {"vendor": "nvidia"}, "mode": "whole"}]
 
 
-def test_a_device_with_partitions_of_claims_is_the_drivers() -> None:
+def test_describe_device_with_partitions_of_claims_is_dynamic() -> None:
     device = gpu(0, (SMALL, 0), (LARGE, 4))
     rules, left_out = states.describe_devices([device], [held(device, 1, created=True)])
     assert rules == [{"match": {"vendor": "nvidia"}, "mode": "dynamic"}]
@@ -199,14 +199,14 @@ def test_a_device_with_partitions_of_claims_is_the_drivers() -> None:
     )
 
 
-def test_what_was_made_by_hand_is_in_no_description() -> None:
+def test_describe_excludes_manually_created_partitions() -> None:
     device = by_hand(gpu(0, (SMALL, 0), (LARGE, 4)), "1g.10gb", instances=2)
     rules, left_out = states.describe_devices([device])
     assert rules[0]["partitions"] == [{"profile": "3g.40gb", "placement": 4}]
     assert "1g.10gb at 0:1, made by hand with 2 compute instances, on NVIDIA H100" in left_out[0]
 
 
-def test_numbers_are_described_by_how_many_there_are() -> None:
+def test_describe_numbered_partitions_by_count() -> None:
     profile = min(
         (each for each in chip_model.profiles("910B3") if each.is_numbered), key=lambda each: each.memory_bytes
     )
@@ -230,7 +230,7 @@ def restored(before: list[Any], now: list[Any], *, then: Any = (), prepared: Any
     return (*checkpoint.assign_restoration(now, found, prepared), found.left_out)
 
 
-def test_a_checkpoint_brings_back_places_and_modes_and_touches_nothing_else() -> None:
+def test_checkpoint_restores_placements_and_modes_only() -> None:
     before = [gpu(0, (LARGE, 0), (SMALL, 5)), gpu(1)]
     now = [gpu(0), gpu(1, (SMALL, 0)), gpu(2, (SMALL, 3))]
     assigned, errors, left_out = restored(before, now)
@@ -243,18 +243,18 @@ def test_a_checkpoint_brings_back_places_and_modes_and_touches_nothing_else() ->
     assert [(step["profile"], step["start"]) for step in made] == [("3g.40gb", 0), ("1g.10gb", 5)]
 
 
-def test_a_checkpoint_of_what_is_there_changes_nothing() -> None:
+def test_checkpoint_of_current_state_changes_nothing() -> None:
     device = by_hand(gpu(0, (LARGE, 4), (SMALL, 0)), "1g.10gb")
     assert kinds(restored([device], [device])[0]) == [[]]
 
 
-def test_a_checkpoint_is_the_same_whatever_the_ids_are() -> None:
+def test_checkpoint_is_independent_of_ids() -> None:
     device = gpu(0, (LARGE, 4))
     other = replace(device, partitions=tuple(replace(one, uuid="MIG-x", instance_id=9) for one in device.partitions))
     assert checkpoint.to_text("nvidia", [device], ()) == checkpoint.to_text("nvidia", [other], ())
 
 
-def test_partitions_of_claims_come_back_while_the_claim_is_there() -> None:
+def test_checkpoint_partitions_of_claims_are_restored_with_claim() -> None:
     device = gpu(0, (LARGE, 4), (SMALL, 0))
     claim = held(device, 1, created=True)
     (assigned,), _errors, left_out = restored([device], [gpu(0, enabled=True)], then=[claim], prepared=[claim])
@@ -272,14 +272,14 @@ def _placement(step: Any) -> Any:
     return step.placement
 
 
-def test_partitions_of_later_claims_are_in_the_way() -> None:
+def test_checkpoint_partitions_of_later_claims_block() -> None:
     now = gpu(0, (SMALL, 0))
     assigned, errors, _left_out = restored([gpu(0)], [now], prepared=[held(now, 0, created=True)])
     assert assigned == ()
     assert [(error.code, error.claims) for error in errors] == [("in-use", ("team-a/training",))]
 
 
-def test_what_was_made_by_hand_stays_where_it_is_and_is_asked_for_where_it_is_gone() -> None:
+def test_checkpoint_manual_partition_stays_or_is_reported() -> None:
     before = by_hand(gpu(0, (LARGE, 4), (SMALL, 0)), "1g.10gb", instances=2)
     there = by_hand(gpu(0, (SMALL, 0)), "1g.10gb", instances=2)
     (assigned,), _errors, _left_out = restored([before], [there])
@@ -296,14 +296,14 @@ def test_what_was_made_by_hand_stays_where_it_is_and_is_asked_for_where_it_is_go
     assert "cannot be made again" in left_out[0]
 
 
-def test_what_was_made_by_hand_is_told_at_once() -> None:
+def test_checkpoint_names_manually_created_partitions() -> None:
     (told,) = checkpoint.unrestorable([by_hand(gpu(0, (SMALL, 0)), "1g.10gb")])
     assert "no compute instance" in told and "only who made it" in told
     (told,) = checkpoint.unrestorable([board_model.device("a100-40", pending=True)])
     assert "waits for a reset" in told
 
 
-def test_a_reset_takes_nothing_along_that_was_made_by_hand() -> None:
+def test_reset_is_blocked_by_manual_partition_of_linked_device() -> None:
     """Boards with a direct link: a reset of one destroys partitions of the other, so a manually created one blocks it."""
     first, second = board_model.device("a30", 0), board_model.device("a30", 1, enabled=True)
     profile = first.profiles[0]
@@ -316,7 +316,7 @@ def test_a_reset_takes_nothing_along_that_was_made_by_hand() -> None:
     assert second.uuid in str(errors[0])
 
 
-def test_blocked_reset_is_refused_and_can_wait_for_the_next_boot() -> None:
+def test_blocked_reset_is_rejected_or_deferred_to_reboot() -> None:
     blocked = replace(board_model.device("a100-40"), reset_blocked="nothing connects it. Connect it")
     assigned, errors = assign([blocked], parse_rules([{"match": {}, "mode": "static", "partitions": {}}]), ())
     assert not errors
@@ -328,7 +328,7 @@ def test_blocked_reset_is_refused_and_can_wait_for_the_next_boot() -> None:
 
 
 @pytest.mark.parametrize("check_mode", [True, False])
-def test_check_mode_warns_of_processes_that_prevent_a_reset(tmp_path: Path, check_mode: bool) -> None:
+def test_check_mode_warns_of_processes_preventing_reset(tmp_path: Path, check_mode: bool) -> None:
     device = board_model.device("a100-40")
     rules = parse_rules([{"match": {}, "mode": "static", "partitions": {}}])
     asked: list[tuple[str, ...]] = []
@@ -363,7 +363,7 @@ def test_check_mode_warns_of_processes_that_prevent_a_reset(tmp_path: Path, chec
     assert device.describe() in warning and "42 (nv-hostengine, unit nvidia-dcgm.service)" in warning
 
 
-def test_a_device_that_is_gone_or_silent_is_named() -> None:
+def test_checkpoint_missing_or_unreadable_device_is_named() -> None:
     before = [gpu(0), gpu(1)]
     with pytest.raises(NotFound, match=r"is not there\. Nothing was changed") as raised:
         restored(before, [gpu(0)])
@@ -388,7 +388,7 @@ def test_a_device_that_is_gone_or_silent_is_named() -> None:
         ('{"version": 1, "vendor": "ascend", "devices": []}', "other-vendor"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(text: str, code: str) -> None:
+def test_checkpoint_invalid_document_is_rejected(text: str, code: str) -> None:
     with pytest.raises(AcceleratorError, match="/checkpoint") as raised:
         checkpoint.parse(text, "/checkpoint", "nvidia")
     assert raised.value.code == code
@@ -419,7 +419,7 @@ class Machine:
         self.destroyed.append(instance_id)
 
 
-def test_what_was_made_by_hand_outlives_a_failure_on_another_device() -> None:
+def test_manual_partition_survives_failure_on_other_device() -> None:
     odd = by_hand(gpu(0, (SMALL, 0)), "1g.10gb")
     machine = Machine([odd, gpu(1, enabled=True)])
     assigned, _errors, _left_out = restored(

@@ -148,7 +148,7 @@ READERS: dict[str, Callable[[Api], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_answer_of_a_load_balancer_to_any_request_is_an_error(name: str, server: Server) -> None:
+def test_load_balancer_response_to_any_request_is_an_error(name: str, server: Server) -> None:
     api = connected(server)
     READERS[name](api)
     for path in dict.fromkeys(server.reads):
@@ -176,7 +176,7 @@ def test_lists_read_the_paths_of_their_kinds(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_answer_of_another_server_to_any_request_is_an_error(name: str, server: Server) -> None:
+def test_other_server_response_to_any_request_is_an_error(name: str, server: Server) -> None:
     """A captive portal answers each request with 200 and JSON: it is an error."""
     api = connected(server)
     READERS[name](api)
@@ -187,7 +187,7 @@ def test_answer_of_another_server_to_any_request_is_an_error(name: str, server: 
 
 
 @pytest.mark.parametrize("group", ["resource.k8s.io", managed_labels.GROUP])
-def test_group_that_the_list_of_groups_lacks_is_not_served(group: str, server: Server) -> None:
+def test_group_missing_in_group_list_is_not_served(group: str, server: Server) -> None:
     api = connected(server)
     server.answers = {f"/apis/{group}": "404 page not found", "/apis": {"kind": "APIGroupList", "groups": []}}
     assert kubernetes_client.group_versions(api, group) == []
@@ -205,7 +205,7 @@ def test_group_that_the_list_of_groups_lacks_is_not_served(group: str, server: S
         assert failed.value.code == "api-version"
 
 
-def test_only_a_status_of_an_api_server_says_that_an_object_is_missing(server: Server) -> None:
+def test_missing_object_requires_status_of_api_server(server: Server) -> None:
     api = connected(server)
     server.answers = {"/api/v1/nodes/n": '{"reason": "NotFound", "message": "no such page"}'}
     with pytest.raises(ApiError, match="not from an API server"):

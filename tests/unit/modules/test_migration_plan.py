@@ -49,7 +49,7 @@ def codes(made: nodes.Plan) -> list[str]:
 # ---------------------------------------------------------------------- affected workloads
 
 
-def test_amounts_are_added_up_as_the_scheduler_does() -> None:
+def test_amounts_are_added_up_like_in_the_scheduler() -> None:
     def of(number: int) -> Json:
         return {"resources": {"requests": {GPU: str(number), "cpu": "1", "nvidia.com/hostdev": "4"}}}
 
@@ -58,7 +58,7 @@ def test_amounts_are_added_up_as_the_scheduler_does() -> None:
     assert inventory.amounts({"containers": [of(0)]}) == {}
 
 
-def test_whose_a_pod_is() -> None:
+def test_owner_of_pod_is_top_controller() -> None:
     sets = [
         {"metadata": {"uid": "uid-rs", "ownerReferences": [{"kind": "Deployment", "name": "web", "controller": True}]}}
     ]
@@ -87,7 +87,7 @@ def pods(draw: st.DrawFn) -> Json:
 
 
 @given(st.lists(pods(), max_size=8, unique_by=lambda each: each["metadata"]["name"]), st.booleans())
-def test_every_pod_is_named_once_and_nobody_else_is_evicted(found: list[Json], own: bool) -> None:
+def test_every_pod_is_named_once_and_only_users_are_evicted(found: list[Json], own: bool) -> None:
     labels = OWN if own else {}
     daemons = [] if own else [daemon_set("plugin")]
     serving = [] if own else [plugin_pod("plugin", "a"), plugin_pod("plugin", "b")]
@@ -107,7 +107,7 @@ def test_every_pod_is_named_once_and_nobody_else_is_evicted(found: list[Json], o
             one = by_name[each.name]
             asked = inventory.amounts(one["spec"])
             assert asked and one["spec"]["nodeName"] == name and one["status"]["phase"] != "Succeeded"
-            assert set(asked) - inventory.mapped(one), "what a claim has is nobody's to evict"
+            assert set(asked) - inventory.mapped(one), "pods with claims are not evicted"
         # No workload is missing.
         missing = {
             each["metadata"]["name"]
@@ -119,7 +119,7 @@ def test_every_pod_is_named_once_and_nobody_else_is_evicted(found: list[Json], o
         assert {each.name for each in gone} == missing
 
 
-def test_workloads_are_named_by_what_makes_them() -> None:
+def test_workloads_are_named_by_their_controller() -> None:
     template = {"template": {"spec": pod("x", {GPU: 1})["spec"]}}
     metadata = {"namespace": "default", "name": "it"}
     above = {**metadata, "ownerReferences": [{"kind": "Deployment", "name": "it", "controller": True}]}
@@ -141,7 +141,7 @@ def test_workloads_are_named_by_what_makes_them() -> None:
 # ---------------------------------------------------------------------- replacements
 
 
-def test_the_newest_class_serves_a_resource() -> None:
+def test_newest_class_serves_a_resource() -> None:
     classes = [
         device_class("z", GPU, created="2026-02-01T00:00:00Z"),
         device_class("a", GPU, created="2026-02-01T00:00:00Z"),
@@ -153,7 +153,7 @@ def test_the_newest_class_serves_a_resource() -> None:
     assert found["nvidia.com/gpu.shared"].why_not == "nothing: it cannot be carried; it is a replica of nvidia.com/gpu"
 
 
-def test_quotas() -> None:
+def test_quotas_have_replacements() -> None:
     per_class, count = f"gpu.nvidia.com{inventory.PER_CLASS}", inventory.CLAIM_COUNT
     quota = {
         "metadata": {"namespace": "default", "name": "gpus"},
@@ -180,7 +180,7 @@ def test_quotas() -> None:
     assert inventory.quota_of({**quota, "spec": {"hard": {"pods": "9"}}}, services, {}) is None
 
 
-def test_limit_ranges() -> None:
+def test_limit_ranges_are_reported() -> None:
     item = {
         "metadata": {"namespace": "n", "name": "l"},
         "spec": {"limits": [{"type": "Container", "max": {GPU: "2", "cpu": "4"}}]},
@@ -199,7 +199,7 @@ def test_limit_ranges() -> None:
         ({"containers": [{"resources": {"limits": {"nvidia.com/gpu.shared": "1"}}}]}, "shared-resource"),
     ],
 )
-def test_what_keeps_a_pod_from_being_carried(changes: Json, code: str) -> None:
+def test_pod_obstacle_needs_acceptance(changes: Json, code: str) -> None:
     there = cluster(nodes=[node("a", {GPU: 8}, OWN)], pods=[pod("p", {GPU: 1}, on="a", **changes)])
     assert codes(plan(there, "a")) == [code]
     accepting = nodes.Wishes(evict=True, accept=frozenset({code}))
@@ -209,7 +209,7 @@ def test_what_keeps_a_pod_from_being_carried(changes: Json, code: str) -> None:
 # ---------------------------------------------------------------------- steps of a node, forward
 
 
-def test_a_node_of_our_own_plugin() -> None:
+def test_plan_node_with_own_plugin() -> None:
     there = cluster(
         nodes=[node("a", {GPU: 8}, OWN)],
         pods=[pod("p", {GPU: 1}, on="a"), pod("other", {}, on="a"), pod("waits", {GPU: 1})],
@@ -223,7 +223,7 @@ def test_a_node_of_our_own_plugin() -> None:
     assert codes(plan(lonely, "a", nodes.Wishes(evict=True))) == ["no-controller"]
 
 
-def test_a_node_that_is_there_has_nothing_left() -> None:
+def test_plan_migrated_node_has_no_steps() -> None:
     zero = node("a", {GPU: 0})
     there = cluster(nodes=[zero], slices=[slices("a")], pods=[pod("p", {GPU: 1}, on="a", mapped=(GPU,))])
     made = plan(there, "a")
@@ -243,7 +243,7 @@ FOREIGN: dict[str, Any] = {
 }
 
 
-def test_a_foreign_plugin_is_found_by_what_it_is_and_goes_by_name_alone() -> None:
+def test_plan_foreign_plugin_is_detected_and_named() -> None:
     there = cluster(**FOREIGN)
     stock = asking.take_stock(there, direction="forward", kubelet_root=ROOT)
     assert [(each.key, sorted(each.nodes), each.way) for each in stock.plugins] == [
@@ -257,7 +257,7 @@ def test_a_foreign_plugin_is_found_by_what_it_is_and_goes_by_name_alone() -> Non
     assert asking.take_stock(there, direction="forward", kubelet_root="/data/kubelet").plugins == ()
 
 
-def test_a_plugin_that_belongs_to_an_operator() -> None:
+def test_plan_plugin_of_an_operator_is_blocked() -> None:
     operated = daemon_set("plugin")
     operated["metadata"]["ownerReferences"] = [{"kind": "ClusterPolicy", "name": "c", "controller": True}]
     there = cluster(**{**FOREIGN, "workloads": {"DaemonSet": [operated]}})
@@ -275,12 +275,12 @@ def test_a_plugin_that_belongs_to_an_operator() -> None:
         ({"labels": {"nvidia.com/mig.config": "all-1g.10gb"}}, "manager"),
     ],
 )
-def test_what_a_node_says_of_itself(changes: Json, code: str) -> None:
+def test_plan_node_labels_block(changes: Json, code: str) -> None:
     there = cluster(**{**FOREIGN, "nodes": [node("a", {GPU: 8}, changes["labels"])]})
     assert codes(plan(there, "a")) == [code]
 
 
-def test_plugins_that_are_no_daemon_sets() -> None:
+def test_plan_plugins_without_daemon_set_are_blocked() -> None:
     alone = cluster(
         nodes=[node("a", {GPU: 8})],
         pods=[pod("static", on="a", owner=None, volumes=plugin_pod("x", "a")["spec"]["volumes"])],
@@ -294,7 +294,7 @@ def test_plugins_that_are_no_daemon_sets() -> None:
 # ---------------------------------------------------------------------- back
 
 
-def test_back_evicts_who_has_claims() -> None:
+def test_plan_back_evicts_pods_with_claims() -> None:
     made, written, far = pod("made", {GPU: 1}, on="a", mapped=(GPU,)), pod("written", on="a"), pod("far", on="b")
     former = claim("c4", "a", pod("none", on="a"))
     former["status"]["reservedFor"][0]["uid"] = "another"
@@ -313,7 +313,7 @@ def test_back_evicts_who_has_claims() -> None:
     assert plan(own, "a", direction="back").steps == ()
 
 
-def test_back_to_a_foreign_plugin_needs_it() -> None:
+def test_plan_back_to_foreign_plugin_needs_it() -> None:
     item = node("a", {GPU: 0}, {nodes.KEPT_OFF: nodes.OFF})
     item["metadata"]["annotations"] = {nodes.RECORD: '{"plugins": ["kube-system/plugin"]}'}
     there = cluster(nodes=[item], slices=[slices("a")], workloads={"DaemonSet": [daemon_set("plugin")]})
@@ -346,7 +346,7 @@ AFFINITIES = st.one_of(
 
 
 @given(AFFINITIES)
-def test_an_affinity_comes_back_as_it_was(affinity: Json | None) -> None:
+def test_affinity_round_trips(affinity: Json | None) -> None:
     spec = {"affinity": affinity}
     closed = {"affinity": nodes.affinity_with(spec)}
     assert nodes.excludes(closed) and not nodes.excludes(spec)

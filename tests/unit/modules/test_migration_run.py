@@ -76,7 +76,7 @@ def driver_goes(world: World) -> None:
     world.kinds["resourceslices"] = []
 
 
-def test_slow_list_finds_a_pod_bound_after_the_taint() -> None:
+def test_close_slow_list_finds_pod_bound_after_taint() -> None:
     """The scheduler binds a pod 3 s after the taint. A list of pods takes 10 s and returns the state at its start: the pod is found."""
     world = World(nodes=[node("a", {GPU: 8}, OWN)])
     marked: list[float] = []
@@ -102,9 +102,7 @@ def test_slow_list_finds_a_pod_bound_after_the_taint() -> None:
 
 @pytest.mark.parametrize(("age", "evicted"), [(2, ["default/late"]), (10, [])])
 @pytest.mark.parametrize("direction", ["forward", "back"])
-def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_taint(
-    direction: str, age: int, evicted: list[str]
-) -> None:
+def test_close_after_killed_run_waits_for_scheduler(direction: str, age: int, evicted: list[str]) -> None:
     """The second run after a killed run waits until the scheduler knows the taint, because it can still bind a pod by its earlier state."""
     world = World(nodes=[node("a", {GPU: 8}, OWN if direction == "forward" else {})])
     if direction == "back":
@@ -133,7 +131,7 @@ def test_run_after_a_killed_run_waits_until_the_scheduler_knows_the_taint(
     assert done.evicted == evicted and not any("taint" in each for each in done.steps)
 
 
-def test_waits_list_no_claims_daemon_sets_and_classes() -> None:
+def test_close_wait_lists_no_claims_daemon_sets_and_classes() -> None:
     world = foreign_world()
     world.budget = {"p": 3}
     done = mover(world).close()
@@ -145,7 +143,7 @@ def test_waits_list_no_claims_daemon_sets_and_classes() -> None:
     assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [1, 1, 1]
 
 
-def test_back_lists_claims_before_and_after_the_wait_and_finds_a_late_claim() -> None:
+def test_back_lists_claims_again_after_wait() -> None:
     """A claim is allocated after the first list. The known claims are read by name while their pods end."""
     first, late = (pod(name, {GPU: 1}, on="a", mapped=(GPU,)) for name in ("first", "late"))
     world = World(nodes=[node("a", {GPU: 8})], pods=[first], resourceslices=[slices("a")])
@@ -165,7 +163,7 @@ def test_back_lists_claims_before_and_after_the_wait_and_finds_a_late_claim() ->
     assert [world.lists.count(kind) for kind in ("resourceclaims", "daemonsets", "deviceclasses")] == [3, 3, 3]
 
 
-def test_forward_and_back_with_our_own_plugin() -> None:
+def test_own_plugin_forward_and_back() -> None:
     world = own_world()
     before = json.dumps(world.kinds["nodes"][0]["spec"])
     done = mover(world).close()
@@ -203,7 +201,7 @@ def test_forward_and_back_with_our_own_plugin() -> None:
         ({"nodeSelector": {"nvidia.com/gpu.deploy.device-plugin": "true"}}, "label"),
     ],
 )
-def test_a_foreign_plugin_goes_from_this_node_alone_and_comes_back(template: Json, way: str) -> None:
+def test_foreign_plugin_leaves_one_node_and_returns(template: Json, way: str) -> None:
     world = foreign_world(**template)
     if way == "label":
         for each in world.kinds["nodes"]:
@@ -245,7 +243,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("make", [own_world, foreign_world])
 @pytest.mark.parametrize("direction", ["forward", "back"])
-def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[], World], direction: str) -> None:
+def test_run_killed_at_any_write_is_resumed(make: Callable[[], World], direction: str) -> None:
     """A run was interrupted after any write: a second run reaches the same end as an uninterrupted one."""
 
     def run(world: World) -> None:
@@ -303,7 +301,7 @@ def test_a_run_that_is_cut_short_at_any_write_is_gone_on_with(make: Callable[[],
         assert state(world) == state(whole), f"cut short after {last} writes"
 
 
-def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
+def test_close_respects_budgets_and_names_them_at_timeout() -> None:
     world = own_world()
     world.budget = {"p": 3}
     done = mover(world).close()
@@ -315,7 +313,7 @@ def test_budgets_are_kept_to_and_named_when_the_time_is_up() -> None:
     assert caught.value.pods == ("default/p",) and names(stuck) == ["other", "p"] and taints(stuck) == ["forward"]
 
 
-def test_nothing_is_touched_while_something_is_in_the_way_or_in_check_mode() -> None:
+def test_close_blocked_or_check_mode_changes_nothing() -> None:
     world = own_world()
     with pytest.raises(running.Blocked, match="nobody has said") as caught:
         mover(world, wishes=nodes.Wishes()).close()
@@ -338,14 +336,14 @@ def test_nothing_is_touched_while_something_is_in_the_way_or_in_check_mode() -> 
     assert not any(path.endswith("/eviction") for _method, path in world.writes)
 
 
-def test_a_conflict_is_looked_at_again() -> None:
+def test_close_conflict_is_retried() -> None:
     world = own_world()
     world.conflicts = 2
     mover(world).close()
     assert taints(world) == ["forward"]
 
 
-def test_what_others_have_tainted_stays() -> None:
+def test_foreign_taints_are_kept() -> None:
     world = own_world()
     theirs = {"key": "example.com/mine", "effect": "NoSchedule"}
     world.find("nodes", "a")["spec"]["taints"] = [theirs]
@@ -355,7 +353,7 @@ def test_what_others_have_tainted_stays() -> None:
     assert world.find("nodes", "a")["spec"]["taints"] == [theirs]
 
 
-def test_pods_that_tolerate_everything_cannot_come_back_when_a_foreign_plugin_has_gone() -> None:
+def test_close_pods_tolerating_everything_do_not_return_without_plugin() -> None:
     world = foreign_world()
     everything = [{"operator": "Exists"}]
     world.kinds["pods"][0] = pod("p", {GPU: 1}, on="a", tolerations=everything)
@@ -375,7 +373,7 @@ def test_pods_that_tolerate_everything_cannot_come_back_when_a_foreign_plugin_ha
     assert "p2" not in names(world)
 
 
-def test_older_kubernetes_is_not_told_of_a_resource_with_nothing_in_it() -> None:
+def test_close_older_kubernetes_gets_no_empty_resource() -> None:
     world = own_world()
     world.minor = "34+"
     mover(world).close()
@@ -405,7 +403,7 @@ def services(*resources: str, classes: tuple[Json, ...] = ()) -> dict[str, inven
     return inventory.services_of(resources, classes)
 
 
-def test_classes_are_written_for_what_has_none() -> None:
+def test_prepare_creates_missing_classes() -> None:
     world = World(deviceclasses=[device_class("gpu.nvidia.com")])
     kept = world.find("deviceclasses", "gpu.nvidia.com")["spec"]["selectors"]
     lines = running.prepare(world, services(GPU, MIG, "nvidia.com/gpu.shared"), dry=False)  # type: ignore[arg-type]
@@ -418,7 +416,7 @@ def test_classes_are_written_for_what_has_none() -> None:
     assert running.prepare(world, services(GPU, MIG, classes=classes), dry=False) == []  # type: ignore[arg-type]
 
 
-def test_a_class_of_others_is_refused_and_a_gate_that_is_off_is_named() -> None:
+def test_prepare_foreign_class_or_disabled_gate_is_rejected() -> None:
     with pytest.raises(AcceleratorError, match="somebody else made them"):
         running.prepare(World(deviceclasses=[device_class("gpu.nvidia.com", ours=False)]), services(GPU), dry=False)  # type: ignore[arg-type]
     world = World()
@@ -429,7 +427,7 @@ def test_a_class_of_others_is_refused_and_a_gate_that_is_off_is_named() -> None:
     assert not asking.gate_is_on(world)["kept"] and asking.gate_is_on(World())["kept"]  # type: ignore[arg-type]
 
 
-def test_what_is_left_for_all_nodes_goes_with_the_last_one() -> None:
+def test_finish_removes_shared_leftovers_with_last_node() -> None:
     closed = daemon_set("plugin", affinity=nodes.affinity_with({}))
     classes = [
         device_class("mig-1g.10gb.nvidia.com", MIG),
@@ -458,7 +456,7 @@ def test_what_is_left_for_all_nodes_goes_with_the_last_one() -> None:
 # ---------------------------------------------------------------------- the modules
 
 
-def test_the_report(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_module_reports_migration(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     world = foreign_world()
     world.kinds["nodes"].append(node("bare"))
     monkeypatch.setattr(device_plugin_migration_info, "connect", lambda _module, **_options: world)
@@ -478,7 +476,7 @@ def test_the_report(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPat
     assert "cut short" in run_here("device_plugin_migration_info", {})["leftovers"][0]
 
 
-def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_migrates_a_node(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     world = own_world()
     monkeypatch.setattr(device_plugin_migration, "connect", lambda _module, **_options: world)
     monkeypatch.setattr(running.time, "sleep", world.sleep)

@@ -140,14 +140,14 @@ def claim_for(case: Case, name: str, model: str, count: int) -> Json:
 
 @given(seed=st.integers(0, 100_000))
 @pytest.mark.parametrize("kind", [case_with_users_gone, crowded])
-def test_what_ends_or_moves_makes_room(kind: Any, seed: int) -> None:
+def test_changes_of_ended_or_moved_claims_make_room(kind: Any, seed: int) -> None:
     case = kind(seed)
     for change in changes_of(case).changes:
         if change.kind == "free-claims":
             after_moves(case, change)
 
 
-def test_of_many_cases_some_have_claims_that_move_and_some_claims_that_have_to_end() -> None:
+def test_changes_cases_cover_moved_and_ended_claims() -> None:
     """Assert that the property test above covers both movable claims and claims that have to end."""
     seen: Counter[str] = Counter()
     for seed in range(60):
@@ -158,7 +158,7 @@ def test_of_many_cases_some_have_claims_that_move_and_some_claims_that_have_to_e
     assert seen["moved"] >= 5 and seen["stays"] >= 5, seen
 
 
-def test_who_uses_a_claim_says_where_it_may_go() -> None:
+def test_changes_claim_moves_only_where_its_pods_fit() -> None:
     """One device on each of two nodes: the pod that holds the first device moves only to a node where it fits."""
     case = Case("moves")
     case.classes = [{"kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}]
@@ -250,7 +250,7 @@ def room(gpu: Any, profile: str) -> int:
     profile=st.sampled_from(["", *sorted({name for name in PROFILES.values() if "+" not in name})]),
     count=st.integers(1, 3),
 )
-def test_a_cut_is_named_where_there_is_one_and_does_what_it_says(fleet: Any, profile: str, count: int) -> None:
+def test_repartition_change_is_named_and_makes_devices_fit(fleet: Any, profile: str, count: int) -> None:
     made = [
         planned.gpu(number, number, places=places, enabled=enabled)
         for number, (places, _held, _occupied, enabled) in enumerate(fleet)
@@ -321,7 +321,7 @@ def attributes(devices: planned.Devices) -> dict[str, Json]:
     }
 
 
-def test_on_a_fleet_of_whole_gpus_one_that_nobody_has_is_cut() -> None:
+def test_repartition_change_uses_unused_whole_gpu() -> None:
     devices = planned.fleet(1)
     taken = holding(devices, {"gpu-1": [devices["gpu-1"][0].uuid]})
     wanted = planned.claim("wanted", SMALL, count=7)
@@ -340,7 +340,7 @@ def test_on_a_fleet_of_whole_gpus_one_that_nobody_has_is_cut() -> None:
     assert not any(each.kind == "repartition" and not each.claims for each in tainted.changes)
 
 
-def test_of_several_nodes_the_one_that_can_be_cut_is_named() -> None:
+def test_repartition_change_names_possible_node() -> None:
     devices = planned.fleet(4, 1)
     taken = holding(devices, {node: [devices[node][0].uuid] for node in ("gpu-1", "gpu-2", "gpu-4")})
     wanted = planned.claim("wanted", SMALL, count=7)
@@ -362,7 +362,7 @@ def test_of_several_nodes_the_one_that_can_be_cut_is_named() -> None:
         ({}, "whether another cut would do is not known of gpu-1: dra.accelerators.plan asks them"),
     ],
 )
-def test_where_nothing_is_known_of_cuts_nothing_is_claimed(nodes: Any, words: str) -> None:
+def test_repartition_unknown_makes_no_proposal(nodes: Any, words: str) -> None:
     devices = planned.fleet(1)
     wanted = planned.claim("wanted", SMALL)
     (change,) = explained(cluster(devices, [wanted]), wanted, nodes).changes
@@ -376,8 +376,8 @@ def test_where_nothing_is_known_of_cuts_nothing_is_claimed(nodes: Any, words: st
     assert "is not known of gpu-1" in all_of_them.text
 
 
-def test_claim_for_admin_access_only_is_explained() -> None:
-    """Such a claim needs no device of its own, so no partitioning is proposed for it."""
+def test_explain_admin_access_claim_has_no_repartition() -> None:
+    """Such a claim allocates no device exclusively, so no partitioning is proposed for it."""
     devices = planned.fleet(1)
     wanted = planned.claim("watching", "9g.90gb")
     wanted["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True

@@ -64,7 +64,7 @@ def steps(driver: dict[str, Any], relief: dict[str, Any] | None = None, **more: 
     return [" ".join(step.argv()[1:]) for step in plan]
 
 
-def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
+def test_plan_running_current_driver_has_no_steps() -> None:
     assert steps(unit()) == []
 
 
@@ -86,7 +86,7 @@ def test_a_driver_that_runs_from_what_is_wanted_is_left_alone() -> None:
         (unit(), {"outdated": True, "wanted": "b"}, [f"restart {DRIVER_UNIT}"]),
     ],
 )
-def test_what_systemd_is_told(driver: dict[str, Any], more: dict[str, Any], expected: list[str]) -> None:
+def test_plan_systemd_steps(driver: dict[str, Any], more: dict[str, Any], expected: list[str]) -> None:
     assert steps(driver, **more) == expected
 
 
@@ -115,30 +115,30 @@ RELIEVED = [f"start --no-block {RELIEF_UNIT}", f"restart {DRIVER_UNIT}", f"stop 
         ),
     ],
 )
-def test_another_instance_serves_while_the_driver_is_started_again(
+def test_plan_restart_with_relief_instance(
     driver: dict[str, Any], relief: dict[str, Any], more: dict[str, Any], expected: list[str]
 ) -> None:
     assert steps(driver, relief, **more) == expected
 
 
-def test_where_patience_ended_it_goes_on() -> None:
+def test_plan_continues_after_interrupted_wait() -> None:
     def again(driver: dict[str, Any], relief: str, running: str) -> list[str]:
         units = {DRIVER_UNIT: driver, RELIEF_UNIT: unit(active=relief)}
         return [" ".join(step.argv()[1:]) for step in plan_again(units, running=running, wanted="b")]
 
     assert again(unit(), "activating", "a") == RELIEVED[1:]
     assert again(unit(), "active", "b") == again(unit(active="activating"), "active", "") == RELIEVED[2:]
-    assert again(unit(), "inactive", "a") == again(unit(), "failed", "b") == [], "systemd is told once"
+    assert again(unit(), "inactive", "a") == again(unit(), "failed", "b") == [], "one command is sent to systemd"
 
 
-def test_only_a_driver_that_serves_and_knows_of_instances_is_relieved() -> None:
+def test_relief_requires_serving_driver_with_instances() -> None:
     told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 411, "ready": True, "configuration": "d"}
     assert can_be_relieved([told], 411) and not can_be_relieved([], 411)
     for other in ({"role": "standby"}, {"pid": 412}, {"ready": False}, {"configuration": ""}):
         assert not can_be_relieved([told, {**told, **other}], 411), other
 
 
-def test_a_relief_serves_when_it_has_been_handed_over() -> None:
+def test_relief_serves_after_handover() -> None:
     told = {"driver": "gpu.nvidia.com", "role": "serving", "pid": 9, "ready": True, "published": True, "problems": []}
     facts: dict[str, Any] = {"fingerprint": "a", "running": "a", "steady": 0.2, "digest": ""}
     assert not_relieved(Look(9, 0.5, 0, "active", [told]), **facts) == ()
@@ -157,7 +157,7 @@ def lacks(*, running: str = "a", **other: Any) -> str:
     return "; ".join(missing(Look(**facts), fingerprint="a", running=running, steady=5, digest="d"))
 
 
-def test_started_means_ready_published_and_the_same_process_for_a_while() -> None:
+def test_started_requires_ready_published_and_stable_process() -> None:
     assert lacks() == ""
 
 
@@ -175,23 +175,23 @@ def test_started_means_ready_published_and_the_same_process_for_a_while() -> Non
         ({"told": {"configuration": "another"}}, "works by another configuration"),
     ],
 )
-def test_what_is_missing_is_named(facts: dict[str, Any], words: str) -> None:
+def test_started_missing_condition_is_named(facts: dict[str, Any], words: str) -> None:
     assert words in lacks(**facts)
 
 
-def test_age_of_a_process() -> None:
+def test_age_of_process_is_computed() -> None:
     stat = "411 (a) b) S " + " ".join(["0"] * 18) + " 1000 0 0"
     assert age_of(stat, "60.50 100.00", 100) == pytest.approx(50.5)
     with pytest.raises(ValueError, match="fields"):
         age_of("411 (a) S 1", "60.50 1", 100)
 
 
-def test_only_units_that_bear_the_mark_are_stopped() -> None:
+def test_plan_stop_stops_only_marked_units() -> None:
     plan = plan_stop({DRIVER_UNIT: unit(), TIMER: unit(ours=False)})
     assert [" ".join(step.argv()[1:]) for step in plan] == [f"disable {DRIVER_UNIT}", f"stop {DRIVER_UNIT}"]
 
 
-def test_programs_of_claims_are_stopped_before_the_memory_that_they_share() -> None:
+def test_plan_stop_stops_programs_before_shared_memory() -> None:
     listed = (
         "dra-accelerators-memory@0uid.0.service loaded active exited Memory\n"
         "dra-accelerators-mps@0uid.0.service loaded failed failed MPS\n"
@@ -205,7 +205,7 @@ def test_programs_of_claims_are_stopped_before_the_memory_that_they_share() -> N
     assert plan_stop_companions("") == ()
 
 
-def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -> None:
+def test_unit_templates_have_the_marker() -> None:
     templates = [path for role in ("dra_driver", "nvidia_mig") for path in (ROLES / role / "templates").iterdir()]
     units = [path for path in templates if path.suffixes[-2] in (".service", ".timer")]
     assert len(units) == 8
@@ -216,38 +216,38 @@ def test_units_of_the_collection_bear_the_mark_by_which_a_removal_knows_them() -
     assert [path.name for path in units if f"Documentation={MARKER}\n" not in text(path)] == []
 
 
-def test_what_systemd_keeps_of_our_timers_goes_with_them() -> None:
+def test_stamps_of_own_timers_are_removed() -> None:
     units = {DRIVER_UNIT: unit(), TIMER: unit(), "backup.timer": unit(ours=False)}
     assert stamps(units) == [f"/var/lib/systemd/timers/stamp-{TIMER}"]
 
 
 SYSTEMCTL = """\
 #!/bin/sh
-# systemd as far as the module sees it: a unit whose process is this test's, and a note of what was asked
-echo "$*" >> "{folder}/asked"
+# systemd as far as the module sees it: a unit whose process is this test's, and a log of its calls
+echo "$*" >> "{directory}/asked"
 case "$1" in
   show)
     for name; do case "$name" in
       show|--property=*) ;;
-      {unit}) cat "{folder}/driver"; echo "Id=$name"; echo ;;
-      {relief}) cat "{folder}/relief"; echo "Id=$name"; echo ;;
+      {unit}) cat "{directory}/driver"; echo "Id=$name"; echo ;;
+      {relief}) cat "{directory}/relief"; echo "Id=$name"; echo ;;
       *) echo "Id=$name"; echo "LoadState=loaded"; echo "ActiveState=active"; echo "UnitFileState=enabled"; echo ;;
     esac; done ;;
   restart|start)
     case "$*" in
-      *{relief}) cp "{folder}/relieving" "{folder}/relief" ;;
-      *) cp "{folder}/started" "{folder}/driver"; if [ -e "{folder}/after" ]; then cp "{folder}/after" "{folder}/status"; fi ;;
+      *{relief}) cp "{directory}/relieving" "{directory}/relief" ;;
+      *) cp "{directory}/started" "{directory}/driver"; if [ -e "{directory}/after" ]; then cp "{directory}/after" "{directory}/status"; fi ;;
     esac ;;
   stop)
-    case "$2" in {relief}) cp "{folder}/inactive" "{folder}/relief" ;; esac ;;
+    case "$2" in {relief}) cp "{directory}/inactive" "{directory}/relief" ;; esac ;;
   reload)
-    if [ -e "{folder}/refuses" ]; then echo "Job failed" >&2; exit 1; fi
-    cp "{folder}/reloaded" "{folder}/status" ;;
+    if [ -e "{directory}/refuses" ]; then echo "Job failed" >&2; exit 1; fi
+    cp "{directory}/reloaded" "{directory}/status" ;;
 esac
 """
 PYTHON = """\
 #!/bin/sh
-cat "{folder}/status$DRA_DRIVER_INSTANCE"
+cat "{directory}/status$DRA_DRIVER_INSTANCE"
 """
 
 
@@ -261,7 +261,7 @@ class Node:
         interpreter.parent.mkdir(parents=True)
         programs.mkdir()
         for path, text in ((programs / "systemctl", SYSTEMCTL), (interpreter, PYTHON)):
-            for name, value in (("folder", str(folder)), ("unit", DRIVER_UNIT), ("relief", RELIEF_UNIT)):
+            for name, value in (("directory", str(folder)), ("unit", DRIVER_UNIT), ("relief", RELIEF_UNIT)):
                 text = text.replace(f"{{{name}}}", value)
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755)
@@ -322,7 +322,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Any) -> Iter
     machine.process.wait()
 
 
-def test_a_driver_that_works_is_left_alone(node: Node) -> None:
+def test_module_working_driver_is_not_changed(node: Node) -> None:
     result = node.module()
     assert not result["changed"] and result["pid"] == node.process.pid, result
     assert result["drivers"][0]["driver"] == "gpu.nvidia.com" and "devices" not in result["drivers"][0]
@@ -330,14 +330,14 @@ def test_a_driver_that_works_is_left_alone(node: Node) -> None:
     assert node.told() == []
 
 
-def test_check_mode_tells_of_the_restart(node: Node) -> None:
+def test_module_check_mode_reports_restart(node: Node) -> None:
     result = node.module(check=True, fingerprint="c", units_changed=True)
     assert [step["action"] for step in result["steps"]] == ["daemon-reload", "restart"]
     assert f"restart {DRIVER_UNIT}: it was started from another release" in result["diff"]["after"]
     assert node.told() == []
 
 
-def test_another_configuration_is_taken_over_without_a_new_process(node: Node) -> None:
+def test_module_changed_configuration_is_reloaded(node: Node) -> None:
     node.status(ready=True, configuration="former")
     result = node.module(**node.configure("layout: []"))
     assert result["changed"] and result["pid"] == node.process.pid, result
@@ -346,14 +346,14 @@ def test_another_configuration_is_taken_over_without_a_new_process(node: Node) -
     assert not again["changed"] and node.told() == [f"reload {DRIVER_UNIT}"], again
 
 
-def test_check_mode_tells_of_the_reload_before_the_file_is_there(node: Node) -> None:
+def test_module_check_mode_reports_reload_before_the_file_exists(node: Node) -> None:
     result = node.module(check=True, configuration_changed=True)
     assert [step["action"] for step in result["steps"]] == ["reload"] and node.told() == []
     told = node.module(check=True, configuration_changed=True, fingerprint="c")
     assert [step["action"] for step in told["steps"]] == ["restart"]
 
 
-def test_a_configuration_that_the_driver_refuses_is_a_failure_with_its_last_words(node: Node) -> None:
+def test_module_rejected_configuration_fails_with_journal(node: Node) -> None:
     node.status(ready=True, configuration="former")
     (node.folder / "refuses").touch()
     result = node.module(**node.configure("layout: []"))
@@ -392,7 +392,7 @@ def update(node: Node) -> Iterator[Update]:
     found.end()
 
 
-def test_the_driver_is_started_again_while_the_relief_serves(update: Update) -> None:
+def test_module_restart_uses_relief_instance(update: Update) -> None:
     result = update.node.module(fingerprint="c", **update.options)
     assert result["changed"] and result["pid"] == update.next.pid, result
     assert update.node.told() == RELIEVED
@@ -400,14 +400,14 @@ def test_the_driver_is_started_again_while_the_relief_serves(update: Update) -> 
     assert not again["changed"] and update.node.told() == RELIEVED, again
 
 
-def test_a_driver_whose_relief_does_not_serve_goes_on_as_it_was(update: Update) -> None:
+def test_module_relief_not_serving_keeps_driver(update: Update) -> None:
     update.relief_says(ready=False, role="waiting")
     result = update.node.module(fingerprint="c", **update.options)
     assert result["failed"] and "the relief: gpu.nvidia.com is not ready: why" in result["msg"], result
     assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and result["journal"] == ["its last words"]
 
 
-def test_a_relief_that_has_ended_is_not_waited_for(update: Update) -> None:
+def test_module_ended_relief_is_not_waited_for(update: Update) -> None:
     update.node.unit("relieving", active="failed", pid=0)
     began = time.monotonic()
     result = update.node.module(fingerprint="c", timeout=300, **update.options)
@@ -415,7 +415,7 @@ def test_a_relief_that_has_ended_is_not_waited_for(update: Update) -> None:
     assert update.node.told() == [RELIEVED[0], RELIEVED[2]] and time.monotonic() - began < 250
 
 
-def test_the_relief_goes_when_the_driver_serves_though_patience_ended_before(update: Update) -> None:
+def test_module_relief_stops_after_later_call(update: Update) -> None:
     update.relief_says(ready=True, role="waiting")
     first = update.node.module(fingerprint="c", timeout=60, patience=0, **update.options)
     assert "the relief: gpu.nvidia.com has not been handed over" in first["waiting"], first
@@ -425,7 +425,7 @@ def test_the_relief_goes_when_the_driver_serves_though_patience_ended_before(upd
     assert update.node.told() == RELIEVED
 
 
-def test_a_crash_loop_is_a_failure_with_its_last_words(node: Node) -> None:
+def test_module_crash_loop_fails_with_journal(node: Node) -> None:
     node.unit("started", active="activating", pid=0)
     result = node.module(fingerprint="c")
     assert result["failed"] and node.told() == [f"restart {DRIVER_UNIT}"]
@@ -433,13 +433,13 @@ def test_a_crash_loop_is_a_failure_with_its_last_words(node: Node) -> None:
     assert result["journal"] == ["its last words"]
 
 
-def test_a_driver_that_is_not_ready_is_a_failure_that_says_why(node: Node) -> None:
+def test_module_unready_driver_fails_with_reason(node: Node) -> None:
     node.status(ready=False)
     result = node.module()
     assert result["failed"] and "gpu.nvidia.com is not ready: why" in result["msg"], result
 
 
-def test_removal_leaves_nothing_of_the_drivers_state(node: Node) -> None:
+def test_module_absent_removes_all_state(node: Node) -> None:
     make_locks(make_state(node.folder, store=True))
     options = {"state": "absent", "kubelet_root": str(node.folder / "kubelet")}
     told = node.module(check=True, **options)
@@ -451,7 +451,7 @@ def test_removal_leaves_nothing_of_the_drivers_state(node: Node) -> None:
     assert not again["changed"] and again["removed"] == [], again
 
 
-def test_removal_after_a_crash_leaves_nothing_either(node: Node) -> None:
+def test_module_absent_after_crash_removes_all_state(node: Node) -> None:
     folder = make_state(node.folder, store=True)
     crashed = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('DELETE FROM meta'); c.commit(); os._exit(9)"
     subprocess.run([sys.executable, "-c", crashed, str(folder / "state.db")], check=False)

@@ -33,7 +33,7 @@ def sort_out(root: Path, *, stopping: bool = False) -> tuple[list[str], list[str
     return leftovers(look_at_state(System(str(root)), FOLDER, known), stopping=stopping)
 
 
-def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
+def test_removal_deletes_own_state(tmp_path: Path) -> None:
     make_state(tmp_path, store=True)
     removed, kept = sort_out(tmp_path)
     assert kept == []
@@ -44,7 +44,7 @@ def test_the_drivers_own_state_goes_whole(tmp_path: Path) -> None:
     assert [Path(path).name for path in removed[-3:-1]] == ["driver.lock", "state.db"]
 
 
-def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Path) -> None:
+def test_removal_deletes_health_and_handover_files(tmp_path: Path) -> None:
     """Health and handover files are removed too, including temporary files of a killed driver."""
     folder = make_state(tmp_path, store=True)
     for name in (HEALTH, f".{HEALTH}.k3jx_81q.tmp", NOTE, f".{NOTE}.k3jx_81q.tmp", NUMBERS):
@@ -53,7 +53,7 @@ def test_what_is_kept_of_the_devices_health_and_of_the_way_goes_too(tmp_path: Pa
     assert (removed[-1], kept) == (FOLDER, [])
 
 
-def test_steps_of_repartitions_and_damaged_files_are_removed(tmp_path: Path) -> None:
+def test_removal_deletes_repartition_steps_and_damaged_files(tmp_path: Path) -> None:
     folder = make_state(tmp_path, store=True)
     for name in (STEPS, f".{STEPS}.k3jx_81q.tmp", f"{HEALTH}.damaged"):
         (folder / name).touch()
@@ -61,14 +61,14 @@ def test_steps_of_repartitions_and_damaged_files_are_removed(tmp_path: Path) -> 
     assert (removed[-1], kept) == (FOLDER, [])
 
 
-def test_a_file_of_somebody_elses_stays_with_its_folder(tmp_path: Path) -> None:
+def test_removal_keeps_foreign_file_and_directory(tmp_path: Path) -> None:
     (make_state(tmp_path, store=True) / "checkpoint.json").touch()
     removed, kept = sort_out(tmp_path)
     assert FOLDER not in removed and f"{FOLDER}/state.db" in removed
     assert kept == [f"{FOLDER}/checkpoint.json: not a file of this driver"]
 
 
-def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
+def test_removal_deletes_locks_directory(tmp_path: Path) -> None:
     make_locks(make_state(tmp_path, store=True))
     removed, kept = sort_out(tmp_path)
     assert kept == []
@@ -78,7 +78,7 @@ def test_the_locks_go_with_their_folder(tmp_path: Path) -> None:
     assert max(inside) < removed.index(f"{FOLDER}/locks")
 
 
-def test_marks_of_resets_and_repairs_are_removed_with_their_directory(tmp_path: Path) -> None:
+def test_removal_deletes_reset_and_repair_marks_directory(tmp_path: Path) -> None:
     """The driver removes the applied marks, but not their directory: the removal deletes it."""
     folder = make_state(tmp_path, store=True)
     for what in (repair_marks.RESET, repair_marks.REPAIRED):
@@ -92,7 +92,7 @@ def test_marks_of_resets_and_repairs_are_removed_with_their_directory(tmp_path: 
     assert (removed[-1], kept) == (FOLDER, []) and f"{FOLDER}/{repair_marks.FOLDER}" in removed
 
 
-def test_the_folder_of_files_for_containers_goes_when_no_claim_has_one(tmp_path: Path) -> None:
+def test_removal_deletes_empty_container_files_directory(tmp_path: Path) -> None:
     files = make_state(tmp_path, store=True) / "metadata"
     files.mkdir()
     removed, kept = sort_out(tmp_path)
@@ -102,14 +102,14 @@ def test_the_folder_of_files_for_containers_goes_when_no_claim_has_one(tmp_path:
     assert FOLDER not in removed and kept == [f"{FOLDER}/metadata: not a file of this driver"]
 
 
-def test_a_file_of_somebody_elses_among_the_locks_stays_with_both_folders(tmp_path: Path) -> None:
+def test_removal_keeps_foreign_file_in_locks_directory(tmp_path: Path) -> None:
     make_locks(make_state(tmp_path, store=True), "notes")
     removed, kept = sort_out(tmp_path)
     assert not {FOLDER, f"{FOLDER}/locks"} & set(removed) and f"{FOLDER}/locks/library.lock" in removed
     assert kept == [f"{FOLDER}/locks/notes: not a file of this driver"]
 
 
-def test_a_link_in_place_of_the_locks_is_not_followed(tmp_path: Path) -> None:
+def test_removal_keeps_link_named_locks(tmp_path: Path) -> None:
     (tmp_path / "library.lock").touch()
     (make_state(tmp_path, store=True) / "locks").symlink_to(tmp_path)
     removed, kept = sort_out(tmp_path)
@@ -117,7 +117,7 @@ def test_a_link_in_place_of_the_locks_is_not_followed(tmp_path: Path) -> None:
     assert kept == [f"{FOLDER}/locks: not a file of this driver"]
 
 
-def test_read_closed_store_creates_no_files(tmp_path: Path) -> None:
+def test_removal_reading_closed_store_creates_no_files(tmp_path: Path) -> None:
     folder = make_state(tmp_path, store=True)
     (folder / "driver.lock").unlink()
     before = sorted(path.name for path in folder.iterdir())
@@ -126,7 +126,7 @@ def test_read_closed_store_creates_no_files(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_another_drivers_state_stays(tmp_path: Path) -> None:
+def test_removal_keeps_state_of_other_drivers(tmp_path: Path) -> None:
     folder = make_state(tmp_path, store=False)
     for name in ("checkpoint.json", "dra.sock"):
         (folder / name).touch()
@@ -142,7 +142,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_socket_on_which_somebody_listens_stays_and_a_dead_one_goes(short_path: Path) -> None:
+def test_removal_keeps_served_socket_and_deletes_others(short_path: Path) -> None:
     folder = make_state(short_path, store=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as alive:
         alive.bind(str(folder / "dra.sock"))
@@ -153,7 +153,7 @@ def test_a_socket_on_which_somebody_listens_stays_and_a_dead_one_goes(short_path
     assert f"{FOLDER}/dra.sock" in sort_out(short_path)[0]
 
 
-def test_sockets_of_pods_that_were_killed_go_and_those_of_a_living_one_stay(short_path: Path) -> None:
+def test_removal_deletes_sockets_of_killed_pods_only(short_path: Path) -> None:
     uid = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
     folder = make_state(short_path, store=True)
     (folder / "handed-over").touch()
@@ -172,5 +172,5 @@ def test_sockets_of_pods_that_were_killed_go_and_those_of_a_living_one_stay(shor
         assert sort_out(short_path) == ([], [f"{FOLDER}/status-{uid}.sock: another program listens there"])
 
 
-def test_nothing_there_is_nothing_to_remove(tmp_path: Path) -> None:
+def test_removal_without_files_does_nothing(tmp_path: Path) -> None:
     assert sort_out(tmp_path) == ([], [])

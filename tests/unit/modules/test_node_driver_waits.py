@@ -43,7 +43,7 @@ def looking(published: bool) -> Look:
     return Look(411, 60.0, 0, "active", [told])
 
 
-def test_one_call_waits_as_long_as_it_has_patience_and_all_together_until_the_time_is_over() -> None:
+def test_call_waits_up_to_patience_and_total_timeout() -> None:
     lacks = ("gpu.nvidia.com has not published its devices",)
     assert Waiting([looking(False), looking(True)], timeout=60.0).wait_for_it() == (looking(True), ())
     assert Waiting([looking(False)], timeout=60.0, patience=0.0).wait_for_it() == (looking(False), lacks)
@@ -82,14 +82,14 @@ def played(action: Told, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any
     return action.run(None, {"inventory_hostname": "gpu-node-1"}), said
 
 
-def test_between_the_calls_it_is_told_what_a_node_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_reports_pending_conditions_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     step = {"action": "restart", "unit": DRIVER_UNIT, "reason": "another release"}
     first = {"changed": True, "steps": [step], "diff": {"after": "restart"}, "waiting": ["it is not ready"]}
     later = {"changed": False, "steps": [], "diff": {"after": ""}}
     action = Told({"timeout": "60", "fingerprint": "a"}, [first, {**later, "waiting": ["x"]}, {**later, "waiting": []}])
     result, said = played(action, monkeypatch)
     assert result == {**first, "waiting": []}
-    assert [asked["waited"] > 0 for asked in action.asked] == [False, True, True], "systemd is told once"
+    assert [asked["waited"] > 0 for asked in action.asked] == [False, True, True], "one command is sent to systemd"
     assert all(asked["fingerprint"] == "a" and asked["timeout"] == 60 for asked in action.asked)
     assert [text.partition(": ")[2] for text in said] == ["it is not ready", "x"]
     assert all(text.startswith("[gpu-node-1] waits for its driver (") for text in said)
@@ -98,7 +98,7 @@ def test_between_the_calls_it_is_told_what_a_node_waits_for(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("arguments", "check"), [({"state": "absent"}, False), ({"fingerprint": "a"}, True), ({"timeout": "soon"}, False)]
 )
-def test_where_nothing_is_waited_for_the_module_is_called_as_it_is(
+def test_action_without_wait_calls_module_once(
     arguments: dict[str, Any], check: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     action = Told(arguments, [{"changed": True}], check=check)
@@ -106,7 +106,7 @@ def test_where_nothing_is_waited_for_the_module_is_called_as_it_is(
     assert action.asked == [arguments]
 
 
-def test_a_failure_ends_it_with_what_the_module_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_failure_returns_module_result(monkeypatch: pytest.MonkeyPatch) -> None:
     failure = {"failed": True, "msg": "it has not started", "journal": ["its last word"]}
     action = Told({}, [{"changed": True, "waiting": ["x"]}, failure])
     assert played(action, monkeypatch)[0] == failure

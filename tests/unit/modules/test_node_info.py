@@ -89,7 +89,7 @@ current-context: x
 }
 
 
-def test_units_are_read_from_one_answer() -> None:
+def test_units_are_parsed() -> None:
     units = node_facts.parse_units(SHOWN)
     driver = node_facts.unit_facts(units[node_facts.DRIVER_UNIT], f"Documentation={node_facts.MARKER}\n")
     assert driver == {
@@ -108,7 +108,7 @@ def test_units_are_read_from_one_answer() -> None:
 
 
 @pytest.mark.parametrize("text", KUBECONFIGS.values(), ids=KUBECONFIGS)
-def test_a_kubeconfig_without_its_users(text: str) -> None:
+def test_kubeconfig_is_shown_without_users(text: str) -> None:
     shown = node_facts.open_sections(text)
     assert "secret" not in shown
     document = yaml.safe_load(shown)
@@ -117,11 +117,11 @@ def test_a_kubeconfig_without_its_users(text: str) -> None:
     assert document["current-context"] == yaml.safe_load(text)["current-context"]
 
 
-def test_a_kubeconfig_in_another_form_is_not_shown() -> None:
+def test_kubeconfig_in_unknown_format_is_not_shown() -> None:
     assert node_facts.open_sections("{clusters: [], users: [{name: a}]}\n") == ""
 
 
-def test_releases_newest_first_and_only_whole_ones_of_the_collection(tmp_path: Path) -> None:
+def test_releases_complete_own_ones_newest_first(tmp_path: Path) -> None:
     first, second, third = (f"0.1.0-0000000{number}" for number in (1, 2, 3))
     for number, (name, whole) in enumerate({first: True, second: False, third: True, "theirs": True}.items()):
         folder = tmp_path / "opt/releases" / name
@@ -164,7 +164,7 @@ def test_record_of_a_service_names_an_existing_release_and_environment(
     assert found["controller"] == {"release": "", "environment": "", "files": ""}
 
 
-def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:
+def test_interpreter_missing_is_a_problem() -> None:
     found = node_facts.ask_interpreter(System(), "/nowhere/python3")
     assert found["version"] == "" and "/nowhere/python3" in found["problem"]
 
@@ -172,7 +172,7 @@ def test_an_interpreter_that_is_not_there_is_a_problem_and_no_failure() -> None:
 @pytest.mark.parametrize(
     ("folder", "hidden"), [("/root/.pyenv/versions/3.10.13", True), ("/home", True), ("/homes", False), ("/usr", False)]
 )
-def test_an_interpreter_in_somebodys_home_is_hidden_from_services(tmp_path: Path, folder: str, hidden: bool) -> None:
+def test_interpreter_in_home_directory_is_hidden_from_services(tmp_path: Path, folder: str, hidden: bool) -> None:
     program = tmp_path / "python3"
     answer = json.dumps({"version": "3.10.13", "identity": "3.10.13 (main)", "venv": True, "folder": folder})
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
@@ -181,12 +181,12 @@ def test_an_interpreter_in_somebodys_home_is_hidden_from_services(tmp_path: Path
     assert (found["folder"], found["hidden_from_services"]) == (folder, hidden)
 
 
-def test_an_interpreter_tells_where_it_is_installed() -> None:
+def test_interpreter_reports_its_directory() -> None:
     found = node_facts.ask_interpreter(System(), sys.executable)
     assert found["folder"] == str(Path(sys.base_prefix).resolve())
 
 
-def test_a_layout_is_read_without_a_device(run_here: Callable[..., dict[str, Any]]) -> None:
+def test_layout_is_validated_without_device(run_here: Callable[..., dict[str, Any]]) -> None:
     result = run_here("node_info", {"layout": [{"match": {"indx": 0}, "mode": "whole"}], "verify_identity": False})
     assert "unknown key indx" in result["layout_problem"]
     assert not result["changed"]
@@ -246,7 +246,7 @@ def server() -> Iterator[Server]:
     running.http.server_close()
 
 
-def test_an_identity_that_the_api_server_accepts(server: Server) -> None:
+def test_identity_accepted_by_api_server(server: Server) -> None:
     found = service_account.look(kubeconfig(server.url, token()), verify=True, now=2000)
     assert server.asked == [service_account.REVIEW]
     assert found == {
@@ -272,18 +272,18 @@ def test_token_is_not_sent_over_an_insecure_connection(server: Server, skip: boo
     assert found["accepted"] is None and "rejected" in found["problem"] and not server.asked
 
 
-def test_an_identity_that_it_does_not_accept(server: Server) -> None:
+def test_identity_rejected_by_api_server(server: Server) -> None:
     found = service_account.look(kubeconfig(server.url, token("node-2")), verify=True, now=2000)
     assert found["accepted"] is False and "does not accept" in found["problem"]
 
 
-def test_an_api_server_that_is_not_there_says_nothing_of_the_token() -> None:
+def test_identity_unreachable_api_server_is_unknown() -> None:
     found = service_account.look(kubeconfig("http://127.0.0.1:9", token()), verify=True, now=2000)
     assert found["accepted"] is None and "127.0.0.1:9" in found["problem"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "not json", kubeconfig("http://127.0.0.1:9", "word")])
-def test_no_identity(text: str | None) -> None:
+def test_identity_missing_is_reported(text: str | None) -> None:
     found = service_account.look(text, verify=True)
     assert found["accepted"] is None and found["account"] == "" and found["problem"]
 
@@ -347,6 +347,6 @@ class OperatorToolkit(Toolkit):
         return Completed(0, f"NVIDIA Container Toolkit CLI version {version}\n", "")
 
 
-def test_toolkit_facts_include_the_gpu_operators_version() -> None:
+def test_toolkit_facts_include_gpu_operator_version() -> None:
     found = node_facts.toolkit_facts(OperatorToolkit(""))
     assert found == {"toolkit": ["/usr/bin/nvidia-ctk"], "toolkit_version": "1.9.0"}

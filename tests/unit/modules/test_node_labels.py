@@ -152,7 +152,7 @@ def with_discovery(server: Server, *, knows: bool = True, pods: bool = True) -> 
     return server
 
 
-def test_labels_are_written_kept_changed_and_removed() -> None:
+def test_labels_are_written_updated_and_removed() -> None:
     server = Server()
     done = server.bring(WANTED)
     assert done.changed and server.present == dict(WANTED.labels) and done.after == dict(WANTED.labels)
@@ -167,7 +167,7 @@ def test_labels_are_written_kept_changed_and_removed() -> None:
     assert server.metadata["labels"] == {"kubernetes.io/os": "linux"}
 
 
-def test_an_empty_value_is_one() -> None:
+def test_empty_label_value_is_written() -> None:
     server = Server()
     wanted = labels.Wanted({"nvidia.com/cuda.driver.rev": ""})
     assert server.bring(wanted).changed and server.present == dict(wanted.labels) and not server.bring(wanted).changed
@@ -175,7 +175,7 @@ def test_an_empty_value_is_one() -> None:
 
 @pytest.mark.parametrize("value", ["4", "8"])
 @pytest.mark.parametrize("verb", ["patch", "apply"])
-def test_what_somebody_else_has_written_is_left_and_named(verb: str, value: str) -> None:
+def test_labels_of_other_managers_are_kept_and_named(verb: str, value: str) -> None:
     server = Server()
     getattr(server, verb)("gpu-feature-discovery", {COUNT: value})
     done = server.bring(WANTED)
@@ -184,7 +184,7 @@ def test_what_somebody_else_has_written_is_left_and_named(verb: str, value: str)
     assert server.bring(labels.Wanted({})).changed and server.present == {COUNT: value}
 
 
-def test_what_somebody_else_has_changed_is_theirs() -> None:
+def test_labels_changed_by_other_managers_are_released() -> None:
     server = Server()
     server.bring(WANTED)
     server.patch("kubectl-label", {COUNT: "2"})
@@ -194,7 +194,7 @@ def test_what_somebody_else_has_changed_is_theirs() -> None:
     assert server.present == {COUNT: "2"}
 
 
-def test_what_somebody_else_keeps_as_well_stays_theirs() -> None:
+def test_labels_shared_with_other_managers_are_kept() -> None:
     server = Server()
     server.bring(WANTED)
     server.apply("helm", {COUNT: "8"})
@@ -203,7 +203,7 @@ def test_what_somebody_else_keeps_as_well_stays_theirs() -> None:
     assert server.present == {COUNT: "8"} and not server.bring(labels.Wanted({COUNT: "7"})).changed
 
 
-def test_what_was_patched_before_is_ours() -> None:
+def test_patched_labels_of_earlier_releases_are_adopted() -> None:
     """Earlier releases patched labels and noted their names on the Node: the module takes them over and removes them."""
     server = Server()
     server.patch("OpenAPI-Generator", {COUNT: "6", PRODUCT: "H100"})
@@ -216,7 +216,7 @@ def test_what_was_patched_before_is_ours() -> None:
     assert server.present == {} and server.metadata["annotations"] == {}
 
 
-def test_what_was_patched_before_is_removed_at_once() -> None:
+def test_patched_labels_of_earlier_releases_are_removed() -> None:
     server = Server()
     server.patch("OpenAPI-Generator", dict(WANTED.labels))
     server.patch("OpenAPI-Generator", {labels.WRITTEN: f"{COUNT},{PRODUCT}"}, "annotations")
@@ -224,7 +224,7 @@ def test_what_was_patched_before_is_removed_at_once() -> None:
     assert server.present == {} and server.metadata["annotations"] == {}
 
 
-def test_nothing_of_ours_stays_and_versions_before_can_have_their_turn() -> None:
+def test_removal_leaves_nothing_and_earlier_versions_work() -> None:
     server = Server()
     server.bring(WANTED)
     server.bring(labels.Wanted({}))
@@ -240,7 +240,7 @@ def test_nothing_of_ours_stays_and_versions_before_can_have_their_turn() -> None
     assert server.bring(labels.Wanted({})).changed and server.present == {PRODUCT: "theirs"}
 
 
-def test_check_mode_asks_and_writes_nothing() -> None:
+def test_check_mode_queries_and_writes_nothing() -> None:
     server = Server()
     done = server.bring(WANTED, dry=True)
     assert done.changed and done.after == dict(WANTED.labels) and server.present == {} and server.writes == 1
@@ -250,7 +250,7 @@ def test_check_mode_asks_and_writes_nothing() -> None:
     assert {query.get("dryRun") for method, _path, query in server.requests[-2:] if method == "PATCH"} == {"All"}
 
 
-def test_a_node_that_is_written_meanwhile_is_read_again() -> None:
+def test_node_changed_during_write_is_read_again() -> None:
     server = Server()
     server.conflicts = 2
     assert server.bring(WANTED).changed and server.present == dict(WANTED.labels)
@@ -259,13 +259,13 @@ def test_a_node_that_is_written_meanwhile_is_read_again() -> None:
         server.bring(labels.Wanted({}))
 
 
-def test_no_node() -> None:
+def test_missing_node_changes_nothing() -> None:
     server = Server()
     done = labels.NodeLabels(server, "other").bring_about(WANTED, labels.API)  # type: ignore[arg-type]
     assert done.plan is None and not done.changed and server.writes == 0
 
 
-def test_without_discovery_only_the_groups_are_read() -> None:
+def test_nfd_absent_reads_only_api_groups() -> None:
     server = Server()
     wanted = labels.Wanted({COUNT: "8"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
@@ -274,20 +274,20 @@ def test_without_discovery_only_the_groups_are_read() -> None:
 
 
 @pytest.mark.parametrize(("knows", "pods"), [(False, True), (True, False)])
-def test_discovery_elsewhere_or_gone(knows: bool, pods: bool) -> None:
+def test_nfd_on_other_nodes_or_removed_is_not_used(knows: bool, pods: bool) -> None:
     server = with_discovery(Server(), knows=knows, pods=pods)
     done = server.bring(WANTED, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.API and server.present == dict(WANTED.labels)
 
 
-def test_an_older_discovery_knows_nodes_by_annotations() -> None:
+def test_nfd_older_version_is_detected_by_annotations() -> None:
     server = with_discovery(Server(), knows=False)
     server.patch("nfd-master", {"nfd.node.kubernetes.io/feature-labels": "x"}, "annotations")
     done = server.bring(WANTED, labels.AUTO)
     assert done.plan is not None and done.plan.way == labels.FILE
 
 
-def test_labels_go_into_a_file_where_discovery_runs() -> None:
+def test_nfd_labels_are_written_to_file() -> None:
     server = with_discovery(Server())
     wanted = labels.Wanted({**WANTED.labels, CHIP: "910"}, {BUS: "true"})
     done = server.bring(wanted, labels.AUTO)
@@ -302,7 +302,7 @@ def test_labels_go_into_a_file_where_discovery_runs() -> None:
     assert done.plan.in_file == dict(WANTED.labels) and list(done.plan.left) == ["nvidia.com/gpu.family"]
 
 
-def test_from_the_file_to_the_api_and_back() -> None:
+def test_nfd_switch_from_file_to_api_and_back() -> None:
     server = with_discovery(Server())
     server.bring(WANTED, labels.AUTO)
     server.lists = {}
@@ -315,7 +315,7 @@ def test_from_the_file_to_the_api_and_back() -> None:
     assert server.bring(WANTED, labels.AUTO).changed and server.present == {}
 
 
-def test_all_of_it_goes() -> None:
+def test_nfd_removal_deletes_file_and_labels() -> None:
     server = with_discovery(Server())
     server.bring(labels.Wanted({COUNT: "8", CHIP: "910"}), labels.AUTO)
     done = server.bring(labels.Wanted({}), labels.API, file_gone=True)
@@ -334,15 +334,15 @@ def test_all_of_it_goes() -> None:
         ("myfeature.node.kubernetes.io/x", False),
     ],
 )
-def test_what_discovery_takes(name: str, taken: bool) -> None:
+def test_nfd_accepted_label_names(name: str, taken: bool) -> None:
     assert labels.taken_by_discovery(name) is taken
 
 
-def test_a_file() -> None:
+def test_file_content_is_sorted() -> None:
     assert labels.file_content({"b/x": "", "a/y": "1"}) == "a/y=1\nb/x=\n"
 
 
-def test_a_label_without_a_value_is_rejected(run_here: Callable[..., Json]) -> None:
+def test_label_without_value_is_rejected(run_here: Callable[..., Json]) -> None:
     labels = {"nvidia.com/gpu.present": None, "nvidia.com/gpu.count": 8}
     answer = run_here("node_labels", {"host": "http://127.0.0.1:9", "api_key": "k", "node": "n", "labels": labels})
     assert answer["error_code"] == "invalid-label" and "nvidia.com/gpu.present" in answer["msg"]
@@ -354,7 +354,7 @@ def test_empty_node_name_is_rejected(run_here: Callable[..., Json]) -> None:
     assert answer["error_code"] == "empty-name", answer
 
 
-def test_the_module(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_check_mode_equals_run(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     server = with_discovery(Server(), pods=False)
     server.patch("nfd-master", {PRODUCT: "x"})
     monkeypatch.setattr(node_labels, "connect", lambda _module: server)
@@ -400,7 +400,7 @@ PROFILE = "nvidia.com/mig-1g.10gb.me.all.count"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_label_that_is_not_the_vendors_is_rejected(name: str) -> None:
+def test_label_outside_vendor_names_is_rejected(name: str) -> None:
     allowed, rejected = labels.split_allowed({COUNT: "8", PROFILE: "1", BUS: "true", name: HOSTILE[name]}, ["nvidia"])
     assert allowed == {COUNT: "8", PROFILE: "1", BUS: "true"} and list(rejected) == [name]
 
@@ -411,11 +411,11 @@ def test_label_of_another_vendor_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 64, "a b", "-", "8\nnode-role.kubernetes.io/master=", "{{ 1 }}"])
-def test_value_that_is_not_a_label_value_is_rejected(value: str) -> None:
+def test_value_not_a_label_value_is_rejected(value: str) -> None:
     assert labels.split_allowed({PRODUCT: value}, ["nvidia"])[0] == {}
 
 
-def test_too_many_labels_are_refused() -> None:
+def test_too_many_labels_are_rejected() -> None:
     many = {f"nvidia.com/mig-1g.{number}gb.count": "1" for number in range(labels.MOST_LABELS + 1)}
     with pytest.raises(AcceleratorError, match="at most 256"):
         labels.split_allowed(many, ["nvidia"])

@@ -77,7 +77,7 @@ def begun(power_on: Callable[..., Node], tmp_path: Path) -> tuple[Operation, dic
     return operation, operation.plan(SECOND)
 
 
-def test_the_slices_go_that_nobody_has(begun: tuple[Operation, dict[str, Any]]) -> None:
+def test_operation_deletes_unused_slices_only(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, operation = begun
     assert operation["vendor"] == "ascend" and operation["driver"] == DRIVER and not operation["resets"]
     assert [each["profile"] for each in operation["going"]] == ["vir02"] * 2
@@ -93,7 +93,7 @@ def test_the_slices_go_that_nobody_has(begun: tuple[Operation, dict[str, Any]]) 
 
 
 @pytest.mark.prove
-def test_what_has_begun_goes_back_to_the_same_slices(begun: tuple[Operation, dict[str, Any]]) -> None:
+def test_operation_rollback_restores_the_same_slices(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, operation = begun
     one.step(operation, "applying")
     one.node.run(layout=operation["wanted"])
@@ -106,7 +106,7 @@ def test_what_has_begun_goes_back_to_the_same_slices(begun: tuple[Operation, dic
     assert one.told() == ["applying", "reverting", "failed"]
 
 
-def test_a_claim_on_what_goes_is_waited_for(begun: tuple[Operation, dict[str, Any]]) -> None:
+def test_operation_waits_for_claim_on_deleted_slice(begun: tuple[Operation, dict[str, Any]]) -> None:
     one, _operation = begun
     operation = one.plan([{"match": {"index": 0}, "mode": "whole"}])
     assert operation["claims"] == ["team-a/training"]

@@ -104,7 +104,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
     return Node(tmp_path, run_here, monkeypatch)
 
 
-def test_the_toolkit_comes_in_one_version_and_stays(node: Node) -> None:
+def test_install_is_one_version_and_idempotent(node: Node) -> None:
     said = node.run("1.18", check=True)
     assert said["changed"] and node.has("") and not node.record() and node.apt.updates == []
     done = node.run("1.18")
@@ -113,10 +113,10 @@ def test_the_toolkit_comes_in_one_version_and_stays(node: Node) -> None:
     assert "Pin: version" in node.machine.read_text("/etc/apt/preferences.d/dra-accelerators-nvidia-container-toolkit")
     again = node.run("1.18")
     assert not again["changed"] and again["steps"] == [] and again["diff"] == []
-    assert not node.run()["changed"], "without a version it is what is there that is wanted"
+    assert not node.run()["changed"], "without a requested version the installed one is kept"
 
 
-def test_a_newer_version_comes_where_it_is_asked_for_and_the_one_before_comes_back(node: Node) -> None:
+def test_upgrade_on_request_and_back(node: Node) -> None:
     node.run(OLDER)
     assert not node.run("1.18")["changed"], "it is one of these already"
     done = node.run("1.18", latest=True)
@@ -130,14 +130,14 @@ def test_a_newer_version_comes_where_it_is_asked_for_and_the_one_before_comes_ba
         assert node.has(expected) and node.apt.held == set(FULL), "no source is needed for that"
 
 
-def test_without_a_version_before_there_is_no_way_back(node: Node) -> None:
+def test_previous_without_earlier_version_is_rejected(node: Node) -> None:
     node.run(NEWER)
     for check in (True, False):
         refused = node.run(state="previous", check=check)
         assert refused["error_code"] == "no-former" and node.has(NEWER)
 
 
-def test_removal_leaves_nothing(node: Node) -> None:
+def test_absent_removes_everything(node: Node) -> None:
     before = node.files()
     node.run(NEWER, cdi_refresh="enabled")
     assert node.files() != before
@@ -150,7 +150,7 @@ def test_removal_leaves_nothing(node: Node) -> None:
     assert not node.run(state="absent")["changed"]
 
 
-def test_what_somebody_else_has_installed_is_there_again_when_this_goes(node: Node) -> None:
+def test_absent_restores_previous_installation(node: Node) -> None:
     node.install_by_hand(OLDER)
     node.machine.put_file(CONFIG, "# by hand\n")
     node.apt.held.add(BASE)
@@ -170,7 +170,7 @@ def test_what_somebody_else_has_installed_is_there_again_when_this_goes(node: No
     assert node.run(state="absent", foreign=True)["changed"] and node.has("")
 
 
-def test_units_alone_are_put_back_where_nothing_else_was_changed(node: Node) -> None:
+def test_absent_restores_units_only(node: Node) -> None:
     node.install_by_hand(NEWER)
     done = node.run(cdi_refresh="disabled", hold=False)
     assert done["steps"] == [f"switch {PATH_UNIT} off", f"switch {SERVICE_UNIT} off"]
@@ -181,7 +181,7 @@ def test_units_alone_are_put_back_where_nothing_else_was_changed(node: Node) -> 
 
 
 @pytest.mark.parametrize("was", ["", OLDER])
-def test_a_version_that_does_not_work_is_taken_back(node: Node, was: str) -> None:
+def test_failing_version_is_rolled_back(node: Node, was: str) -> None:
     if was:
         node.run(was)
     before, units = node.files(), dict(node.machine.units)
@@ -195,7 +195,7 @@ def test_a_version_that_does_not_work_is_taken_back(node: Node, was: str) -> Non
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("was", ["", OLDER])
 @pytest.mark.parametrize("then", ["present", "absent"])
-def test_a_run_that_was_cut_short_is_gone_on_with_or_undone(node: Node, name: str, was: str, then: str) -> None:
+def test_interrupted_run_is_resumed_or_undone(node: Node, name: str, was: str, then: str) -> None:
     before = node.files()
     if was:
         node.run(was)
@@ -212,7 +212,7 @@ def test_a_run_that_was_cut_short_is_gone_on_with_or_undone(node: Node, name: st
 
 
 @pytest.mark.parametrize(("refresh", "is_on"), [("keep", True), ("enabled", True), ("disabled", False)], ids=str)
-def test_the_units_are_as_asked_for_also_after_an_exchange(node: Node, refresh: str, is_on: bool) -> None:
+def test_units_keep_requested_state_after_upgrade(node: Node, refresh: str, is_on: bool) -> None:
     for version in (OLDER, NEWER):
         node.run(version, cdi_refresh=refresh)
         assert node.machine.units == {PATH_UNIT: is_on, SERVICE_UNIT: is_on}
@@ -223,7 +223,7 @@ def test_the_units_are_as_asked_for_also_after_an_exchange(node: Node, refresh: 
         assert node.machine.units == {PATH_UNIT: on, SERVICE_UNIT: on}
 
 
-def test_the_file_is_made_where_there_is_a_driver_and_its_absence_is_a_failure(node: Node) -> None:
+def test_cdi_file_is_required_with_driver(node: Node) -> None:
     node.machine.put_file("/sys/module/nvidia/version", "580.95.05\n")
     node.run(NEWER, cdi_refresh="disabled")
     node.run(cdi_refresh="enabled")
@@ -234,13 +234,13 @@ def test_the_file_is_made_where_there_is_a_driver_and_its_absence_is_a_failure(n
     assert refused["error_code"] == "no-specification" and node.machine.units == {PATH_UNIT: False, SERVICE_UNIT: False}
 
 
-def test_a_version_without_the_units_is_told_apart(node: Node) -> None:
+def test_version_without_units_is_rejected_for_enabled(node: Node) -> None:
     refused = node.run(OLD, cdi_refresh="enabled")
     assert refused["error_code"] == "no-unit" and node.has("")
     assert node.run(OLD, cdi_refresh="disabled")["changed"] and node.has(OLD)
 
 
-def test_a_unit_that_somebody_has_masked_is_not_forced(node: Node) -> None:
+def test_masked_unit_is_rejected(node: Node) -> None:
     node.install_by_hand(NEWER)
     node.machine.masked.add(PATH_UNIT)
     refused = node.run(cdi_refresh="enabled")
@@ -256,7 +256,7 @@ def test_base_component_installs_only_programs_in_one_version(node: Node) -> Non
     assert node.has(NEWER), "one version for all"
 
 
-def test_what_no_source_has_is_said_with_what_there_is(node: Node) -> None:
+def test_unavailable_version_names_available_ones(node: Node) -> None:
     node.apt.source["libnvidia-container1"] = [f"{OLDER}-1"]
     for check in (True, False):
         refused = node.run(NEWER, check=check)
@@ -264,7 +264,7 @@ def test_what_no_source_has_is_said_with_what_there_is(node: Node) -> None:
     assert node.run()["changed"] and node.has(OLDER), "the newest that is there whole"
 
 
-def test_packages_that_others_need_do_not_go(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_of_required_packages_is_rejected(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run(NEWER)
     all_of_it = [Change("purge", name, "1") for name in (*FULL, "nvidia-docker2")]
     monkeypatch.setattr(node.apt, "foresee", lambda *_: tuple(all_of_it))
@@ -272,7 +272,7 @@ def test_packages_that_others_need_do_not_go(node: Node, monkeypatch: pytest.Mon
     assert refused["error_code"] == "would-remove" and "nvidia-docker2" in refused["msg"] and node.has(NEWER)
 
 
-def test_a_source_is_set_up_and_goes_again(node: Node) -> None:
+def test_source_is_added_and_removed(node: Node) -> None:
     source = {"uris": ["http://mirror/toolkit"], "suites": ["/"]}
     node.run(NEWER, source=source)
     path = "/etc/apt/sources.list.d/dra-accelerators-nvidia-container-toolkit.sources"
@@ -282,10 +282,10 @@ def test_a_source_is_set_up_and_goes_again(node: Node) -> None:
     assert not node.machine.exists(path), "without it, what apt knows counts"
 
 
-def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
+def test_package_files_are_verified_before_installation(node: Node) -> None:
     node.apt.source.clear()
     files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in FULL]
-    assert node.run(files=files, check=True)["changed"], "what is not there yet is judged by its name"
+    assert node.run(files=files, check=True)["changed"], "a missing package is checked by its name"
     assert node.run(files=files)["error_code"] == "package-missing"
     for path in files:
         node.machine.put_file(path, path)
@@ -328,6 +328,6 @@ def test_copies_of_a_killed_run_are_removed(node: Node, state: str) -> None:
     assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
 
 
-def test_a_key_with_another_fingerprint_is_refused(node: Node) -> None:
+def test_key_with_other_fingerprint_is_rejected(node: Node) -> None:
     source = {"uris": ["http://mirror/toolkit"], "suites": ["/"], "key": "none", "fingerprints": ["0" * 40]}
     assert node.run(NEWER, source=source)["error_code"] == "repository-key" and node.has("")

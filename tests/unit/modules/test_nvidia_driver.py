@@ -39,7 +39,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
     return Node(tmp_path, run_here, monkeypatch)
 
 
-def test_a_driver_comes_is_loaded_and_stays(node: Node) -> None:
+def test_install_loads_driver_and_is_idempotent(node: Node) -> None:
     said = node.run("580", check=True)
     assert said["changed"] and not node.versions() and node.apt.updates == [] and not node.record()
     done = node.run("580")
@@ -54,10 +54,10 @@ def test_a_driver_comes_is_loaded_and_stays(node: Node) -> None:
     again = node.run("580")
     assert not again["changed"] and again["steps"] == [] and not again["reboot_required"], again
     node.apt.versions = []
-    assert not node.run("580")["changed"], "what is there is enough, whatever the source has by now"
+    assert not node.run("580")["changed"], "the installed version is kept, even if the source has a newer one"
 
 
-def test_an_upgrade_stops_what_uses_gpus_unloads_installs_and_loads(node: Node) -> None:
+def test_upgrade_stops_users_unloads_installs_and_loads(node: Node) -> None:
     node.machine.enabled.add("dra-accelerators-driver.service")
     node.run(OLDER)
     assert not node.run("580")["changed"]
@@ -88,7 +88,7 @@ def test_an_upgrade_stops_what_uses_gpus_unloads_installs_and_loads(node: Node) 
     ("version", "code", "words"),
     [(FAILING, "no-module", "no member named foo"), (UNLOADABLE, "not-loaded", "does not load")],
 )
-def test_a_driver_that_fails_is_taken_back(node: Node, version: str, code: str, words: str) -> None:
+def test_failing_driver_is_rolled_back(node: Node, version: str, code: str, words: str) -> None:
     first = node.run(version)
     assert first["failed"] and first["error_code"] == code and words in first["msg"] and "removed again" in first["msg"]
     assert not node.versions() and not node.apt.broken and not node.apt.held, "as before"
@@ -103,7 +103,7 @@ def test_a_driver_that_fails_is_taken_back(node: Node, version: str, code: str, 
 
 @pytest.mark.parametrize("place", ["libcuda1", OPEN, "nvidia-persistenced"])
 @pytest.mark.parametrize("before", ["", OLDER])
-def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, before: str) -> None:
+def test_killed_run_is_resumed(node: Node, place: str, before: str) -> None:
     if before:
         node.run(before)
     node.apt.killed_at = place
@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_is_gone_on_with(node: Node, place: str, before: s
     )
 
 
-def test_only_what_it_has_installed_goes_with_all_that_came_along(node: Node) -> None:
+def test_absent_removes_own_packages_and_files(node: Node) -> None:
     before = {path.relative_to(node.machine.root) for path in node.machine.path("/etc").rglob("*")}
     node.run("580")
     done = node.run(state="absent")
@@ -137,7 +137,7 @@ def test_only_what_it_has_installed_goes_with_all_that_came_along(node: Node) ->
     assert node.run(state="absent", foreign=True)["changed"] and node.apt.installed == {"bash": "5.2-1"}
 
 
-def test_a_driver_of_somebody_else_is_replaced_and_can_be_gone_back_to(node: Node) -> None:
+def test_foreign_driver_is_replaced_and_can_be_restored(node: Node) -> None:
     for name in ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, "nvidia-persistenced"):
         node.apt.installed[name] = f"{OLDER}-1"
     done = node.run(NEWER)
@@ -145,12 +145,12 @@ def test_a_driver_of_somebody_else_is_replaced_and_can_be_gone_back_to(node: Nod
     assert node.run(state="previous")["after"]["version"] == OLDER
 
 
-def test_who_has_gpus_is_named_and_is_not_disturbed(node: Node, tmp_path: Path) -> None:
+def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None:
     node.run(OLDER)
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
     said = node.run(NEWER, check=True, state_path=str(store))
-    assert said["in_the_way"]["claims"] and not said.get("failed"), "check mode tells it"
+    assert said["in_the_way"]["claims"] and not said.get("failed"), "check mode reports it"
     for options in ({}, {"in_use": "restart"}, {"state": "absent"}):
         refused = node.run(NEWER, state_path=str(store), **options)
         assert refused["error_code"] == "in-use" and "team-a/training" in refused["msg"]
@@ -162,7 +162,7 @@ def test_who_has_gpus_is_named_and_is_not_disturbed(node: Node, tmp_path: Path) 
     done = node.run(NEWER, in_use="restart")
     assert done["reboot_required"] and node.versions() == {f"{NEWER}-1"} and node.machine.loaded() == OLDER
     again = node.run(NEWER, in_use="restart")
-    assert not again["changed"] and again["reboot_required"], "nobody has started it again yet"
+    assert not again["changed"] and again["reboot_required"], "the service is still stopped"
     node.machine.boot = "boot-2"
     node.machine.remove_tree("/sys/module/nvidia")
     node.machine.remove_tree("/sys/module/nvidia_uvm")
@@ -170,7 +170,7 @@ def test_who_has_gpus_is_named_and_is_not_disturbed(node: Node, tmp_path: Path) 
     assert not done["reboot_required"] and node.machine.loaded() == NEWER
 
 
-def test_a_module_that_cannot_be_unloaded_is_named_or_waits_for_a_restart(node: Node) -> None:
+def test_module_that_cannot_be_unloaded_is_named_or_deferred(node: Node) -> None:
     node.run(OLDER)
     node.machine.held_modules.add("nvidia")
     refused = node.run(NEWER)
@@ -178,13 +178,13 @@ def test_a_module_that_cannot_be_unloaded_is_named_or_waits_for_a_restart(node: 
         refused["error_code"] == "in-use" and "module nvidia " in refused["msg"] and node.versions() == {f"{OLDER}-1"}
     )
     assert node.machine.loaded() == OLDER and node.machine.exists("/sys/module/nvidia_uvm"), (
-        "what was unloaded is loaded again"
+        "the unloaded modules are loaded again"
     )
     assert not node.run(OLDER)["changed"], "nothing was begun"
     assert node.run(NEWER, in_use="restart")["reboot_required"] and node.versions() == {f"{NEWER}-1"}
 
 
-def test_a_driver_without_the_daemon_stays_and_says_so(node: Node) -> None:
+def test_missing_persistence_daemon_is_reported(node: Node) -> None:
     bare = [{**entry, "persistence": []} for entry in CATALOG]
     refused = node.run("580", catalog=bare)
     assert (
@@ -195,7 +195,7 @@ def test_a_driver_without_the_daemon_stays_and_says_so(node: Node) -> None:
     assert not node.run("580", catalog=bare, persistence=False)["changed"]
 
 
-def test_nouveau_goes_or_waits_for_a_restart(node: Node) -> None:
+def test_nouveau_is_unloaded_or_deferred_to_reboot(node: Node) -> None:
     node.machine.put_file("/sys/module/nouveau/refcnt", "0")
     assert not node.run("580")["reboot_required"] and not node.machine.exists("/sys/module/nouveau")
     node.run(state="absent")
@@ -205,7 +205,7 @@ def test_nouveau_goes_or_waits_for_a_restart(node: Node) -> None:
     assert done["reboot_required"] and node.versions() and not node.machine.loaded()
 
 
-def test_kernel_modules_of_the_other_kind_take_the_place_of_those_there(node: Node) -> None:
+def test_other_kernel_module_kind_replaces_installed_one(node: Node) -> None:
     node.run(NEWER)
     done = node.run(
         NEWER, kernel_modules="proprietary", parameters={"nvidia": {"NVreg_RestrictProfilingToAdminUsers": False}}
@@ -230,7 +230,7 @@ def test_kernel_modules_of_the_other_kind_take_the_place_of_those_there(node: No
         ([H100], "580", {"build": "precompiled"}, "not-offered"),
     ],
 )
-def test_what_cannot_work_is_refused_with_words(
+def test_impossible_request_is_rejected_with_reason(
     node: Node, gpus: list[str], version: str, options: dict[str, Any], code: str
 ) -> None:
     node.machine.remove_tree("/sys/bus/pci/devices/0000:3b:00.0")
@@ -242,7 +242,7 @@ def test_what_cannot_work_is_refused_with_words(
     assert not node.versions()
 
 
-def test_old_and_new_gpus_get_the_kernel_modules_that_they_need(node: Node) -> None:
+def test_old_and_new_gpus_get_supported_kernel_modules(node: Node) -> None:
     node.machine.gpu("0000:3b:00.0", V100)
     assert node.run("580")["after"]["kernel_modules"] == "proprietary"
     node.run(state="absent")
@@ -250,7 +250,7 @@ def test_old_and_new_gpus_get_the_kernel_modules_that_they_need(node: Node) -> N
     assert node.run("580")["after"]["kernel_modules"] == "open"
 
 
-def test_without_headers_nothing_is_begun_and_an_image_needs_none(node: Node) -> None:
+def test_missing_headers_are_rejected_before_any_change(node: Node) -> None:
     node.machine.remove_tree("/lib/modules")
     said = node.run("580", check=True, headers=["linux-headers-{kernel}"])
     assert "linux-headers-" in said["lacking"]["headers"] and not said.get("failed")
@@ -263,7 +263,7 @@ def test_without_headers_nothing_is_begun_and_an_image_needs_none(node: Node) ->
     assert done["changed"] and done["after"]["loaded"] == "" and node.versions()
 
 
-def test_secure_boot_wants_a_key_that_the_firmware_knows(node: Node) -> None:
+def test_secure_boot_requires_enrolled_key(node: Node) -> None:
     efi = "/sys/firmware/efi/efivars"
     node.machine.put_file(f"{efi}/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c", "\x06\x00\x00\x00\x01")
     node.machine.put_file(f"{efi}/MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23", "\x06\x00\x00\x00other")
@@ -281,11 +281,11 @@ def test_secure_boot_wants_a_key_that_the_firmware_knows(node: Node) -> None:
     )
 
 
-def test_packages_that_were_brought_are_looked_at_before(node: Node) -> None:
+def test_package_files_are_verified_before_installation(node: Node) -> None:
     node.apt.versions = []
     names = ("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", OPEN, "nvidia-persistenced")
     files = [f"/packages/{name}_{NEWER}-1_amd64.deb" for name in names]
-    assert node.run("580", files=files, check=True)["changed"], "what is not there yet is judged by its name"
+    assert node.run("580", files=files, check=True)["changed"], "a missing package is checked by its name"
     assert node.run("580", files=files)["error_code"] == "package-missing"
     for path in files:
         node.machine.put_file(path, path)
@@ -302,7 +302,7 @@ def test_removal_reads_no_package_files(node: Node) -> None:
     assert not node.machine.exists("/var/lib/dra-accelerators/packages-verified")
 
 
-def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node) -> None:
+def test_programs_with_driver_version_are_upgraded_or_block(node: Node) -> None:
     node.run(OLDER)
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
     refused = node.run(NEWER)
@@ -313,7 +313,7 @@ def test_programs_that_need_the_drivers_version_come_along_or_stop_it(node: Node
     )
 
 
-def test_a_run_file_of_the_vendor_is_no_ground_for_packages(node: Node) -> None:
+def test_run_file_installation_is_rejected(node: Node) -> None:
     node.machine.put_file("/usr/bin/nvidia-uninstall", "")
     assert node.run("580")["error_code"] == "run-file" and not node.versions()
 
@@ -329,7 +329,7 @@ def test_invalid_version_is_rejected_with_the_accepted_forms(node: Node, version
 
 
 @pytest.mark.parametrize("version", ["580", "580.95", "580.95.05", "3:580.95.05-1.el9", "580.95.05-0ubuntu0.24.04.1"])
-def test_the_forms_of_a_version_are_accepted(version: str) -> None:
+def test_version_forms_are_accepted(version: str) -> None:
     assert Wanted(version).takes(version)
 
 
@@ -337,7 +337,7 @@ def test_the_forms_of_a_version_are_accepted(version: str) -> None:
     st.sampled_from(["", "580", "580.95.05", "580.95.05-1"]),
     st.lists(st.sampled_from(["570.1-1", "580.65.06-1", "580.95.05-1", "590.1-1"]), unique=True),
 )
-def test_what_is_chosen_is_what_was_asked_for_whole_and_in_one_version(version: str, offered: list[str]) -> None:
+def test_choose_selects_complete_requested_version(version: str, offered: list[str]) -> None:
     offers = [Offer("open", "dkms", "compute", ("a", "b"))]
     available = {"a": offered, "b": offered[1:]}
     choice = choose(offers, Wanted(version, persistence=False), [], {}, available)
@@ -347,10 +347,10 @@ def test_what_is_chosen_is_what_was_asked_for_whole_and_in_one_version(version: 
     else:
         assert choice is not None and choice.packages == dict.fromkeys(("a", "b"), fitting[0])
         kept = choose(offers, Wanted(version, persistence=False), [], dict(choice.packages), {})
-        assert kept == choice, "what is there needs no source"
+        assert kept == choice, "an installed version needs no source"
 
 
-def test_names_with_a_branch_are_filled_in_or_left_out() -> None:
+def test_read_offers_fills_in_branch() -> None:
     catalog = [
         {
             "modules": "open",
@@ -380,7 +380,7 @@ ROLE = Path(__file__).resolve().parents[3] / "roles/nvidia_driver"
 @pytest.mark.parametrize("distribution", ["debian", "ubuntu"])
 @pytest.mark.parametrize("source", ["nvidia", "distribution"])
 @pytest.mark.parametrize("branch", ["535", "580", "595"])
-def test_the_roles_catalogs_have_one_way_to_each_driver(distribution: str, source: str, branch: str) -> None:
+def test_role_catalogs_have_one_offer_per_driver(distribution: str, source: str, branch: str) -> None:
     told = yaml.safe_load((ROLE / f"vars/{distribution}.yml").read_text())
     offers = read_offers(told["__nvidia_driver_catalogs"][source], branch=branch, kernel="6.8.0-45-generic")
     ways = [(offer.modules, offer.build, offer.components) for offer in offers]
@@ -394,7 +394,7 @@ def test_the_roles_catalogs_have_one_way_to_each_driver(distribution: str, sourc
     }
 
 
-def test_each_platform_has_its_keys_and_no_other_is_promised() -> None:
+def test_role_platforms_have_keys() -> None:
     promised = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__nvidia_driver_platforms"]
     for platform in promised:
         told: dict[str, Any] = {}
@@ -415,14 +415,14 @@ def test_each_platform_has_its_keys_and_no_other_is_promised() -> None:
     assert layers == {platform for platform in promised if "openeuler" not in platform} | families
 
 
-def test_other_peoples_packages_never_go_for_a_driver() -> None:
+def test_refuse_removals_of_foreign_packages() -> None:
     refuse_removals([Change("remove", "nvidia-kernel-dkms", "1"), Change("install", "bash", "", "1")])
     with pytest.raises(DriverError) as caught:
         refuse_removals([Change("remove", "postgresql", "15")])
     assert caught.value.code == "would-remove" and "postgresql" in str(caught.value)
 
 
-def test_parameters_are_told_under_each_name_that_a_module_may_have() -> None:
+def test_modules_text_has_parameters_for_each_module_name() -> None:
     text = modules_text({"nvidia_drm": {"modeset": False}, "nvidia": {"b": 2, "a": "x"}}, keep_rivals=True)
     assert (
         "options nvidia a=x b=2\n" in text
@@ -432,7 +432,7 @@ def test_parameters_are_told_under_each_name_that_a_module_may_have() -> None:
     assert "nouveau" not in text and modules_text({}, keep_rivals=True) == ""
 
 
-def test_secure_boot_is_in_the_way_of_unsigned_modules_alone() -> None:
+def test_secure_boot_problem_only_for_unsigned_modules() -> None:
     told = {"key": "", "enrolled": False, "certificate": ""}
     assert secure_boot_problem(is_on=True, build="dkms", **told)
     assert not secure_boot_problem(is_on=True, build="precompiled", **told)
@@ -448,19 +448,17 @@ KEPT = st.builds(
 
 
 @given(st.none() | KEPT, st.none() | KEPT, st.lists(st.text()), st.text(), st.text())
-def test_a_record_is_read_as_it_was_written(
-    now: Kept | None, former: Kept | None, added: list[str], boot: str, doing: str
-) -> None:
+def test_record_round_trips(now: Kept | None, former: Kept | None, added: list[str], boot: str, doing: str) -> None:
     record = Record(now, former, tuple(added), boot, doing)
     assert read_record(record.to_text() or None) == record
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "now": {"version": 3}}'])
-def test_a_damaged_record_is_said_to_be_so(text: str) -> None:
+def test_damaged_record_is_rejected(text: str) -> None:
     with pytest.raises(AcceleratorError) as caught:
         read_record(text)
     assert caught.value.code == "damaged-record"
 
 
-def test_gpus_are_named_with_their_generation() -> None:
+def test_gpus_are_named_with_generation() -> None:
     assert BusGpu("0000:3b:00.0", 0x2330).describe() == "0000:3b:00.0 (Hopper, 10de:2330)"

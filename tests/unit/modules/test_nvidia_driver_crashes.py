@@ -106,9 +106,7 @@ def test_removal_killed_before_any_step_next_run_completes_it(make: Make, tmp_pa
         assert not node.run(state="absent", services=SERVICES)["changed"], step
 
 
-def test_services_of_a_killed_run_are_told_in_check_mode_and_started_without_another_change(
-    make: Make, tmp_path: Path
-) -> None:
+def test_services_of_killed_run_are_reported_in_check_mode_and_started(make: Make, tmp_path: Path) -> None:
     node = crashed_at(f"systemctl start {FABRIC}", make, tmp_path)
     told = node.run(NEWER, services=SERVICES, check=True)
     assert told["changed"] and f"start {FABRIC}, which an interrupted run stopped" in told["steps"]
@@ -118,14 +116,14 @@ def test_services_of_a_killed_run_are_told_in_check_mode_and_started_without_ano
     assert not node.run(NEWER, services=SERVICES)["changed"]
 
 
-def test_services_of_a_killed_run_are_started_if_the_next_run_is_refused(make: Make, tmp_path: Path) -> None:
+def test_services_of_killed_run_are_started_if_next_run_is_rejected(make: Make, tmp_path: Path) -> None:
     node = crashed_at("rmmod nvidia_uvm", make, tmp_path)
     node.use()
     refused = node.run(NEWER, services=SERVICES)
     assert refused["error_code"] == "in-use" and node.machine.running == {*SERVICES}
 
 
-def test_services_of_a_killed_run_are_left_alone_after_a_reboot(make: Make, tmp_path: Path) -> None:
+def test_services_of_killed_run_are_not_started_after_reboot(make: Make, tmp_path: Path) -> None:
     node = crashed_at("rmmod nvidia_uvm", make, tmp_path)
     node.machine.boot = "boot-2"
     node.machine.running = {DRIVER}

@@ -18,7 +18,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
     return Node(tmp_path, run_here, monkeypatch)
 
 
-def test_programs_that_came_after_the_driver_go_back_with_it(node: Node) -> None:
+def test_programs_installed_after_driver_are_rolled_back_with_it(node: Node) -> None:
     node.run(OLDER)
     node.apt.names.add("nvidia-fabricmanager")
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
@@ -29,7 +29,7 @@ def test_programs_that_came_after_the_driver_go_back_with_it(node: Node) -> None
     assert node.apt.installed["nvidia-fabricmanager"] == f"{OLDER}-1" and node.machine.loaded() == OLDER
 
 
-def test_a_program_whose_name_has_its_branch_gives_way_to_its_heir(node: Node) -> None:
+def test_program_with_branch_name_is_replaced(node: Node) -> None:
     node.run(OLDER)
     node.apt.names.add("nvidia-fabricmanager")
     node.apt.installed["nvidia-fabricmanager-575"] = f"{OLDER}-1"
@@ -41,7 +41,7 @@ def test_a_program_whose_name_has_its_branch_gives_way_to_its_heir(node: Node) -
     assert programs == {"nvidia-fabricmanager-575": f"{OLDER}-1"}
 
 
-def test_programs_that_came_after_the_driver_are_told_apart_where_it_goes(node: Node) -> None:
+def test_programs_installed_after_driver_block_removal(node: Node) -> None:
     node.run(OLDER)
     node.apt.installed["nvidia-fabricmanager"] = f"{OLDER}-1"
     refused = node.run(state="absent")
@@ -49,7 +49,7 @@ def test_programs_that_came_after_the_driver_are_told_apart_where_it_goes(node: 
 
 
 @pytest.mark.parametrize("is_off", [False, True])
-def test_the_vendors_cdi_file_is_made_anew_unless_that_is_switched_off(node: Node, is_off: bool) -> None:
+def test_vendor_cdi_file_is_refreshed_unless_disabled(node: Node, is_off: bool) -> None:
     unit = "nvidia-cdi-refresh.service"
     node.machine.enabled.add(unit)
     node.machine.switched_off |= {unit} if is_off else set()

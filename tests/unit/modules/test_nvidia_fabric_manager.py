@@ -103,7 +103,7 @@ def node(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch: p
     return Node(tmp_path, run_here, monkeypatch)
 
 
-def test_a_node_without_switches_gets_nothing_and_is_told_why(node: Node) -> None:
+def test_node_without_switches_needs_nothing_with_reason(node: Node) -> None:
     node.machine.gpu("0000:1b:00.0", "0x2330")
     for check in (True, False):
         done = node.run(check=check)
@@ -111,7 +111,7 @@ def test_a_node_without_switches_gets_nothing_and_is_told_why(node: Node) -> Non
     assert node.has() == {} and not node.record()
 
 
-def test_a_node_with_switches_gets_the_drivers_version_running(node: Node) -> None:
+def test_node_with_switches_runs_manager_of_driver_version(node: Node) -> None:
     node.switch()
     node.adapter("mlx5_0", "an adapter like others")
     said = node.run(check=True)
@@ -125,25 +125,25 @@ def test_a_node_with_switches_gets_the_drivers_version_running(node: Node) -> No
     assert not again["changed"] and again["fabric"] == {"GPU-1": "has joined"} and again["diff"] == []
 
 
-def test_switches_on_no_bus_need_the_subnet_manager(node: Node) -> None:
+def test_switches_without_pci_device_need_subnet_manager(node: Node) -> None:
     node.adapter("mlx5_4", "..SMDL=SW_MNG..")
     assert node.run()["needs"] == [MANAGER, SUBNET]
     assert node.has() == {MANAGER: f"{NEWER}-1", SUBNET: "2025.06.5-1"} and node.apt.held == {MANAGER}
     assert not node.run()["changed"]
 
 
-def test_a_new_driver_takes_the_fabric_manager_of_its_version(node: Node) -> None:
+def test_driver_upgrade_replaces_fabric_manager(node: Node) -> None:
     node.switch()
     node.driver(OLDER)
     node.apt.source[MANAGER] = [f"{NEWER}-1"]
     node.run()
-    assert node.has() == {f"{MANAGER}-575": f"{OLDER}-1"}, "older drivers have the branch in the name"
+    assert node.has() == {f"{MANAGER}-575": f"{OLDER}-1"}, "the package names of older drivers contain the branch"
     node.driver(NEWER)
     done = node.run()
     assert done["changed"] and node.has() == {MANAGER: f"{NEWER}-1"} and node.machine.units[MANAGER_UNIT]
 
 
-def test_without_its_driver_it_is_installed_and_not_started(node: Node) -> None:
+def test_unloaded_driver_manager_is_installed_not_started(node: Node) -> None:
     node.switch()
     node.driver(NEWER, loaded=OLDER)
     done = node.run()
@@ -154,7 +154,7 @@ def test_without_its_driver_it_is_installed_and_not_started(node: Node) -> None:
     assert node.run()["steps"] == [f"switch {MANAGER_UNIT} on"] and MANAGER_UNIT in node.machine.running
 
 
-def test_without_a_driver_nothing_is_done(node: Node) -> None:
+def test_missing_driver_is_rejected(node: Node) -> None:
     node.switch()
     node.apt.installed.pop("libnvidia-ml1")
     node.machine.remove_tree("/sys/module/nvidia")
@@ -164,7 +164,7 @@ def test_without_a_driver_nothing_is_done(node: Node) -> None:
     assert node.run(driver_version=NEWER)["changed"] and node.has() == {MANAGER: f"{NEWER}-1"}
 
 
-def test_a_version_that_no_source_has_is_refused(node: Node) -> None:
+def test_unavailable_version_is_rejected(node: Node) -> None:
     node.switch()
     node.driver("590.10.01")
     refused = node.run()
@@ -172,7 +172,7 @@ def test_a_version_that_no_source_has_is_refused(node: Node) -> None:
 
 
 @pytest.mark.parametrize("state", ["Not Started", "In Progress"])
-def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, state: str) -> None:
+def test_gpus_not_joining_fabric_fail_and_roll_back(node: Node, state: str) -> None:
     node.switch()
     node.state = state
     refused = node.run()
@@ -181,9 +181,9 @@ def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, stat
     node.state = "Completed"
     node.run()
     node.status = "Insufficient Resources"
-    assert not node.run(check=True)["settled"], "a look alone is no proof"
+    assert not node.run(check=True)["settled"], "a read alone is no proof"
     refused = node.run()
-    assert refused["error_code"] == "fabric" and "could not join" in refused["msg"], "it is asked each time"
+    assert refused["error_code"] == "fabric" and "could not join" in refused["msg"], "each run queries it"
     node.status = "Success"
     assert node.run(check=True)["settled"]
     record = node.machine.path("/var/lib/dra-accelerators/nvidia-fabric-manager/record.json")
@@ -192,10 +192,10 @@ def test_a_fabric_that_gpus_do_not_join_is_a_failure_and_undone(node: Node, stat
     node.run()
     assert node.run(check=True)["settled"]
     node.status = "Insufficient Resources"
-    assert node.has(), "and what was there before stays"
+    assert node.has(), "and the previous state stays"
 
 
-def test_an_unhealthy_place_in_the_fabric_is_a_failure_that_says_what_is_wrong(node: Node) -> None:
+def test_unhealthy_fabric_fails_with_reason(node: Node) -> None:
     node.switch()
     node.health = {"Summary": "Unhealthy", "Bandwidth": "Degraded", "Route_Unhealthy": "True"}
     refused = node.run()
@@ -205,11 +205,11 @@ def test_an_unhealthy_place_in_the_fabric_is_a_failure_that_says_what_is_wrong(n
     assert node.run()["fabric"] == {"GPU-1": "has joined"}
     node.health = {"Summary": "Unhealthy", "Incorrect_Configuration": "No Partition"}
     refused = node.run()
-    assert "not configured as its place wants it (No Partition)" in refused["msg"], "it is asked each time"
-    assert node.has(), "and what was there before stays"
+    assert "not configured as its place wants it (No Partition)" in refused["msg"], "each run queries it"
+    assert node.has(), "and the previous state stays"
 
 
-def test_limited_capacity_is_no_failure_and_is_said(node: Node) -> None:
+def test_limited_capacity_succeeds_with_warning(node: Node) -> None:
     node.switch()
     node.health = {"Summary": "Limited Capacity", "Bandwidth": "Degraded"}
     done = node.run()
@@ -220,7 +220,7 @@ def test_limited_capacity_is_no_failure_and_is_said(node: Node) -> None:
     assert node.run()["fabric"] == {"GPU-1": "has joined"}
 
 
-def test_boards_that_do_not_tell_have_the_unit_for_a_proof(node: Node) -> None:
+def test_boards_without_fabric_state_are_checked_by_unit(node: Node) -> None:
     node.switch()
     node.state = "N/A"
     assert node.run()["fabric"] == {"GPU-1": "does not tell"}
@@ -230,12 +230,12 @@ def test_boards_that_do_not_tell_have_the_unit_for_a_proof(node: Node) -> None:
     assert refused["error_code"] == "unit" and "it said why" in refused["msg"] and node.has()
 
 
-def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> None:
+def test_gpu_users_are_named_and_not_stopped(node: Node, tmp_path: Path) -> None:
     node.switch()
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
     node.driver(OLDER)
-    assert node.run(state_path=str(store))["changed"], "where none runs nobody is disturbed"
+    assert node.run(state_path=str(store))["changed"], "without a running manager no user is disturbed"
     node.driver(NEWER)
     said = node.run(state_path=str(store), check=True)
     assert said["in_the_way"]["claims"] and not said.get("failed") and not said["settled"]
@@ -245,7 +245,7 @@ def test_who_has_gpus_is_named_and_not_disturbed(node: Node, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("imex", "is_on"), [("installed", False), ("enabled", True)])
-def test_imex_comes_where_it_is_asked_for_and_runs_only_then(node: Node, imex: str, is_on: bool) -> None:
+def test_imex_is_installed_on_request_and_runs_if_enabled(node: Node, imex: str, is_on: bool) -> None:
     said = node.run(imex=imex, check=True)
     done = node.run(imex=imex)
     assert done["needs"] == [IMEX] and node.has() == {IMEX: f"{NEWER}-1"}
@@ -256,7 +256,7 @@ def test_imex_comes_where_it_is_asked_for_and_runs_only_then(node: Node, imex: s
     assert not again["changed"] and again["steps"] == []
 
 
-def test_the_mask_of_imex_goes_with_what_wants_it(node: Node) -> None:
+def test_imex_mask_is_removed_when_enabled(node: Node) -> None:
     node.run(imex="installed")
     assert node.machine.masked == {IMEX_UNIT}
     done = node.run(imex="enabled")
@@ -269,7 +269,7 @@ def test_the_mask_of_imex_goes_with_what_wants_it(node: Node) -> None:
     assert node.has() == {} and not node.machine.masked and not node.machine.units and not node.record()
 
 
-def test_an_imex_that_is_off_is_masked_without_anybody_being_in_the_way(node: Node, tmp_path: Path) -> None:
+def test_imex_disabled_is_masked_despite_gpu_users(node: Node, tmp_path: Path) -> None:
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
     node.switch()
@@ -283,7 +283,7 @@ def test_an_imex_that_is_off_is_masked_without_anybody_being_in_the_way(node: No
     assert node.run(imex="enabled")["changed"] and not node.machine.masked
 
 
-def test_what_somebody_else_has_masked_stays_masked(node: Node) -> None:
+def test_imex_masked_by_others_stays_masked(node: Node) -> None:
     node.machine.masked.add(IMEX_UNIT)
     refused = node.run(imex="enabled")
     assert refused["error_code"] == "masked" and node.has() == {} and not node.record()
@@ -294,7 +294,7 @@ def test_what_somebody_else_has_masked_stays_masked(node: Node) -> None:
     assert node.has() == {} and node.machine.masked == {IMEX_UNIT}
 
 
-def test_packages_of_before_come_back_with_their_units_unmasked(node: Node) -> None:
+def test_imex_previous_packages_are_restored_unmasked(node: Node) -> None:
     node.apt.installed[IMEX] = f"{OLDER}-1"
     node.machine.units[IMEX_UNIT] = True
     node.machine.running.add(IMEX_UNIT)
@@ -304,7 +304,7 @@ def test_packages_of_before_come_back_with_their_units_unmasked(node: Node) -> N
     assert node.has() == {IMEX: f"{OLDER}-1"} and not node.machine.masked and node.machine.units == {IMEX_UNIT: True}
 
 
-def test_a_failure_takes_the_mask_back(node: Node) -> None:
+def test_imex_failure_removes_the_mask(node: Node) -> None:
     node.switch()
     node.state = "In Progress"
     refused = node.run(imex="installed")
@@ -313,12 +313,12 @@ def test_a_failure_takes_the_mask_back(node: Node) -> None:
     node.run(imex="installed")
     node.imex = "WAITING_FOR_PEERS"
     assert node.run(imex="enabled")["error_code"] == "imex"
-    assert node.machine.masked == {IMEX_UNIT} and IMEX_UNIT not in node.machine.running, "it is as it was before"
+    assert node.machine.masked == {IMEX_UNIT} and IMEX_UNIT not in node.machine.running, "the state is the previous one"
     node.imex = "READY"
     assert node.run(imex="enabled")["changed"], "and its mask is still known as this collection's"
 
 
-def test_imex_that_is_not_ready_is_a_failure_and_undone(node: Node) -> None:
+def test_imex_not_ready_fails_and_rolls_back(node: Node) -> None:
     node.imex = "INITIALIZING"
     refused = node.run(imex="enabled")
     assert refused["error_code"] == "imex" and "INITIALIZING" in refused["msg"] and "IMEX_CMD_ENABLED" in refused["msg"]
@@ -327,24 +327,24 @@ def test_imex_that_is_not_ready_is_a_failure_and_undone(node: Node) -> None:
     node.run(imex="enabled")
     node.imex = ""
     refused = node.run(imex="enabled")
-    assert refused["error_code"] == "imex" and "cannot connect" in refused["msg"], "it is asked each time"
-    assert node.has() == {IMEX: f"{NEWER}-1"}, "and what was there before stays"
+    assert refused["error_code"] == "imex" and "cannot connect" in refused["msg"], "each run queries it"
+    assert node.has() == {IMEX: f"{NEWER}-1"}, "and the previous state stays"
     assert not node.run(imex="installed").get("failed"), "one that is switched off is not asked"
 
 
-def test_imex_without_its_driver_is_not_asked(node: Node) -> None:
+def test_imex_with_unloaded_driver_is_not_queried(node: Node) -> None:
     node.imex = ""
     node.driver(NEWER, loaded=OLDER)
     done = node.run(imex="enabled")
     assert done["reboot_required"] and node.machine.units == {IMEX_UNIT: True} and not node.machine.running
 
 
-def test_what_is_switched_off_waits_for_no_restart(node: Node) -> None:
+def test_imex_disabled_needs_no_reboot(node: Node) -> None:
     node.driver(NEWER, loaded=OLDER)
     assert not node.run(imex="installed")["reboot_required"]
 
 
-def test_imex_is_waited_for_until_it_is_ready(node: Node) -> None:
+def test_imex_wait_ends_when_ready(node: Node) -> None:
     answers = iter(["STARTING_AUTH_SERVER", "WAITING_FOR_PEERS", "READY", "NOT_READY"])
     node.machine.programs["nvidia-imex-ctl"] = lambda words: Completed(0, f"{next(answers)}\n", "")
     now = iter(range(100))
@@ -353,7 +353,7 @@ def test_imex_is_waited_for_until_it_is_ready(node: Node) -> None:
         wait_ready(node.machine, 0, clock=lambda: float(next(now)), sleep=lambda seconds: None)
 
 
-def test_removal_leaves_nothing_and_keeps_what_others_have_installed(node: Node) -> None:
+def test_absent_removes_own_and_keeps_foreign_packages(node: Node) -> None:
     node.switch()
     node.run()
     said = node.run(state="absent", check=True)

@@ -58,7 +58,7 @@ def restart(node: Node) -> None:
     """Reboot the node: the boards lose their volatile settings, and the record has a previous boot id."""
     node.reboot()
     record = json.loads(record_of(node).read_text())
-    record_of(node).write_text(json.dumps({**record, "boot_id": "a former one"}))
+    record_of(node).write_text(json.dumps({**record, "boot_id": "a previous boot"}))
 
 
 TUNED = {
@@ -71,7 +71,7 @@ TUNED = {
 }
 
 
-def test_settings_are_foretold_made_and_there_the_second_time(node: Node) -> None:
+def test_settings_check_mode_equals_run_and_second_run_changes_nothing(node: Node) -> None:
     before = shown(node)
     said = set_up(node, TUNED, check=True)
     assert said["changed"] and shown(node) == before and not record_of(node).exists()
@@ -98,7 +98,7 @@ def test_settings_are_foretold_made_and_there_the_second_time(node: Node) -> Non
     assert not set_up(node)["changed"]
 
 
-def test_what_was_there_before_comes_back_and_what_was_so_already_stays(node: Node) -> None:
+def test_absent_restores_only_changed_settings(node: Node) -> None:
     """The module restores only settings that it changed, to the values that an administrator had set."""
     smi(node, "-i", "0", "-pl", "600")
     smi(node, "-i", "1", "-pl", "300")
@@ -109,7 +109,7 @@ def test_what_was_there_before_comes_back_and_what_was_so_already_stays(node: No
     assert (shown(node)["power"], shown(node, 1)["power"], shown(node, 2)["power"]) == (600_000, 300_000, 700_000)
 
 
-def test_a_value_changed_by_hand_is_set_again(node: Node) -> None:
+def test_manually_changed_value_is_set_again(node: Node) -> None:
     set_up(node, {**ALL, "power_limit": 300})
     smi(node, "-i", "0", "-pl", "650")
     done = set_up(node, {**ALL, "power_limit": 300})
@@ -118,7 +118,7 @@ def test_a_value_changed_by_hand_is_set_again(node: Node) -> None:
     assert shown(node)["power"] == 700_000
 
 
-def test_exclusive_sets_back_what_no_rule_wants_any_more(node: Node) -> None:
+def test_exclusive_restores_settings_without_rule(node: Node) -> None:
     set_up(node, {"match": {"index": [0, 1]}, "power_limit": 300, "graphics_clocks": {"maximum": 1200}})
     rule = {"match": {"index": 0}, "power_limit": 300}
     assert not set_up(node, rule)["changed"]
@@ -133,14 +133,14 @@ def test_exclusive_sets_back_what_no_rule_wants_any_more(node: Node) -> None:
     assert not set_up(node, rule, exclusive=True)["changed"]
 
 
-def test_setting_back_some_gpus(node: Node) -> None:
+def test_absent_restores_matching_gpus(node: Node) -> None:
     set_up(node, {**ALL, "power_limit": 300})
     set_up(node, {"match": {"index": [2, 3]}}, state="absent")
     assert [shown(node, index)["power"] // 1000 for index in range(5)] == [300, 300, 700, 700, 300]
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_what_a_gpu_does_not_take_is_refused_with_its_range_and_nothing_is_touched(node: Node, check: bool) -> None:
+def test_unsupported_value_is_rejected_with_range(node: Node, check: bool) -> None:
     before = shown(node), shown(node, 1)
     result = set_up(
         node,
@@ -174,7 +174,7 @@ def test_unsupported_setting_is_rejected(make_node: Callable[[str], Node], machi
         assert f"{name} is not supported by this device" in result["msg"]
 
 
-def test_profiles(make_node: Callable[[str], Node]) -> None:
+def test_workload_profiles_are_set(make_node: Callable[[str], Node]) -> None:
     node = make_node("8xB200")
     rule = {"match": {"index": 0}, "workload_profiles": ["max-q", "llm-training"]}
     assert set_up(node, rule)["devices"][0]["after"]["workload_profiles"] == ["llm-training", "max-q"]
@@ -194,13 +194,13 @@ def test_profiles(make_node: Callable[[str], Node]) -> None:
         ({**ALL, "compute_mode": "Some"}, "expected Default, ExclusiveProcess or Prohibited"),
     ],
 )
-def test_a_wrong_rule(shared_node: Node, rule: dict[str, Any], named: str) -> None:
+def test_invalid_rule_is_rejected(shared_node: Node, rule: dict[str, Any], named: str) -> None:
     result = set_up(shared_node, rule)
     assert result["failed"] and result["error_code"] == "invalid-settings"
     assert named in result["msg"]
 
 
-def test_a_process_that_would_be_hurt(node: Node) -> None:
+def test_process_on_gpu_blocks_disruptive_setting(node: Node) -> None:
     node.simulator("fault", "2", "process", "4711")
     result = set_up(node, {**ALL, "compute_mode": "ExclusiveProcess"})
     assert result["failed"] and (result["error_code"], result["pids"]) == ("in-use", [4711])
@@ -225,14 +225,14 @@ def held(node: Node, index: int, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_claim_that_would_be_hurt(node: Node, check: bool) -> None:
+def test_claim_on_gpu_blocks_disruptive_setting(node: Node, check: bool) -> None:
     held(node, 1)
     result = set_up(node, {**ALL, "compute_mode": "Prohibited"}, check=check)
     assert result["failed"] and (result["error_code"], result["claims"]) == ("in-use", ["team-a/training"])
     assert shown(node)["mode"] == 0
 
 
-def test_what_a_claim_has_set_is_left_to_it_and_what_it_found_counts(node: Node) -> None:
+def test_value_of_claim_is_kept_and_saved_value_counts(node: Node) -> None:
     set_up(node, {**ALL, "power_limit": 600, "graphics_clocks": {"minimum": 345, "maximum": 1410}})
     held(
         node,
@@ -254,7 +254,7 @@ def test_what_a_claim_has_set_is_left_to_it_and_what_it_found_counts(node: Node)
     assert done["changed"] and [each["claims"] for each in done["devices"][:2]] == [["team-a/training"], []]
 
 
-def test_a_mig_gpu_keeps_its_compute_mode_and_takes_the_rest(node: Node) -> None:
+def test_mig_gpu_keeps_compute_mode_only(node: Node) -> None:
     node.layout({"match": {"index": 0}, "mode": "static", "partitions": {"3g.40gb": 1}})
     rule = {"match": {"index": [0, 1]}, "compute_mode": "ExclusiveProcess", "power_limit": 500}
     done = set_up(node, rule)
@@ -268,7 +268,7 @@ def test_a_mig_gpu_keeps_its_compute_mode_and_takes_the_rest(node: Node) -> None
     assert not set_up(node, rule)["changed"]
 
 
-def test_ecc_needs_consent_to_a_reset(node: Node) -> None:
+def test_ecc_needs_reset_consent(node: Node) -> None:
     rule = {"match": {"index": 0}, "ecc": False, "power_limit": 500}
     result = set_up(node, rule)
     assert result["failed"] and result["error_code"] == "reset-needs-consent"
@@ -289,7 +289,7 @@ def test_ecc_needs_consent_to_a_reset(node: Node) -> None:
     assert not record_of(node).exists()
 
 
-def test_ecc_with_a_reset_and_everything_else_after_it(node: Node) -> None:
+def test_ecc_reset_precedes_other_settings(node: Node) -> None:
     set_up(node, {"match": {"index": 0}, "graphics_clocks": {"maximum": 1410}})
     rule = {"match": {"index": 0}, "ecc": False, "power_limit": 500, "time_slice": "Short"}
     said = set_up(node, rule, reset="when_needed", check=True)
@@ -304,7 +304,7 @@ def test_ecc_with_a_reset_and_everything_else_after_it(node: Node) -> None:
     assert (shown(node)["high"], shown(node)["power"]) == (0, 700_000)
 
 
-def test_a_reset_hurts_nobody(node: Node) -> None:
+def test_reset_is_blocked_by_users(node: Node) -> None:
     rule = {"match": {"index": [0, 1, 2]}, "ecc": False}
     node.simulator("fault", "1", "process", "4711")
     node.layout({"match": {"index": 2}, "mode": "static", "partitions": {"3g.40gb": 1}})
@@ -316,14 +316,14 @@ def test_a_reset_hurts_nobody(node: Node) -> None:
     assert not record_of(node).exists()
 
 
-def test_linked_gpus_are_reset_alone_from_ampere_on(make_node: Callable[[str], Node]) -> None:
+def test_linked_gpus_reset_alone_from_ampere_on(make_node: Callable[[str], Node]) -> None:
     node = make_node("4xA30")
     node.simulator("fault", "1", "process", "4711")
     done = set_up(node, {"match": {"index": 0}, "ecc": False}, reset="when_needed")
     assert [step["indices"] for step in done["steps"]] == [[0], [0]]
 
 
-def test_linked_gpus_are_reset_together_before_ampere(make_node: Callable[[str], Node]) -> None:
+def test_linked_gpus_reset_together_before_ampere(make_node: Callable[[str], Node]) -> None:
     node = make_node("4xA30")
     node.edit_boards("compute-capability 8.0", "compute-capability 7.0")
     rule = {"match": {"index": 0}, "ecc": False}
@@ -334,7 +334,7 @@ def test_linked_gpus_are_reset_together_before_ampere(make_node: Callable[[str],
     assert result["failed"] and result["pids"] == [4711]
 
 
-def test_a_run_that_was_killed_before_it_set_anything(node: Node) -> None:
+def test_run_killed_before_first_change_is_resumed(node: Node) -> None:
     """The record exists without the clocks: the next run sets them and keeps the saved previous values."""
     rule = {"match": {"index": 0}, "graphics_clocks": {"maximum": 1410}, "power_limit": 500}
     set_up(node, rule)
@@ -350,7 +350,7 @@ def test_a_run_that_was_killed_before_it_set_anything(node: Node) -> None:
     assert (shown(node)["high"], shown(node)["power"]) == (0, 700_000)
 
 
-def test_a_start_of_the_machine_takes_settings_and_record_along(node: Node) -> None:
+def test_reboot_clears_settings_and_record(node: Node) -> None:
     rule = {**ALL, "power_limit": 500, "graphics_clocks": {"maximum": 1410}}
     set_up(node, rule)
     restart(node)
@@ -366,7 +366,7 @@ def test_a_start_of_the_machine_takes_settings_and_record_along(node: Node) -> N
     assert not record_of(node).exists()
 
 
-def test_a_change_that_fails_sets_back_those_before_it(node: Node) -> None:
+def test_failed_change_restores_earlier_ones(node: Node) -> None:
     set_up(node, {"match": {"index": 0}, "power_limit": 600})
     before, record = shown(node), record_of(node).read_text()
     node.simulator("fault", "1", "call", "nvmlDeviceSetGpuLockedClocks", "fail", "999")
@@ -375,14 +375,14 @@ def test_a_change_that_fails_sets_back_those_before_it(node: Node) -> None:
     assert shown(node) == before and record_of(node).read_text() == record
 
 
-def test_a_gpu_that_does_not_answer_is_named_and_the_others_are_set(node: Node) -> None:
+def test_unreadable_gpu_is_named_and_others_are_set(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     done = set_up(node, {**ALL, "power_limit": 500})
     assert [device["index"] for device in done["devices"]] == [0, 1, 2, 4, 5, 6, 7]
     assert "One GPU keeps what it has: GPU 3: " in str(done["warnings"])
 
 
-def test_a_damaged_record_is_told_of(node: Node) -> None:
+def test_damaged_record_is_rejected(node: Node) -> None:
     set_up(node, {**ALL, "power_limit": 500})
     record_of(node).write_text('{"version": 9}')
     result = set_up(node, {**ALL, "power_limit": 400})
@@ -390,6 +390,6 @@ def test_a_damaged_record_is_told_of(node: Node) -> None:
     assert shown(node)["power"] == 500_000
 
 
-def test_without_a_driver(node: Node) -> None:
+def test_without_driver_fails(node: Node) -> None:
     node.driver = False
     assert set_up(node, {**ALL, "power_limit": 400})["failed"]

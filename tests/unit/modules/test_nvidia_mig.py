@@ -35,7 +35,7 @@ def without_uuids(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**state, "partitions": [{**one, "uuid": ""} for one in state["partitions"]]} for state in states]
 
 
-def test_a_static_layout(node: Node) -> None:
+def test_static_layout_is_created_once(node: Node) -> None:
     rules = [static(0, MIXED), {"match": {}, "mode": "dynamic"}]
     said = node.layout(*rules, check=True, diff=True)
     assert node.partitions() == {index: [] for index in range(8)}
@@ -64,14 +64,14 @@ def test_a_static_layout(node: Node) -> None:
     assert again["devices"][0]["kept"] == 5
 
 
-def test_a_gpu_that_does_not_answer_is_named_and_the_others_get_their_layout(node: Node) -> None:
+def test_unreadable_gpu_is_named_and_others_get_layout(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     result = node.layout({"match": {}, "mode": "static", "partitions": {"7g.80gb": 1}})
     assert [device["index"] for device in result["devices"]] == [0, 1, 2, 4, 5, 6, 7]
     assert "One GPU keeps what it has: GPU 3: " in str(result["warnings"])
 
 
-def test_what_can_stay_stays(node: Node) -> None:
+def test_layout_change_keeps_partitions(node: Node) -> None:
     first = node.layout(static(0, MIXED))
     result = node.layout(static(0, {"3g.40gb": 1, "1g.10gb": 2, "2g.20gb": 1}))
     assert kinds(result) == ["destroy_partition", "destroy_partition", "create_partition"]
@@ -81,14 +81,14 @@ def test_what_can_stay_stays(node: Node) -> None:
     assert len(before & after) == 3
 
 
-def test_a_given_place(node: Node) -> None:
+def test_layout_with_placement(node: Node) -> None:
     node.layout(static(0, [{"profile": "3g.40gb", "placement": 0}, {"profile": "1g.10gb", "count": 2}]))
     found = node.partitions()[0]
     assert ("3g.40gb", 0) in found
     assert len(found) == 3
 
 
-def test_whole_and_dynamic(node: Node) -> None:
+def test_layout_whole_and_dynamic(node: Node) -> None:
     node.layout(static([0, 1], MIXED))
     result = node.layout({"match": {"index": 0}, "mode": "whole"}, {"match": {}, "mode": "dynamic"})
     assert kinds(result) == ["destroy_partition"] * 5 + ["set_partitioning"] + ["destroy_partition"] * 5
@@ -96,7 +96,7 @@ def test_whole_and_dynamic(node: Node) -> None:
     assert node.partitions()[0] == node.partitions()[1] == []
 
 
-def test_dynamic_keeps_what_the_driver_has_made(node: Node) -> None:
+def test_layout_dynamic_keeps_partitions_of_driver(node: Node) -> None:
     node.layout(static(0, MIXED))
     device = node.module("accelerator_info", {"match": {"index": 0}})["devices"][0]
     made = next(one for one in device["partitions"] if one["profile"] == "3g.40gb")
@@ -107,7 +107,7 @@ def test_dynamic_keeps_what_the_driver_has_made(node: Node) -> None:
     assert not node.layout({"match": {}, "mode": "dynamic"})["changed"]
 
 
-def test_a_layout_that_matches_nothing(shared_node: Node) -> None:
+def test_layout_without_match_warns(shared_node: Node) -> None:
     result = shared_node.layout(static(8, MIXED))
     assert not result["changed"]
     assert result["devices"] == []
@@ -128,7 +128,7 @@ MIG_PARTED: dict[str, Any] = {
 HALVES = [("3g.40gb", 0), ("3g.40gb", 4)]
 
 
-def test_mig_parted_as_data(node: Node) -> None:
+def test_mig_parted_document_is_applied(node: Node) -> None:
     options = {"config": MIG_PARTED, "config_name": "half", "state_path": str(node.root / "state.db")}
     result = node.module("nvidia_mig", options)
     assert [device["index"] for device in result["devices"]] == [0, 1, 2, 3]
@@ -138,7 +138,7 @@ def test_mig_parted_as_data(node: Node) -> None:
     assert node.partitions()[0] == []
 
 
-def test_mig_parted_file(node: Node, tmp_path: Path) -> None:
+def test_mig_parted_file_is_applied(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(MIG_PARTED))
     options = {"config_file": str(path), "config_name": "half", "state_path": str(node.root / "state.db")}
@@ -149,7 +149,7 @@ def test_mig_parted_file(node: Node, tmp_path: Path) -> None:
     assert not answer.get("failed") and not answer["changed"], answer
 
 
-def test_an_index_without_a_gpu_is_warned_of(node: Node) -> None:
+def test_index_without_gpu_warns(node: Node) -> None:
     answer = node.layout({"match": {"index": [0, 8]}, "mode": "whole"})
     assert "there is no device 8" in str(answer["warnings"])
 
@@ -166,7 +166,7 @@ def test_an_index_without_a_gpu_is_warned_of(node: Node) -> None:
         ("version: v1\nmig-configs: {half: []}\nfurther: 1", "further"),
     ],
 )
-def test_a_wrong_mig_parted_file(shared_node: Node, tmp_path: Path, text: str | None, named: str) -> None:
+def test_mig_parted_invalid_file_is_rejected(shared_node: Node, tmp_path: Path, text: str | None, named: str) -> None:
     path = tmp_path / "config.yaml"
     if text is not None:
         path.write_text(text)
@@ -176,7 +176,7 @@ def test_a_wrong_mig_parted_file(shared_node: Node, tmp_path: Path, text: str | 
 
 
 @pytest.mark.parametrize(("name", "named"), [("third", "third"), ("strange", "1g.5gb")])
-def test_a_wrong_mig_parted_configuration(shared_node: Node, name: str, named: str) -> None:
+def test_mig_parted_invalid_configuration_is_rejected(shared_node: Node, name: str, named: str) -> None:
     result = shared_node.module("nvidia_mig", {"config": MIG_PARTED, "config_name": name})
     assert result["failed"]
     assert named in result["msg"]
@@ -184,7 +184,7 @@ def test_a_wrong_mig_parted_configuration(shared_node: Node, name: str, named: s
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_process_in_the_way(node: Node, check: bool) -> None:
+def test_process_on_partition_blocks_change(node: Node, check: bool) -> None:
     node.layout(static([0, 1], MIXED))
     device = node.module("accelerator_info", {"match": {"index": 1}})["devices"][0]
     busy = next(one for one in device["partitions"] if one["profile"] == "3g.40gb")
@@ -198,13 +198,13 @@ def test_a_process_in_the_way(node: Node, check: bool) -> None:
     assert busy["uuid"] in result["msg"]
     assert node.partitions() == before
 
-    # A layout that keeps the busy partition in its place is still possible.
+    # A layout that keeps the placement of the busy partition is still possible.
     result = node.layout(static([0, 1], {"3g.40gb": 1, "2g.20gb": 1}))
     assert result["changed"], result
     assert busy["uuid"] in {one["uuid"] for one in result["after"][1]["partitions"]}
 
 
-def test_a_process_on_a_whole_gpu(node: Node) -> None:
+def test_process_on_whole_gpu_blocks_change(node: Node) -> None:
     node.simulator("fault", "2", "process", "4712")
     result = node.layout(static([0, 2], MIXED))
     assert result["failed"]
@@ -213,7 +213,7 @@ def test_a_process_on_a_whole_gpu(node: Node) -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_claim_in_the_way(node: Node, check: bool) -> None:
+def test_claim_on_partition_blocks_change(node: Node, check: bool) -> None:
     done = node.layout(static(0, MIXED))
     state = done["after"][0]
     claim(node.root / "state.db", state["uuid"], state["partitions"][4])
@@ -224,7 +224,7 @@ def test_a_claim_in_the_way(node: Node, check: bool) -> None:
     assert node.partitions() == {0: PLACED, **{index: [] for index in range(1, 8)}}
 
 
-def test_a_claim_on_a_whole_gpu(node: Node) -> None:
+def test_claim_on_whole_gpu_blocks_change(node: Node) -> None:
     uuid = node.module("accelerator_info", {})["devices"][0]["uuid"]
     claim(node.root / "state.db", uuid)
     result = node.layout(static(0, MIXED))
@@ -232,7 +232,7 @@ def test_a_claim_on_a_whole_gpu(node: Node) -> None:
     assert result["claims"] == ["team-a/training"]
 
 
-def test_all_that_is_in_the_way_is_named_at_once(node: Node) -> None:
+def test_all_blockers_are_named_at_once(node: Node) -> None:
     done = node.layout(static([0, 1], MIXED))
     state = done["after"][0]
     claim(node.root / "state.db", state["uuid"], state["partitions"][4])
@@ -248,8 +248,8 @@ def test_all_that_is_in_the_way_is_named_at_once(node: Node) -> None:
     assert node.partitions() == {0: PLACED, 1: PLACED, **{index: [] for index in range(2, 8)}}
 
 
-def test_a_store_that_cannot_be_read(node: Node) -> None:
-    (node.root / "state.db").write_text("no database at all, but long enough to be looked at " * 20)
+def test_unreadable_store_is_rejected(node: Node) -> None:
+    (node.root / "state.db").write_text("no database at all, but long enough to be read " * 20)
     result = node.layout(static(0, MIXED))
     assert result["failed"]
     assert result["error_code"] == "store-unreadable"
@@ -257,7 +257,7 @@ def test_a_store_that_cannot_be_read(node: Node) -> None:
 
 
 @pytest.mark.parametrize("call", range(1, 6))  # one on the first GPU, four on the second
-def test_a_failure_is_undone_on_all_gpus(node: Node, call: int) -> None:
+def test_failure_is_rolled_back_on_all_gpus(node: Node, call: int) -> None:
     node.layout(static(0, MIXED))
     before = node.module("accelerator_info", {})["devices"]
     node.simulator("fault", "all", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "999", "nth", str(call))
@@ -273,7 +273,7 @@ def test_a_failure_is_undone_on_all_gpus(node: Node, call: int) -> None:
     assert [each["partitioning"] for each in after] == [each["partitioning"] for each in before]
 
 
-def test_resets_need_consent(make_node: Callable[[str], Node]) -> None:
+def test_reset_needs_consent(make_node: Callable[[str], Node]) -> None:
     node = make_node("8xA100-40")
     rule = static([0, 1], {"1g.5gb": 7})
     for check in (True, False):
@@ -302,7 +302,7 @@ def test_resets_need_consent(make_node: Callable[[str], Node]) -> None:
     assert not node.layout(rule)["changed"]
 
 
-def test_a_pending_mode_is_done_by_a_reboot(make_node: Callable[[str], Node]) -> None:
+def test_pending_mode_is_applied_by_reboot(make_node: Callable[[str], Node]) -> None:
     node = make_node("8xA100-40")
     rule = static(0, {"1g.5gb": 7})
     node.layout(rule, reset="never")
@@ -312,7 +312,7 @@ def test_a_pending_mode_is_done_by_a_reboot(make_node: Callable[[str], Node]) ->
     assert done["reset_required"] is False
 
 
-def test_boards_without_partitions(make_node: Callable[[str], Node]) -> None:
+def test_boards_without_partitions_are_rejected(make_node: Callable[[str], Node]) -> None:
     node = make_node("1xL4")
     result = node.layout(static(0, {"1g.5gb": 1}))
     assert result["failed"]
@@ -347,7 +347,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "named"), BAD, ids=[str(number) for number in range(len(BAD))])
-def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> None:
+def test_invalid_options_are_rejected(shared_node: Node, options: dict[str, Any], named: str) -> None:
     for check in (True, False):
         result = shared_node.module("nvidia_mig", options, check=check)
         assert result["failed"]
@@ -355,7 +355,7 @@ def test_bad_input(shared_node: Node, options: dict[str, Any], named: str) -> No
     assert shared_node.partitions() == {**{index: [] for index in range(8)}, 3: PLACED}
 
 
-def test_without_the_driver(node: Node) -> None:
+def test_without_driver_fails(node: Node) -> None:
     node.driver = False
     result = node.layout(static(0, MIXED))
     assert result["failed"]
@@ -363,7 +363,7 @@ def test_without_the_driver(node: Node) -> None:
     assert "libnvidia-ml.so.1" in result["msg"]
 
 
-def test_without_the_binding(node: Node, bare_python: Path) -> None:
+def test_without_binding_fails(node: Node, bare_python: Path) -> None:
     options = {"layout": [static(0, MIXED)], "interpreter": "/nowhere/python"}
     result = node.module_of(bare_python, "nvidia_mig", options)
     assert result["failed"]
@@ -372,7 +372,7 @@ def test_without_the_binding(node: Node, bare_python: Path) -> None:
     assert "nvidia-ml-py" in result["msg"]
 
 
-def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
+def test_runs_as_packed_by_ansible(node: Node, bare_python: Path) -> None:
     """Ansible packs the module and starts it with an interpreter without the binding. The module runs again with one that has it."""
     options = {"layout": [static(0, MIXED)], "state_path": str(node.root / "state.db")}
     first = node.ansible("nvidia_mig", options, bare_python)
@@ -382,7 +382,7 @@ def test_as_ansible_runs_it(node: Node, bare_python: Path) -> None:
     assert not node.ansible("nvidia_mig", options, bare_python)["changed"]
 
 
-def test_gpus_that_are_reset_together(make_node: Callable[[str], Node]) -> None:
+def test_linked_gpus_are_reset_together_before_ampere(make_node: Callable[[str], Node]) -> None:
     """Boards before Ampere with a direct link: a reset of one takes the partitions of the other along, which are made again."""
     node = make_node("4xA30")
     node.edit_boards("compute-capability 8.0", "compute-capability 7.0")
@@ -416,7 +416,7 @@ def test_linked_gpus_are_reset_alone_from_ampere_on(make_node: Callable[[str], N
     assert node.partitions()[1] == [("2g.12gb", 0), ("2g.12gb", 2)]
 
 
-def test_the_running_driver_looks_again(node: Node) -> None:
+def test_running_driver_is_notified(node: Node) -> None:
     told: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, _frame: told.append(number))
     lock = lock_instance(str(node.root))

@@ -27,7 +27,7 @@ def run(node: Node, state: str, *, check: bool = False, **options: Any) -> dict[
     return node.module("nvidia_mig", options, check=check, diff=True)
 
 
-def test_modes_alone(node: Node) -> None:
+def test_mode_only_switches_modes(node: Node) -> None:
     said = node.layout(RULE, WHOLE, mode_only=True, check=True)
     done = node.layout(RULE, WHOLE, mode_only=True)
     assert [step["step"] for step in done["steps"]] == ["set_partitioning"] * 2
@@ -43,7 +43,7 @@ def test_modes_alone(node: Node) -> None:
     assert node.partitions()[0] == []
 
 
-def test_modes_alone_take_the_reset_that_is_agreed_to(make_node: Callable[[str], Node]) -> None:
+def test_mode_only_reset_needs_consent(make_node: Callable[[str], Node]) -> None:
     node = make_node("8xA100-40")
     rule = {"match": {"index": 0}, "mode": "static", "partitions": {"1g.5gb": 7}}
     assert node.layout(rule, mode_only=True)["error_code"] == "reset-needs-consent"
@@ -53,7 +53,7 @@ def test_modes_alone_take_the_reset_that_is_agreed_to(make_node: Callable[[str],
     assert node.partitions()[0] == []
 
 
-def test_a_layout_is_asserted(node: Node) -> None:
+def test_asserted_layout_fails_on_difference(node: Node) -> None:
     node.layout(RULE, WHOLE)
     assert run(node, "asserted", layout=[RULE, WHOLE])["matches"]
     before = node.partitions()
@@ -71,7 +71,7 @@ def test_a_layout_is_asserted(node: Node) -> None:
     assert node.partitions() == before
 
 
-def test_a_gpu_that_does_not_answer_is_not_as_wanted(node: Node) -> None:
+def test_asserted_unreadable_gpu_differs(node: Node) -> None:
     node.simulator("fault", "3", "lost")
     failed = run(node, "asserted", layout=[WHOLE])
     assert failed["error_code"] == "layout-differs"
@@ -79,7 +79,7 @@ def test_a_gpu_that_does_not_answer_is_not_as_wanted(node: Node) -> None:
     assert "could not be read" in failed["msg"]
 
 
-def test_what_is_exported_is_there(node: Node) -> None:
+def test_exported_layout_equals_current_state(node: Node) -> None:
     node.layout(
         RULE,
         {"match": {"index": 2}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]},
@@ -105,7 +105,7 @@ def test_what_is_exported_is_there(node: Node) -> None:
     assert list(named) == ["mine"]
 
 
-def test_a_checkpoint_brings_everything_back(node: Node, tmp_path: Path) -> None:
+def test_restored_checkpoint_restores_all(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "kept" / "layout.json"
     node.layout(
         {"match": {"index": 0}, "mode": "static", "partitions": [{"profile": "3g.40gb", "placement": 0}]},
@@ -133,7 +133,7 @@ def test_a_checkpoint_brings_everything_back(node: Node, tmp_path: Path) -> None
     assert node.partitions() == before
 
 
-def test_a_partition_of_a_claim_is_named_and_does_not_come_back_for_nobody(node: Node, tmp_path: Path) -> None:
+def test_restored_partition_of_ended_claim_is_left_out(node: Node, tmp_path: Path) -> None:
     path = str(tmp_path / "layout.json")
     done = node.layout(RULE)
     state = done["after"][0]
@@ -150,7 +150,7 @@ def test_a_partition_of_a_claim_is_named_and_does_not_come_back_for_nobody(node:
     assert node.partitions()[1] == PLACED
 
 
-def test_a_checkpoint_lacks_no_gpu(node: Node, tmp_path: Path) -> None:
+def test_checkpoint_with_unreadable_gpu_is_rejected(node: Node, tmp_path: Path) -> None:
     path = tmp_path / "layout.json"
     run(node, "checkpointed", checkpoint_file=str(path))
     kept = path.read_text()
@@ -161,7 +161,7 @@ def test_a_checkpoint_lacks_no_gpu(node: Node, tmp_path: Path) -> None:
     assert path.read_text() == kept
 
 
-def test_a_checkpoint_that_is_none(shared_node: Node, tmp_path: Path) -> None:
+def test_restored_invalid_checkpoint_is_rejected(shared_node: Node, tmp_path: Path) -> None:
     failed = run(shared_node, "restored", checkpoint_file=str(tmp_path / "nothing"))
     assert failed["error_code"] == "no-checkpoint"
     (tmp_path / "broken").write_text(json.dumps({"version": 1}))
@@ -181,13 +181,13 @@ def test_a_checkpoint_that_is_none(shared_node: Node, tmp_path: Path) -> None:
         ({"state": "valid", "config": {"version": "v1", "mig-configs": {"a": [{}]}}, "config_name": "a"}, "entry 1"),
     ],
 )
-def test_parameters_that_do_not_go_together(shared_node: Node, options: dict[str, Any], named: str) -> None:
+def test_conflicting_options_are_rejected(shared_node: Node, options: dict[str, Any], named: str) -> None:
     result = shared_node.module("nvidia_mig", options)
     assert result["failed"]
     assert named in result["msg"]
 
 
-def test_rules_are_read_without_a_gpu(run_here: Callable[..., dict[str, Any]]) -> None:
+def test_valid_state_reads_rules_without_gpu(run_here: Callable[..., dict[str, Any]]) -> None:
     document = {"version": "v1", "mig-configs": {"off": [{"devices": "all", "mig-enabled": False}]}}
     for options in ({"layout": [RULE]}, {"config": document, "config_name": "off"}):
         result = run_here("nvidia_mig", {"state": "valid", **options})

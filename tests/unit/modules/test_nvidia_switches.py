@@ -38,7 +38,7 @@ from package_machine import UnitMachine
 
 
 @pytest.mark.parametrize(("kind", "is_one"), [("0x068000", True), ("0x030200", False), ("0x020700", False)], ids=str)
-def test_a_switch_is_a_bridge_of_the_vendors(tmp_path: Path, kind: str, is_one: bool) -> None:
+def test_switches_are_vendor_bridges(tmp_path: Path, kind: str, is_one: bool) -> None:
     machine = UnitMachine(tmp_path)
     for address, vendor in (("0000:05:00.0", "0x10de"), ("0000:06:00.0", "0x8086")):
         machine.put_file(f"/sys/bus/pci/devices/{address}/vendor", f"{vendor}\n")
@@ -57,7 +57,9 @@ def test_a_switch_is_a_bridge_of_the_vendors(tmp_path: Path, kind: str, is_one: 
         (Switches((), ("b",)), {"subnet": "never", "imex": "installed"}, [MANAGER, IMEX]),
     ],
 )
-def test_what_a_node_needs(found: Switches, asked: dict[str, str], expected: list[str]) -> None:
+def test_needs_of_node_depend_on_switches_and_options(
+    found: Switches, asked: dict[str, str], expected: list[str]
+) -> None:
     needs = needs_of(found, **{"manager": "auto", "subnet": "auto", "imex": "none", **asked})
     assert needs.words() == expected and bool(needs) == bool(expected)
 
@@ -74,7 +76,7 @@ def test_what_a_node_needs(found: Switches, asked: dict[str, str], expected: lis
         ({"libnvidia-container1": "1.18.1-1"}, "", NEWER, NEWER),
     ],
 )
-def test_the_driver_that_counts_is_the_one_installed(
+def test_driver_version_prefers_installed_one(
     installed: dict[str, str], recorded: str, loaded: str, expected: str
 ) -> None:
     assert driver_version(installed, recorded, loaded) == expected
@@ -91,7 +93,7 @@ def test_the_driver_that_counts_is_the_one_installed(
         ("N/A", "N/A", FabricJoinState(NOT_SUPPORTED)),
     ],
 )
-def test_what_the_vendors_program_says_is_read(state: str, status: str, expected: FabricJoinState) -> None:
+def test_read_query_parses_vendor_output(state: str, status: str, expected: FabricJoinState) -> None:
     second = query("Completed", "Success").replace("GPU-1", "GPU-2").replace("1B:00", "2B:00")
     first = query(state, status, **({"Summary": "N/A"} if expected.summary == NO_SUMMARY else {}))
     found = read_query(first + second)
@@ -116,7 +118,7 @@ FAULTY = {
 @pytest.mark.parametrize(
     ("mask", "words"), FAULTY.items(), ids=lambda value: value if isinstance(value, str) else hex(value)
 )
-def test_the_mask_is_read_bit_by_bit(mask: int, words: str) -> None:
+def test_faults_of_mask_reads_each_bit(mask: int, words: str) -> None:
     assert faults_of(mask) == (words,)
     # A library without the summary reports the mask only: degraded bandwidth corresponds to the summary "limited".
     judged = FabricJoinState(COMPLETED, faults=faults_of(mask))
@@ -125,7 +127,7 @@ def test_the_mask_is_read_bit_by_bit(mask: int, words: str) -> None:
     assert FabricJoinState(IN_PROGRESS, faults=faults_of(mask)).describe() == "is still joining"
 
 
-def test_several_faults_are_all_named_and_none_are_none() -> None:
+def test_faults_of_mask_with_several_or_no_bits() -> None:
     assert faults_of(HEALTHY_MASK) == faults_of(0) == ()
     assert faults_of(0x3 << 14 | 0x255) == tuple(words for mask, words in FAULTY.items() if mask not in (0x8AA, 0xFAA))
 
@@ -142,7 +144,7 @@ def test_several_faults_are_all_named_and_none_are_none() -> None:
         (NO_SUMMARY, (), True, "has joined"),
     ],
 )
-def test_the_summary_is_what_counts(summary: int, faults: tuple[str, ...], is_well: bool, words: str) -> None:
+def test_summary_decides_health(summary: int, faults: tuple[str, ...], is_well: bool, words: str) -> None:
     judged = FabricJoinState(COMPLETED, 0, summary, faults)
     assert (judged.is_well, judged.describe()) == (is_well, words)
     assert not FabricJoinState(COMPLETED, 999, HEALTHY).is_well, (
@@ -150,7 +152,7 @@ def test_the_summary_is_what_counts(summary: int, faults: tuple[str, ...], is_we
     )
 
 
-def test_gpus_are_waited_for_until_the_time_is_over() -> None:
+def test_wait_polls_gpus_until_timeout() -> None:
     answers = iter(
         [{"a": FabricJoinState(NOT_STARTED)}, {"a": FabricJoinState(IN_PROGRESS)}, {"a": FabricJoinState(COMPLETED)}]
     )

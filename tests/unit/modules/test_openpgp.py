@@ -131,7 +131,7 @@ def test_pinned_key_is_written_the_same_way(text: str) -> None:
     assert fingerprints(written) == (GOOD_PRINT,) and nvidia._public(OTHER) not in data(written)
 
 
-def test_pinned_subkey_is_kept_with_its_signature() -> None:
+def test_pinned_subkey_keeps_its_signature() -> None:
     written = checked_key(armor(data(GOOD) + SUBKEY), [GOOD_PRINT, EVIL_PRINT], "https://vendor")
     assert data(written).count(nvidia._public(OTHER)) == 1 and fingerprints(written) == (GOOD_PRINT,)
     assert len(data(written)) > len(data(GOOD)) + len(nvidia._public(OTHER)) + 200

@@ -16,7 +16,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.errors impor
 from ansible_collections.dra.accelerators.plugins.module_utils.core.model import Clique
 from ansible_collections.dra.accelerators.plugins.module_utils.core.picture.waiting import waiting
 from ansible_collections.dra.accelerators.plugins.modules import accelerator_report
-from pictured import SCHEMA, TAINT, Json, published
+from fleet_page import SCHEMA, TAINT, Json, published
 
 from tests.fleets import BROKEN, Fleet, boards
 from tests.report_page import page
@@ -32,7 +32,7 @@ def device(picture: Json, node: str, index: int) -> Json:
     return dict(one)
 
 
-def test_who_has_what_of_a_device() -> None:
+def test_device_shows_its_claims() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2))
     fleet.claim("training", "node-1", "gpu-0", pods=("trainer",))
@@ -51,7 +51,7 @@ def test_who_has_what_of_a_device() -> None:
     assert picture["totals"]["full"] == picture["totals"]["partly"] == 1
 
 
-def test_what_a_node_says_of_a_partition_and_what_the_cluster_says_are_one() -> None:
+def test_partition_of_node_and_cluster_is_one() -> None:
     first, made = boards(1)[0], board_model.device("h100-80", places=((LARGE, 0), (SMALL, 4)))
     cut = replace(first, partitions=made.partitions, partitioning=made.partitioning)
     fleet = Fleet()
@@ -66,7 +66,7 @@ def test_what_a_node_says_of_a_partition_and_what_the_cluster_says_are_one() -> 
     assert found["partitions"][1]["owner"] == "administrator" and found["state"] == "partly"
 
 
-def test_a_silent_node_is_drawn_by_what_is_published_of_it() -> None:
+def test_silent_node_shows_published_devices() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2))
     fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"))
@@ -95,7 +95,7 @@ def known_before() -> tuple[Fleet, Json]:
     return fleet, fleet.picture(generated="2026-11-24T07:00:00Z")
 
 
-def test_of_a_silent_node_its_health_and_what_differs_are_shown_with_their_age() -> None:
+def test_silent_node_shows_health_and_drift_with_age() -> None:
     fleet, former = known_before()
     assert "as_of" not in device(former, "node-1", 1)
     fleet.answers["node-1"] = {}
@@ -116,7 +116,7 @@ def test_of_a_silent_node_its_health_and_what_differs_are_shown_with_their_age()
     assert "as_of" not in device(fleet.picture(former=later), "node-1", 1)
 
 
-def test_of_a_silent_node_that_publishes_nothing_its_devices_are_those_of_before() -> None:
+def test_silent_node_without_slices_shows_previous_devices() -> None:
     fleet, former = known_before()
     fleet.answers["node-1"] = {}
     fleet.slices.clear()
@@ -130,7 +130,7 @@ def test_of_a_silent_node_that_publishes_nothing_its_devices_are_those_of_before
     assert device(alone, "node-1", 1)["state"] == "sick"
 
 
-def test_of_a_vendor_whose_driver_is_away_as_well() -> None:
+def test_unavailable_vendor_driver_shows_previous_devices() -> None:
     fleet, former = known_before()
     away = node_report.Answer("nvidia", "gpu.nvidia.com", None, (), "no library")
     fleet.answers["node-1"] = node_report.node_report([away], None, "", {"kernel": "", "release": "", "drivers": {}})
@@ -148,7 +148,7 @@ def test_of_a_vendor_whose_driver_is_away_as_well() -> None:
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", '{"version": 0}', '{"version": 1, "nodes": [{}]}'])
-def test_a_former_report_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+def test_previous_report_invalid_is_rejected(tmp_path: Path, content: str) -> None:
     file = tmp_path / "former.json"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(AcceleratorError, match="former") as refused:
@@ -156,14 +156,14 @@ def test_a_former_report_that_is_none_is_refused(tmp_path: Path, content: str) -
     assert refused.value.code == "former-unreadable"
 
 
-def test_a_former_report_may_be_missing(tmp_path: Path) -> None:
+def test_previous_report_is_optional(tmp_path: Path) -> None:
     assert accelerator_report.read_former(str(tmp_path / "none.json")) is None
     assert accelerator_report.read_former(None) is None
     (tmp_path / "former.json").write_text(json.dumps(known_before()[1]), encoding="utf-8")
     assert accelerator_report.read_former(str(tmp_path / "former.json")) == known_before()[1]
 
 
-def test_what_is_sick_and_what_is_withheld() -> None:
+def test_faulty_and_withheld_devices_are_shown() -> None:
     fleet, devices = Fleet(), boards(3)
     devices[1] = replace(devices[1], health=BROKEN)
     fleet.node("node-1", devices)
@@ -184,11 +184,11 @@ def test_what_is_sick_and_what_is_withheld() -> None:
     assert device(fleet.picture(), "node-1", 2)["state"] == "withheld"
     fleet.rules.clear()
     fleet.slices.clear()
-    assert device(fleet.picture(), "node-1", 0)["state"] == "withheld", "nobody publishes it"
+    assert device(fleet.picture(), "node-1", 0)["state"] == "withheld", "no driver publishes it"
     assert device(fleet.picture(cluster=False), "node-1", 0)["state"] == "free"
 
 
-def test_what_differs_is_told_as_steps() -> None:
+def test_drift_is_shown_as_steps() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2), [{"match": {"index": 1}, "mode": "static", "partitions": {"3g.40gb": 2}}])
     picture = fleet.picture()
@@ -197,7 +197,7 @@ def test_what_differs_is_told_as_steps() -> None:
     assert picture["totals"]["drifting"] == picture["totals"]["drifting_nodes"] == 1
 
 
-def test_what_is_scattered() -> None:
+def test_fragmented_room_is_counted() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(4))
     for index in range(4):
@@ -207,7 +207,7 @@ def test_what_is_scattered() -> None:
     assert (room["3g.40gb"]["now"], room["3g.40gb"]["devices"], room["3g.40gb"]["nodes"]) == (4, 4, 1)
 
 
-def test_groups_are_named_as_people_call_them() -> None:
+def test_groups_have_display_names() -> None:
     fleet = Fleet()
     fleet.node("node-1", [replace(boards(1)[0], clique=Clique("f00d", 3))])
     assert device(fleet.picture(), "node-1", 0)["groups"] == {"fabric": "f00d.3"}
@@ -226,7 +226,7 @@ def places(picture: Json) -> list[tuple[int | None, str, Json]]:
     return [(each["numa"], each["root"], each["groups"]) for each in node["devices"]]
 
 
-def test_where_devices_are_on_their_machine_and_what_links_them() -> None:
+def test_device_positions_and_links_are_shown() -> None:
     fleet = Fleet()
     fleet.node("node-1", [replace(each, switched=True) for each in boards(8)])
     assert places(fleet.picture()) == [
@@ -251,7 +251,7 @@ def test_where_devices_are_on_their_machine_and_what_links_them() -> None:
     ]
 
 
-def test_gpus_with_direct_links_are_a_group_over_others_as_well() -> None:
+def test_directly_linked_gpus_are_one_group() -> None:
     pairs = boards(6, "a30")
     joined = {0: (1,), 1: (0,), 2: (3,), 3: (2, 4), 4: (3,)}
     fleet = Fleet()
@@ -270,7 +270,7 @@ def test_gpus_with_direct_links_are_a_group_over_others_as_well() -> None:
     assert places(fleet.picture())[0][2] == {}, "one alone is no group"
 
 
-def test_why_a_claim_waits() -> None:
+def test_pending_claims_have_reasons() -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(1))
     fleet.waits("later-0", "later", "0/1 nodes are available", "2026-11-24T09:30:00Z")
@@ -286,10 +286,10 @@ def test_why_a_claim_waits() -> None:
         "message": "Its quota is used up.",
         "remedy": "Ask for more.",
     }
-    assert fleet.picture()["totals"]["waiting"] == 2, "a claim that no pod wants waits for nobody"
+    assert fleet.picture()["totals"]["waiting"] == 2, "a claim without a pod is not pending"
 
 
-def test_a_pod_whose_claim_has_not_been_made_waits_too() -> None:
+def test_pending_pod_without_claim_is_shown() -> None:
     pod = {
         "metadata": {"name": "p", "namespace": "n", "creationTimestamp": "2026-11-24T08:00:00Z"},
         "spec": {"resourceClaims": [{"name": "a", "resourceClaimTemplateName": "t"}]},

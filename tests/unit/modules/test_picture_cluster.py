@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import jsonschema
 import pytest
 from ansible_collections.dra.accelerators.plugins.module_utils._scheduling import explain_sources
-from pictured import SCHEMA, TAINT, Json, Page, published
+from fleet_page import SCHEMA, TAINT, Json, Page, published
 
 from tests.fleets import Fleet, boards
 from tests.report_page import page
@@ -60,7 +60,7 @@ class Cluster(JsonServer):
         super().__init__(Handler)
 
 
-def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
+def test_module_reads_cluster(run_here: Callable[..., Json]) -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(2))
     fleet.claim("notebook", "node-1", published(fleet, "node-1", "gpu-1-mig-1g10gb-19-2"), pods=("writer",))
@@ -87,7 +87,7 @@ def test_the_module_asks_a_cluster(run_here: Callable[..., Json]) -> None:
         assert ask()["status"] == 403
 
 
-def test_report_names_extended_resource_of_several_classes(run_here: Callable[..., Json]) -> None:
+def test_module_names_extended_resource_of_several_classes(run_here: Callable[..., Json]) -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(1))
     with Cluster(fleet) as cluster:
@@ -119,7 +119,7 @@ def wants(fleet: Fleet, pod: str, claim: str, profile: str, since: str) -> None:
     fleet.claims[-1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
 
 
-def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_explains_pending_claims(run_here: Callable[..., Json], monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet()
     fleet.node("node-1", boards(1))
     fleet.claim("training", "node-1", published(fleet, "node-1", "gpu-0-mig-3g40gb-9-0"), pods=("trainer",))
@@ -127,7 +127,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
     wants(fleet, "late-0", "late", "7g.80gb", "2026-11-24T09:30:00Z")
     wants(fleet, "small-0", "small", "1g.10gb", "2026-11-24T09:00:00Z")
     wants(fleet, "odd-0", "odd", "5g.50gb", "2026-11-24T09:10:00Z")
-    reasons = {"research/odd": {"message": "Nobody has such boards."}}
+    reasons = {"research/odd": {"message": "No node has such boards."}}
     with Cluster(fleet) as cluster:
         options = {"nodes": fleet.answers, "host": cluster.url, "api_key": "let-me-in", "reasons": reasons}
 
@@ -146,11 +146,11 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
         assert large["message"].startswith("No node has devices for it now. Request r: 0 of ")
         assert "1 for which claims leave too little of counters" in large["message"]
         assert large["remedy"] == "It fits when research/training ends (node node-1)."
-        assert late == large, "what is alike is told in the same words"
+        assert late == large, "equal claims have equal reasons"
         assert said["research/small"]["source"] == "scheduler", "there are devices for it: it waits for something else"
         assert said["research/odd"]["source"] == "given" and notes == []
         assert any("resourceslices?" in each and "driver%21%3Dgpu.nvidia.com" in each for each in asked), (
-            "none are asked for twice"
+            "no slices are read twice"
         )
 
         monkeypatch.setattr(explain_sources, "MOST_EXPLAINED", 1)
@@ -175,7 +175,7 @@ def test_why_claims_wait_is_worked_out(run_here: Callable[..., Json], monkeypatc
         assert not any("nodes" in each for each in asked)
 
 
-def test_what_is_explained_has_an_end() -> None:
+def test_explanations_are_limited() -> None:
     fleet = Fleet()
     for number in range(30):
         fleet.node(f"node-{number:02d}", boards(1, number=number))

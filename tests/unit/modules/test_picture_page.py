@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import jsonschema
-from pictured import SCHEMA, TAINT, Json, Page, published
+from fleet_page import SCHEMA, TAINT, Json, Page, published
 
 from tests.fleets import BROKEN, Fleet, boards, large
 from tests.report_page import TEMPLATES, page
@@ -45,7 +45,7 @@ def everything() -> Json:
     return picture
 
 
-def test_no_name_becomes_markup() -> None:
+def test_page_names_never_become_markup() -> None:
     picture = everything()
     plain, bad = Page(page(picture)), Page(page(hostile(picture)))
     assert bad.tags == plain.tags
@@ -54,7 +54,7 @@ def test_no_name_becomes_markup() -> None:
     assert bad.text.count(HOSTILE) > 20 and "{{ 7*7 }}" in bad.text
 
 
-def test_the_page_stands_alone_and_says_the_most_without_scripts() -> None:
+def test_page_is_self_contained_and_readable_without_scripts() -> None:
     picture = everything()
     text = page(picture)
     found = Page(text)
@@ -92,7 +92,7 @@ def test_healthy_fleet_reports_no_problems() -> None:
     assert Page(page(Fleet().picture())).ids
 
 
-def test_generated_fleets_are_as_the_schema_says() -> None:
+def test_page_data_of_generated_fleets_matches_schema() -> None:
     picture = large(6, seed=3).picture()
     jsonschema.validate(picture, SCHEMA)
     assert Page(page(picture)).tags.count("tr") > 20

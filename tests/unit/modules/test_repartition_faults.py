@@ -44,7 +44,7 @@ CALLS = (
 
 @dataclass
 class World:
-    """A node with the first layout, and its cluster. ``folder`` has the driver's state."""
+    """A node with the first layout, and its cluster. ``folder`` is the directory with the driver's state."""
 
     node: Node
     cluster: Cluster
@@ -60,7 +60,7 @@ class World:
     def left(self) -> str:
         """Return the current layout, the recorded step, and the number of rules as text."""
         step = json.loads(self.record.read_text())["step"] if self.record.is_file() else "no record"
-        layouts = (("former layout", FIRST), ("new layout", SECOND))
+        layouts = (("previous layout", FIRST), ("new layout", SECOND))
         there = next((name for name, each in layouts if self.profiles() == Counter(each["partitions"])), "neither")
         return f"{there}, {step}, {len(self.cluster.rules)} rules"
 
@@ -71,7 +71,7 @@ class World:
         counts = Counter[str]()
         for each in rule.partitions:
             counts[each.profile] += each.count
-        layouts = (("former layout", FIRST), ("new layout", SECOND))
+        layouts = (("previous layout", FIRST), ("new layout", SECOND))
         return next((name for name, each in layouts if counts == Counter(each["partitions"])), f"neither: {counts}")
 
     @property
@@ -141,17 +141,17 @@ def failed_at(world: World, step: str) -> str:
 
 @pytest.mark.parametrize("reverts", [False, True])
 @pytest.mark.parametrize("step", STEPS)
-def test_ansible_is_killed(world: World, step: str, *, reverts: bool) -> None:
+def test_ansible_killed_at_any_step_next_run_completes(world: World, step: str, *, reverts: bool) -> None:
     world.at(step, lambda: True)
     done = play_all(world.node, world.cluster, world.folder, SECOND)
     assert done.returncode == KILLED, done.stdout + done.stderr
     # A reboot restores the verified layout once it has been recorded.
-    assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "former layout")
+    assert world.boot() == ("new layout" if STEPS.index(step) > STEPS.index(BOOT) else "previous layout")
     next_run(world, "killed as it begins", step, reverts=reverts)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_api_server_goes_away(world: World, step: str) -> None:
+def test_api_server_unavailable_next_run_completes(world: World, step: str) -> None:
     def goes() -> bool:
         world.cluster.away = True
         return False
@@ -162,7 +162,7 @@ def test_the_api_server_goes_away(world: World, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ON_NODE)
-def test_the_node_goes_away(world: World, step: str) -> None:
+def test_node_unreachable_next_run_completes(world: World, step: str) -> None:
     def goes() -> bool:
         away(world.folder).touch()
         return False
@@ -177,7 +177,7 @@ def test_the_node_goes_away(world: World, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", WRITE)
-def test_the_record_cannot_be_written(world: World, step: str) -> None:
+def test_record_unwritable_next_run_completes(world: World, step: str) -> None:
     def goes() -> bool:
         world.record.unlink(missing_ok=True)
         world.record.mkdir()
@@ -185,12 +185,12 @@ def test_the_record_cannot_be_written(world: World, step: str) -> None:
 
     world.at(step, goes)
     failed_at(world, step)
-    assert world.profiles() == Counter(FIRST["partitions"]) and world.boot() == "former layout"
+    assert world.profiles() == Counter(FIRST["partitions"]) and world.boot() == "previous layout"
     next_run(world, "record cannot be written", step, reverts=False)
 
 
 @pytest.mark.parametrize(("step", "call"), CALLS)
-def test_the_silicon_refuses(world: World, step: str, call: str) -> None:
+def test_silicon_failure_restores_layout(world: World, step: str, call: str) -> None:
     def goes() -> bool:
         world.node.simulator("fault", "0", "call", call, "fail", "999", "nth", "1")
         return False
@@ -203,7 +203,7 @@ def test_the_silicon_refuses(world: World, step: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("reverts", [False, True])
-def test_the_silicon_refuses_the_way_back_as_well(world: World, *, reverts: bool) -> None:
+def test_silicon_failure_of_rollback_is_reported(world: World, *, reverts: bool) -> None:
     def goes() -> bool:
         world.node.simulator("fault", "0", "call", "nvmlDeviceCreateGpuInstanceWithPlacement", "fail", "999")
         return False
@@ -214,7 +214,7 @@ def test_the_silicon_refuses_the_way_back_as_well(world: World, *, reverts: bool
     next_run(world, "no partition can be made any more", CHANGE, reverts=reverts)
 
 
-def test_the_look_finds_something_else(world: World) -> None:
+def test_verification_failure_next_run_completes(world: World) -> None:
     """Another tool deletes a partition between the change and the verification: the run fails, and the next run completes."""
 
     def goes() -> bool:
@@ -225,10 +225,10 @@ def test_the_look_finds_something_else(world: World) -> None:
     world.at(LOOK, goes)
     said = failed_at(world, LOOK)
     assert "previous layout was restored" in said, said
-    next_run(world, "somebody takes a partition away", LOOK, reverts=False)
+    next_run(world, "another tool deletes a partition", LOOK, reverts=False)
 
 
-def test_the_gpu_is_lost_while_it_is_changed(world: World) -> None:
+def test_gpu_lost_during_change_next_run_completes(world: World) -> None:
     def goes() -> bool:
         world.node.simulator("fault", "0", "lost")
         return False

@@ -63,40 +63,44 @@ def said(text: str) -> str:
 
 
 @pytest.mark.prove
-def test_nothing_is_begun_after_an_operation_that_has_failed(cluster: Cluster, tmp_path: Path) -> None:
+def test_failed_operation_stops_later_operations(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW)
     assert done.returncode not in (0, KILLED), done.stdout
-    assert '"Change the layout of the GPU" failed' in done.stdout and "told" not in done.stdout, done.stdout
+    assert '"Change the layout of the GPU" failed' in done.stdout and "driver layout of" not in done.stdout, done.stdout
     assert new(cluster) == {"a": [], "b": [], "c": []} and not is_closed(cluster, tmp_path)
 
 
-def test_the_others_of_a_batch_finish_what_they_have_begun_and_begin_no_more(cluster: Cluster, tmp_path: Path) -> None:
+def test_failed_operation_completes_started_ones_of_batch(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": [0], "c": []}, done.stdout
     assert "a failed, so device 1 of b and later devices were not changed" in said(done.stdout), done.stdout
     assert not is_closed(cluster, tmp_path)
-    assert "told b" not in done.stdout, "the layout of all its devices is not written down before all have it"
+    assert "driver layout of b" not in done.stdout, (
+        "the layout of the devices is written only after all of them have it"
+    )
 
 
 @pytest.mark.prove
-def test_node_failure_completes_other_nodes_of_the_batch_and_stops(cluster: Cluster, tmp_path: Path) -> None:
+def test_node_failure_completes_other_nodes_of_batch_and_stops(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["b"].layout({**NEW, "match": {"index": 1}})
     cluster.nodes["a"].simulator("fault", "0", *REFUSED)
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, accelerator_repartition_serial=2)
     assert done.returncode not in (0, KILLED), done.stdout
     assert new(cluster) == {"a": [], "b": BOTH, "c": []} and not is_closed(cluster, tmp_path), done.stdout
-    assert "told b" in done.stdout and "a failed, so c and later nodes were not started" in said(done.stdout)
+    assert "driver layout of b" in done.stdout and "a failed, so c and later nodes were not started" in said(
+        done.stdout
+    )
 
 
 @pytest.mark.prove
-def test_a_node_on_which_nothing_changes_stops_nobody(cluster: Cluster, tmp_path: Path) -> None:
+def test_node_without_changes_does_not_stop_others(cluster: Cluster, tmp_path: Path) -> None:
     cluster.nodes["a"].layout(NEW)
     options = {"former_layouts": {"a": [NEW]}, "accelerator_repartition_serial": 2}
     done = play_all(cluster.nodes["a"], cluster, tmp_path, NEW, **options)
-    assert done.returncode == 0 and "told a" not in done.stdout, done.stdout
+    assert done.returncode == 0 and "driver layout of a" not in done.stdout, done.stdout
     assert new(cluster) == {"a": BOTH, "b": BOTH, "c": BOTH} and not is_closed(cluster, tmp_path)
 
 
@@ -113,7 +117,7 @@ def indexes(operations: list[Json]) -> list[int]:
     return [each["index"] for one in operations for each in one["devices"]]
 
 
-def test_who_has_to_leave_finds_what_the_others_make(node: Node, tmp_path: Path) -> None:
+def test_operations_idle_devices_before_devices_in_use(node: Node, tmp_path: Path) -> None:
     """Operations of an earlier run are first, then idle devices, then devices in use. Each group is sorted by device."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
     state.mkdir(parents=True)
@@ -135,7 +139,7 @@ def test_who_has_to_leave_finds_what_the_others_make(node: Node, tmp_path: Path)
         assert [each["resumes"] for each in found] == [True, False, False]
 
 
-def test_the_driver_is_told_before_that_is_published_which_a_killed_run_has_left(node: Node, tmp_path: Path) -> None:
+def test_killed_run_driver_layout_is_updated_before_publication(node: Node, tmp_path: Path) -> None:
     """Ansible was killed before it updated the driver's layout, with and without another GPU to change: the next run updates it first."""
     state = kubelet(tmp_path) / "plugins/gpu.nvidia.com"
     state.mkdir(parents=True)
@@ -151,5 +155,5 @@ def test_the_driver_is_told_before_that_is_published_which_a_killed_run_has_left
         done = play_all(node, cluster, tmp_path, FIRST, *former, former_layouts={"a": former})
     assert done.returncode == 0 and not (state / "repartition.json").exists(), done.stdout
     before, _task, _after = done.stdout.partition("TASK [End the operations of an earlier run]")
-    (told,) = re.findall(r'"msg": "told a: (.*)"', before)
-    assert uuid and json.loads(told.replace('\\"', '"'))[0] == FIRST
+    (layouts,) = re.findall(r'"msg": "driver layout of a: (.*)"', before)
+    assert uuid and json.loads(layouts.replace('\\"', '"'))[0] == FIRST

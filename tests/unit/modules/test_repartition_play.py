@@ -52,7 +52,7 @@ def told(state: Path) -> tuple[StartedStep, ...]:
     return parse((state / "repartition-steps.json").read_text())
 
 
-def test_an_operation_comes_to_its_end(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
+def test_operation_completes(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     operation = planned(node, cluster, tmp_path)
     assert len(operation["published"]) == 2
@@ -107,9 +107,7 @@ class Occupied(Cluster):
 
 
 @pytest.mark.prove
-def test_who_does_not_leave_is_named_and_nothing_is_said_of_a_taint_that_is_gone(
-    node: Node, tmp_path: Path, state: Path
-) -> None:
+def test_operation_pending_claim_is_named(node: Node, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     with Occupied(node) as cluster:
         operation = planned(node, cluster, tmp_path)
@@ -122,7 +120,7 @@ def test_who_does_not_leave_is_named_and_nothing_is_said_of_a_taint_that_is_gone
 
 
 @pytest.mark.prove
-def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
+def test_operation_failure_is_rolled_back_and_named(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     before = node.partitions()[0]
     operation = planned(node, cluster, tmp_path)
@@ -137,7 +135,7 @@ def test_what_fails_is_put_back_and_named(node: Node, cluster: Cluster, tmp_path
 
 
 @pytest.mark.prove
-def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_it(
+def test_operation_without_api_server_names_step_and_next_run_completes(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
     node.layout(FIRST)
@@ -158,7 +156,7 @@ def test_where_the_api_server_goes_away_the_step_is_named_and_the_next_run_ends_
 
 
 @pytest.mark.prove
-def test_what_a_plan_has_written_is_brought_about(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
+def test_plan_output_is_applied(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     """Play a plan as plan.yml does: new partitions are added to the existing ones, on the planned GPUs only."""
     node.layout(FIRST)
     before, file = node.partitions()[0], tmp_path / "layouts.yml"
@@ -177,12 +175,12 @@ def test_what_a_plan_has_written_is_brought_about(node: Node, cluster: Cluster, 
     assert done.returncode == 0, done.stdout + done.stderr
     large = sum(profile == "3g.40gb" for parts in node.partitions().values() for profile, _start in parts)
     assert large == 4 and not cluster.rules and not (state / "repartition.json").exists()
-    assert node.partitions()[0] == before, "three of the GPUs that nobody has cut are enough"
+    assert node.partitions()[0] == before, "three unpartitioned GPUs are enough"
     assert [each.step for each in told(state)][-1] == "released"
 
 
 @pytest.mark.prove
-def test_a_run_that_is_killed_is_gone_on_with(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
+def test_killed_run_is_resumed(node: Node, cluster: Cluster, tmp_path: Path, state: Path) -> None:
     node.layout(FIRST)
     cluster.at_step = lambda task: task == "Verify the layout of the GPU"
     assert play_all(node, cluster, tmp_path, SECOND).returncode == KILLED
@@ -245,7 +243,7 @@ def test_reboot_between_operations_keeps_the_settings_of_each_device(
 
 
 @pytest.mark.prove
-def test_a_gpu_whose_ecc_changes_is_emptied_reset_and_comes_back(
+def test_operation_ecc_change_drains_resets_and_restores_layout(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
     before = node.layout(FIRST)["after"][0]["partitions"]
@@ -261,7 +259,7 @@ def test_a_gpu_whose_ecc_changes_is_emptied_reset_and_comes_back(
 
 
 @pytest.mark.prove
-def test_where_the_layout_fails_after_ecc_both_are_put_back(
+def test_operation_layout_failure_after_ecc_restores_both(
     node: Node, cluster: Cluster, tmp_path: Path, state: Path
 ) -> None:
     node.layout(FIRST)

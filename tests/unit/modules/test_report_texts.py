@@ -73,7 +73,7 @@ def test_markdown_text_renders_as_the_text_itself(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["580.95.5", "NVIDIA H100 80GB HBM3", "team-a/training", "3g.40gb at 0"])
-def test_markdown_text_leaves_usual_texts_alone(text: str) -> None:
+def test_markdown_text_usual_texts_are_unchanged(text: str) -> None:
     assert markdown_text(text) == text
 
 

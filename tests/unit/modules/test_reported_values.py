@@ -41,12 +41,12 @@ TEMPLATE = "{{ lookup('pipe', 'id') }}"
         ("Hostname", "", False),
     ],
 )
-def test_address_of_a_node(kind: str, text: str, usable: bool) -> None:
+def test_address_of_node_is_validated(kind: str, text: str, usable: bool) -> None:
     assert is_address(kind, text) is usable
 
 
 @pytest.mark.parametrize("place", ["uuid", "profile", "key", "rule"])
-def test_layout_file_with_a_template_is_refused(place: str) -> None:
+def test_layout_file_with_template_is_rejected(place: str) -> None:
     """Ansible evaluates templates in a file of variables, whatever their origin: a layout file with a template is refused."""
     rule: Json = {"match": {"uuid": ["GPU-1"]}, "partitions": ["1g.10gb"]}
     if place == "uuid":
@@ -63,7 +63,7 @@ def test_layout_file_with_a_template_is_refused(place: str) -> None:
         variables_text([good, {"hosts": "gpu-2", "layout": [rule]}], None)
 
 
-def test_plan_with_a_template_in_a_uuid_writes_no_file(run_here: Callable[..., Json], tmp_path: Path) -> None:
+def test_plan_with_template_in_uuid_writes_no_file(run_here: Callable[..., Json], tmp_path: Path) -> None:
     answers = planned.answers(planned.fleet())
     answers["gpu-1"]["devices"][0]["uuid"] = TEMPLATE
     wanted = [{"name": "notebooks", "profile": "1g.10gb", "count": 9}]
@@ -74,7 +74,7 @@ def test_plan_with_a_template_in_a_uuid_writes_no_file(run_here: Callable[..., J
 
 
 @pytest.mark.parametrize("key", ["nodeName", "nodeSelector", "allNodes", "node_name", "all_nodes"])
-def test_device_for_other_nodes_is_refused(key: str) -> None:
+def test_device_for_other_nodes_is_rejected(key: str) -> None:
     with pytest.raises(AcceleratorError, match=f"found {key}"):
         device({"name": "gpu-0", key: "other"}, 0)
 
@@ -97,7 +97,7 @@ EMPTY_PLAN: Json = {
         ({"operation": None}, "operation"),
     ],
 )
-def test_plan_of_a_node_with_foreign_names_is_refused(change: Json, says: str) -> None:
+def test_plan_of_node_with_foreign_names_is_rejected(change: Json, says: str) -> None:
     operation = {"driver": "gpu.nvidia.com", "operation": "repartition-0123456789ab"}
     check_answers({"a": {**EMPTY_PLAN, "operations": [operation]}})
     with pytest.raises(AcceleratorError, match="node b reports") as refused:
@@ -111,7 +111,7 @@ def test_plan_of_a_node_with_foreign_names_is_refused(change: Json, says: str) -
 
 
 @pytest.mark.parametrize("key", EMPTY_PLAN)
-def test_plan_of_a_node_without_a_value_is_refused(key: str) -> None:
+def test_plan_of_node_without_value_is_rejected(key: str) -> None:
     without = {name: found for name, found in EMPTY_PLAN.items() if name != key}
     for plan in (without, {**EMPTY_PLAN, key: None}):
         with pytest.raises(AcceleratorError, match=f"node a has no valid {key}"):

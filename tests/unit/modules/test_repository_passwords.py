@@ -62,7 +62,7 @@ def written(title: str, system: System, uris: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("title", TOOLS)
-def test_password_is_in_files_of_root_only(title: str, tmp_path: Path) -> None:
+def test_password_is_in_root_only_files(title: str, tmp_path: Path) -> None:
     system = System(str(tmp_path))
     diff = written(title, system, [ADDRESS])
     assert diff.keys() == EXPECTED[title].keys()
@@ -89,13 +89,13 @@ def test_password_is_in_files_of_root_only(title: str, tmp_path: Path) -> None:
         ["https://me@mirror.example/"],
     ],
 )
-def test_logins_that_no_file_can_hold_are_rejected(uris: list[str]) -> None:
+def test_logins_that_no_file_can_contain_are_rejected(uris: list[str]) -> None:
     with pytest.raises(PackageProblem) as raised:
         read_logins(uris)
     assert "s3cr3t" not in str(raised.value) and raised.value.hint
 
 
-def test_addresses_without_a_login_stay_as_they_are() -> None:
+def test_addresses_without_login_are_unchanged() -> None:
     uris = ["file:/srv/x", "https://mirror.example/a@b/", "http://mirror.example:8080/x"]
     assert read_logins(uris) == (tuple(uris), None)
     assert read_logins([ADDRESS]) == (("https://mirror.example/repo/",), Login("me", PASSWORD))

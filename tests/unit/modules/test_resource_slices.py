@@ -29,7 +29,7 @@ def verbs(result: dict[str, Any]) -> list[str]:
     return [step["verb"] for step in result["steps"]]
 
 
-def test_publish_again_and_remove(publish: SimpleNamespace) -> None:
+def test_pool_is_published_unchanged_and_removed(publish: SimpleNamespace) -> None:
     first = publish.run(**POOL, devices=[DEVICE])
     assert first["changed"], first
     assert verbs(first) == ["create"]
@@ -68,7 +68,7 @@ def test_publish_again_and_remove(publish: SimpleNamespace) -> None:
     assert not publish.run(driver=DRIVER, pool="shelf-1", state="absent")["changed"]
 
 
-def test_what_a_dry_run_removes_is_still_there(publish: SimpleNamespace) -> None:
+def test_check_mode_removal_deletes_nothing(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[DEVICE])
     there, writes = publish.api.slices, len(publish.api.writes)
     said = publish.run(check=True, driver=DRIVER, pool="shelf-1", state="absent")
@@ -76,7 +76,7 @@ def test_what_a_dry_run_removes_is_still_there(publish: SimpleNamespace) -> None
     assert publish.api.slices == there and len(publish.api.writes) == writes
 
 
-def test_check_mode_says_the_same_and_writes_nothing(publish: SimpleNamespace) -> None:
+def test_check_mode_equals_run_and_writes_nothing(publish: SimpleNamespace) -> None:
     said = publish.run(check=True, **POOL, devices=[DEVICE])
     assert said["changed"]
     assert verbs(said) == ["create"]
@@ -95,7 +95,7 @@ def test_quantities_are_compared_by_value(publish: SimpleNamespace) -> None:
     assert not publish.run(**POOL, devices=[same])["changed"]
 
 
-def test_a_change_in_one_slice_keeps_the_generation(publish: SimpleNamespace) -> None:
+def test_change_in_one_slice_keeps_generation(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=devices(130))
     assert len(publish.api.slices) == 2
     changed = devices(130)
@@ -105,7 +105,7 @@ def test_a_change_in_one_slice_keeps_the_generation(publish: SimpleNamespace) ->
     assert {each["spec"]["pool"]["generation"] for each in publish.api.slices} == {1}
 
 
-def test_more_slices_raise_the_generation_of_all(publish: SimpleNamespace) -> None:
+def test_more_slices_raise_generation(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=devices(3))
     result = publish.run(**POOL, devices=devices(300))
     assert verbs(result) == ["update", "create", "create"]
@@ -119,7 +119,7 @@ def test_more_slices_raise_the_generation_of_all(publish: SimpleNamespace) -> No
     assert not publish.run(**POOL, devices=devices(1))["changed"]
 
 
-def test_taints_halve_what_a_slice_takes(publish: SimpleNamespace) -> None:
+def test_tainted_devices_halve_slice_size(publish: SimpleNamespace) -> None:
     taint = {"key": "example.com/worn", "effect": "NoSchedule"}
     publish.run(**POOL, devices=[*devices(100), {**DEVICE, "name": "last", "taints": [taint]}])
     assert [len(each["spec"]["devices"]) for each in publish.api.slices] == [64, 37]
@@ -137,7 +137,7 @@ COUNTERS: dict[str, Any] = {
 }
 
 
-def test_counters_have_slices_of_their_own(publish: SimpleNamespace) -> None:
+def test_counters_have_separate_slices(publish: SimpleNamespace) -> None:
     publish.run(**POOL, **COUNTERS)
     first, second = (each["spec"] for each in publish.api.slices)
     assert [each["name"] for each in first["sharedCounters"]] == ["board-0", "board-1"]
@@ -149,7 +149,7 @@ def test_counters_have_slices_of_their_own(publish: SimpleNamespace) -> None:
     assert not publish.run(**POOL, **COUNTERS)["changed"]
 
 
-def test_counters_before_1_35_are_in_the_slice_of_their_devices(publish: SimpleNamespace) -> None:
+def test_counters_before_1_35_are_in_device_slices(publish: SimpleNamespace) -> None:
     publish.api.minor = "34+"
     publish.run(**POOL, **COUNTERS)
     found = [
@@ -159,14 +159,14 @@ def test_counters_before_1_35_are_in_the_slice_of_their_devices(publish: SimpleN
     assert sorted(found) == [(["a", "c"], ["board-0"]), (["b"], ["board-1"])]
 
 
-def test_an_older_api_version_is_used(publish: SimpleNamespace) -> None:
+def test_older_api_version_is_used(publish: SimpleNamespace) -> None:
     publish.api.versions = ["v1beta2", "v1beta1"]
     publish.run(**POOL, devices=[DEVICE])
     assert publish.api.slices[0]["apiVersion"] == "resource.k8s.io/v1beta2"
 
 
 @pytest.mark.parametrize("versions", [[], ["v1beta1"]])
-def test_no_usable_api_version(publish: SimpleNamespace, versions: list[str]) -> None:
+def test_unsupported_api_versions_are_rejected(publish: SimpleNamespace, versions: list[str]) -> None:
     publish.api.versions = versions
     result = publish.run(**POOL, devices=[DEVICE])
     assert result["failed"]
@@ -174,13 +174,13 @@ def test_no_usable_api_version(publish: SimpleNamespace, versions: list[str]) ->
     assert "v1 or v1beta2" in result["msg"]
 
 
-def test_no_devices_are_one_empty_slice(publish: SimpleNamespace) -> None:
+def test_pool_without_devices_is_one_empty_slice(publish: SimpleNamespace) -> None:
     result = publish.run(**POOL)
     assert result["pool"]["slices"] == 1
     assert not publish.run(**POOL)["changed"]
 
 
-def test_who_reaches_the_devices(publish: SimpleNamespace) -> None:
+def test_device_access_by_node_selector_or_all_nodes(publish: SimpleNamespace) -> None:
     selector = {
         "nodeSelectorTerms": [
             {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r7"]}]},
@@ -199,11 +199,11 @@ def test_who_reaches_the_devices(publish: SimpleNamespace) -> None:
     assert publish.api.slices[0]["spec"]["nodeName"] == "n1"
 
 
-def test_the_pool_is_called_as_the_node(publish: SimpleNamespace) -> None:
+def test_pool_name_defaults_to_node(publish: SimpleNamespace) -> None:
     assert publish.run(driver=DRIVER, node_name="n1")["pool"]["name"] == "n1"
 
 
-def test_other_pools_are_left_alone(publish: SimpleNamespace) -> None:
+def test_other_pools_are_unchanged(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[DEVICE])
     publish.run(**{**POOL, "pool": "shelf-2"}, devices=[DEVICE])
     publish.run(**{**POOL, "driver": "other.example.com"}, devices=[DEVICE])
@@ -232,7 +232,7 @@ SPEC = {
     ],
 )
 @pytest.mark.parametrize("options", [{**POOL, "devices": [DEVICE]}, {**POOL, "all_nodes": False, "state": "absent"}])
-def test_another_publishers_pool_is_refused(
+def test_pool_of_another_publisher_is_rejected(
     publish: SimpleNamespace, metadata: dict[str, Any], named: str, options: dict[str, Any]
 ) -> None:
     publish.api.add("00000-theirs", SPEC, **metadata)
@@ -245,14 +245,14 @@ def test_another_publishers_pool_is_refused(
     assert publish.api.writes == []
 
 
-def test_force_takes_a_pool_over(publish: SimpleNamespace) -> None:
+def test_pool_takeover_with_force(publish: SimpleNamespace) -> None:
     publish.api.add("00000-theirs", SPEC, managedFields=[{"manager": "fpga-controller"}])
     publish.run(**POOL, devices=[DEVICE], force=True)
     assert [device["name"] for each in publish.api.slices for device in each["spec"]["devices"]] == ["fpga-0"]
     assert not publish.run(**POOL, devices=[DEVICE])["changed"]
 
 
-def test_a_slice_edited_by_hand_is_put_right(publish: SimpleNamespace) -> None:
+def test_manually_edited_slice_is_restored(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[DEVICE])
     (kept,) = publish.api.slices
     kept["spec"]["devices"][0]["attributes"]["lanes"]["int"] = 4
@@ -262,7 +262,7 @@ def test_a_slice_edited_by_hand_is_put_right(publish: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_one_refused_slice_leaves_all_untouched(publish: SimpleNamespace, check: bool) -> None:
+def test_rejected_slice_changes_nothing(publish: SimpleNamespace, check: bool) -> None:
     publish.run(**POOL, devices=devices(2))
     before = copy.deepcopy(publish.api.objects)
     wrong = devices(200)
@@ -284,7 +284,7 @@ def _refuse_device(name: str) -> Callable[[dict[str, Any]], None]:
     return refuse
 
 
-def test_without_validation_a_refusal_says_what_was_written(publish: SimpleNamespace) -> None:
+def test_rejection_without_validation_reports_written_slices(publish: SimpleNamespace) -> None:
     publish.api.drop = _refuse_device("fpga-199")
     result = publish.run(**POOL, devices=devices(200), validate=False)
     assert result["failed"]
@@ -296,7 +296,7 @@ def test_without_validation_a_refusal_says_what_was_written(publish: SimpleNames
     assert not publish.run(**POOL, devices=devices(200))["changed"]
 
 
-def test_a_write_in_between_is_planned_again(publish: SimpleNamespace) -> None:
+def test_concurrent_write_is_planned_again(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[DEVICE])
     done: list[str] = []
 
@@ -312,7 +312,7 @@ def test_a_write_in_between_is_planned_again(publish: SimpleNamespace) -> None:
     assert publish.api.slices[0]["spec"]["devices"][0]["capacity"]["memory"]["value"] == "8Gi"
 
 
-def test_dropped_fields_are_named_and_do_not_change_every_time(publish: SimpleNamespace) -> None:
+def test_dropped_fields_are_named_without_repeated_changes(publish: SimpleNamespace) -> None:
     def drop(spec: dict[str, Any]) -> None:
         for each in spec.get("devices", ()):
             each.pop("taints", None)
@@ -328,7 +328,7 @@ def test_dropped_fields_are_named_and_do_not_change_every_time(publish: SimpleNa
     assert "DRADeviceTaints" in second["dropped_fields"][0]
 
 
-def test_unknown_keys_reach_the_server_unchanged(publish: SimpleNamespace) -> None:
+def test_unknown_keys_are_sent_unchanged(publish: SimpleNamespace) -> None:
     publish.run(**POOL, devices=[{**DEVICE, "fieldOfTomorrow": {"depth": [1, 2]}}])
     assert publish.api.slices[0]["spec"]["devices"][0]["fieldOfTomorrow"] == {"depth": [1, 2]}
     strict = {query.get("fieldValidation") for method, _path, query, _b in publish.api.requests if method == "POST"}
@@ -368,7 +368,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "named"), BAD, ids=[str(number) for number in range(len(BAD))])
-def test_bad_input_is_refused_before_the_server_is_asked(
+def test_invalid_options_are_rejected_before_any_request(
     publish: SimpleNamespace, options: dict[str, Any], named: str
 ) -> None:
     result = publish.run(**{**POOL, **options})
@@ -377,7 +377,7 @@ def test_bad_input_is_refused_before_the_server_is_asked(
     assert publish.api.requests == []
 
 
-def test_a_wrong_token(publish: SimpleNamespace) -> None:
+def test_invalid_token_is_rejected(publish: SimpleNamespace) -> None:
     publish.api.token = "another"
     result = publish.run(**POOL, devices=[DEVICE])
     assert result["failed"]
@@ -385,7 +385,7 @@ def test_a_wrong_token(publish: SimpleNamespace) -> None:
     assert "let-me-in" not in str(result)
 
 
-def test_no_server(publish: SimpleNamespace, run_here: Callable[..., dict[str, Any]]) -> None:
+def test_unreachable_server_is_reported(publish: SimpleNamespace, run_here: Callable[..., dict[str, Any]]) -> None:
     publish.api.__exit__()
     result = run_here("resource_slices", {**POOL, "host": publish.api.url, "api_key": "x"})
     assert result["failed"]
@@ -402,7 +402,7 @@ def test_no_server(publish: SimpleNamespace, run_here: Callable[..., dict[str, A
         ("apiVersion: v1\nkind: Config\n", {}),
     ],
 )
-def test_a_kubeconfig_that_leads_nowhere(
+def test_unusable_kubeconfig_is_rejected(
     run_here: Callable[..., dict[str, Any]], tmp_path: Any, content: str | None, options: dict[str, Any]
 ) -> None:
     path = tmp_path / "config"
@@ -414,7 +414,7 @@ def test_a_kubeconfig_that_leads_nowhere(
     assert str(path) in result["msg"]
 
 
-def test_a_kubeconfig_is_used(publish: SimpleNamespace, run_here: Callable[..., dict[str, Any]], tmp_path: Any) -> None:
+def test_kubeconfig_is_used(publish: SimpleNamespace, run_here: Callable[..., dict[str, Any]], tmp_path: Any) -> None:
     path = tmp_path / "config"
     path.write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: here\n"

@@ -95,7 +95,7 @@ SUMMARY = """<?xml version='1.0'?>
 VERSIONS = st.from_regex(r"([0-9]:)?[0-9a-c.~^_]{1,6}(-[0-9a-c.]{1,3})?", fullmatch=True)
 
 
-def test_what_dnf_would_do_is_read_whatever_its_lines_are_broken_at() -> None:
+def test_parse_transaction_reads_wrapped_lines() -> None:
     installed = {
         "nvidia-driver-cuda": "3:580.95.05-1.el9",
         "kmod-nvidia-open-dkms": "3:580.95.05-1.el9",
@@ -113,7 +113,7 @@ def test_what_dnf_would_do_is_read_whatever_its_lines_are_broken_at() -> None:
     assert parse_transaction("Dependencies resolved.\nNothing to do.\nComplete!\n", {}) == ()
 
 
-def test_what_zypper_would_do_and_has_found_is_read() -> None:
+def test_parse_summary_and_search_of_zypper() -> None:
     assert parse_summary(SUMMARY) == (
         Change("install", "nvidia-driver-cuda", "3:580.95.05-1", "3:595.45.04-1"),
         Change("install", "new", "", "1-1"),
@@ -127,7 +127,7 @@ def test_what_zypper_would_do_and_has_found_is_read() -> None:
     assert parse_search(found) == {"a": ("1.10-1", "1.9-1")}
 
 
-def test_a_failure_has_a_reason_and_not_doing_it_is_none() -> None:
+def test_errors_of_dnf_and_aborted_transaction() -> None:
     assert dnf_errors("Transaction Summary\nOperation aborted.\n") == ""
     assert dnf_errors("Error: Operation aborted.\nNothing to do.\n") == ""
     said = dnf_errors("No match for argument: x-1\nError: Unable to find a match: x-1\n")
@@ -144,7 +144,7 @@ def test_a_failure_has_a_reason_and_not_doing_it_is_none() -> None:
     assert zypper_errors("") == "it said nothing"
 
 
-def test_what_is_installed_is_read_without_keys_and_with_what_is_there_twice() -> None:
+def test_parse_installed_skips_keys_and_lists_duplicates() -> None:
     text = "a\t1-1\tx86_64\na\t2-1\tx86_64\na\t2-1\ti686\ngpg-pubkey\tfee48b2f-6b051032\t(none)\nb\t3:4-1\tnoarch\nc\t(none):5-1\tx86_64\n"
     assert parse_installed(text, "x86_64") == ({"a": "2-1", "a.i686": "2-1", "b": "3:4-1", "c": "5-1"}, ["a"])
     assert parse_versions("a\t0:1-1\na\t1:0-1\nwords\n") == {"a": ("1:0-1", "1-1")}
@@ -164,12 +164,12 @@ def test_what_is_installed_is_read_without_keys_and_with_what_is_there_twice() -
         ("580.95.05-1.el9", "595.45.04-1.el9"),
     ],
 )
-def test_versions_are_in_rpms_order(older: str, newer: str) -> None:
+def test_compare_uses_rpm_order(older: str, newer: str) -> None:
     assert compare(older, newer) < 0 < compare(newer, older)
 
 
 @given(st.lists(VERSIONS, max_size=4))
-def test_an_order_is_one(versions: list[str]) -> None:
+def test_compare_is_a_total_order(versions: list[str]) -> None:
     found = newest_first(versions)
     assert {*found} == {*versions}
     assert all(compare(one, other) >= 0 for one, other in zip(found, found[1:]))
@@ -178,7 +178,7 @@ def test_an_order_is_one(versions: list[str]) -> None:
         assert all(compare(one, each) == -compare(each, one) for each in versions)
 
 
-def test_the_drivers_version_is_found_in_each_distributions_way() -> None:
+def test_upstream_of_each_distribution() -> None:
     assert upstream("3:580.95.05-1.el9") == "580.95.05"
     assert upstream("580.95.05_k6.4.0_150600.21-150600.1.1") == "580.95.05"
     assert upstream("1:580.95.05-0ubuntu1") == "580.95.05"
@@ -189,7 +189,7 @@ def test_the_drivers_version_is_found_in_each_distributions_way() -> None:
     assert name_of_file("kmod_1_amd64.deb") is None
 
 
-def test_locks_are_read_and_others_lines_are_left() -> None:
+def test_parse_locks_keeps_foreign_lines() -> None:
     assert lock_of("nvidia-driver-cuda", "3:580.95.05-1.el9") == "nvidia-driver-cuda-3:580.95.05-1.el9.*"
     assert lock_of("dkms", "3-1") == "dkms-0:3-1.*"
     text = "\n# Added lock on Tue\nnvidia-driver-cuda-3:580.95.05-1.el9.*\n!kernel-0:5-1.*\ndkms-0:3-1.*\n"
@@ -201,7 +201,7 @@ def test_locks_are_read_and_others_lines_are_left() -> None:
     assert parse_zypper_locks(zypper) == {"a"}
 
 
-def test_a_repository_asks_for_signatures_by_its_own_key() -> None:
+def test_repository_text_requires_signatures_by_its_key() -> None:
     source = Source(("https://mirror/x",), signed_by="/etc/pki/x.asc", path=REPO)
     text = repository_text(source, more={"module_hotfixes": "1"})
     assert repository_of(REPO) == "dra-accelerators-nvidia"
@@ -215,7 +215,7 @@ def test_a_repository_asks_for_signatures_by_its_own_key() -> None:
     assert read_repositories(REPO, "no section") == []
 
 
-def test_nobody_elses_definition_of_a_repository_is_doubled() -> None:
+def test_plan_source_reuses_existing_definition() -> None:
     wanted_one = Source(("https://mirror/x86_64/",), signed_by="/k", path=REPO)
     assert plan_source(wanted_one, [], "x86_64") == wanted_one
     own = Repository(
@@ -234,7 +234,7 @@ def test_nobody_elses_definition_of_a_repository_is_doubled() -> None:
     assert caught.value.code == "repository-key"
 
 
-def test_words_are_the_same_for_each_package_manager() -> None:
+def test_wanted_words_are_equal_for_all_managers() -> None:
     assert wanted(["a=3:1-1", "b", "/x/c-1-1.noarch.rpm", "d-"]) == (
         [("a", "3:1-1"), ("b", "")],
         ["/x/c-1-1.noarch.rpm"],
@@ -254,13 +254,13 @@ def test_words_are_the_same_for_each_package_manager() -> None:
         ('ID=mint\nID_LIKE="ubuntu debian"\n', Apt),
     ],
 )
-def test_a_node_has_its_distributions_package_manager(text: str, kind: type, tmp_path: Path) -> None:
+def test_tool_of_selects_package_manager_of_distribution(text: str, kind: type, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text(text)
     assert isinstance(tool_of(System(str(tmp_path)), timeout=1.0), kind)
 
 
-def test_zypper_waits_while_another_program_manages_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zypper_waits_for_other_package_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replacement program exits with 7 without the variable, as zypper does (zypp.conf(5), lock_timeout)."""
     program = tmp_path / "zypper"
     program.write_text('#!/bin/sh\n[ "${ZYPP_LOCK_TIMEOUT:-0}" -ge 300 ] || exit 7\n', encoding="utf-8")
@@ -272,7 +272,7 @@ def test_zypper_waits_while_another_program_manages_packages(tmp_path: Path, mon
     assert zypper.foresee_install(["a=1-1"]) == ()
 
 
-def test_a_node_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+def test_tool_of_unknown_distribution_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/os-release").write_text("ID=gentoo\n")
     with pytest.raises(PackageProblem) as caught:
@@ -281,7 +281,7 @@ def test_a_node_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     assert os_names('ID="opensuse-leap"\n') == ("opensuse-leap", "opensuse")
 
 
-def test_headers_are_those_of_the_kernel_that_runs() -> None:
+def test_headers_of_running_kernel() -> None:
     available = {
         "kernel-devel": ("5.14.0-600.el9", "5.14.0-570.el9"),
         "kernel-default-devel": ("6.4.0-150600.21.2", "6.4.0-150600.21.1"),
@@ -299,7 +299,7 @@ def test_headers_are_those_of_the_kernel_that_runs() -> None:
     assert headers_of(debian, "6.1.0-9-amd64", {}, {}) is None
 
 
-def test_a_generation_gives_way_to_another_one() -> None:
+def test_superseded_generation_is_replaced() -> None:
     there = ["nvidia-compute-G06", "nvidia-open-driver-G06-signed-cuda-kmp-default", "nvidia-persistenced"]
     assert superseded(there, ["nvidia-compute-utils-G07"]) == there[:2]
     assert superseded(there, ["nvidia-compute-utils-G06"]) == []

@@ -58,9 +58,7 @@ class Node(System):
 @pytest.mark.parametrize(
     ("tool", "signed", "imported"), [(Dnf, True, True), (Dnf, False, False), (Zypper, False, True)]
 )
-def test_key_is_imported_into_rpm_only_for_signed_packages(
-    tool: Any, tmp_path: Path, *, signed: bool, imported: bool
-) -> None:
+def test_key_is_imported_only_for_signed_packages(tool: Any, tmp_path: Path, *, signed: bool, imported: bool) -> None:
     node = Node(tmp_path)
     manager = tool(node, timeout=1)
     places = manager.places("x")

@@ -44,7 +44,7 @@ def folders_of(text: str | None) -> object:
     return tomllib.loads(text or "").get("crio", {}).get("runtime", {}).get("cdi_spec_dirs")
 
 
-def test_what_crio_config_leaves_out_has_its_default() -> None:
+def test_settings_missing_in_crio_config_have_defaults() -> None:
     settings = read_settings("[crio.api]\n# listen = 1\n[crio.runtime]\n# cdi_spec_dirs = []\n", "crio config")
     assert settings.folders == ("/etc/cdi", "/var/run/cdi")
     assert settings.socket == "/var/run/crio/crio.sock"
@@ -53,20 +53,20 @@ def test_what_crio_config_leaves_out_has_its_default() -> None:
 
 
 @pytest.mark.parametrize("said", ["crio version 1.28.0\nVersion:  1.28.0\n", "crio version 1.34.0\n   GitCommit: x\n"])
-def test_releases_that_honour_the_kubelet_are_taken(said: str) -> None:
+def test_supported_versions_are_accepted(said: str) -> None:
     refuse_old(said, "crio")
 
 
 @pytest.mark.parametrize(
     ("said", "words"), [("crio version 1.27.4\n", "CRI-O 1.27.4, expected 1.28.0"), ("", "not known|no CRI-O")]
 )
-def test_older_ones_are_refused_by_name(said: str, words: str) -> None:
+def test_unsupported_versions_are_rejected(said: str, words: str) -> None:
     with pytest.raises(CrioError, match=words) as caught:
         refuse_old(said, "crio")
     assert caught.value.code == "too-old"
 
 
-def test_the_least_change_comes_first_and_what_is_read_already_stays() -> None:
+def test_candidates_smallest_change_first() -> None:
     settings = read_settings(SITE, "crio config")
     files = [File(f"{FOLDER}/70-a.conf", "[crio.runtime]\npids_limit = 1\n"), File(f"{FOLDER}/99-site.conf", SITE)]
     found = candidates(settings, File("/etc/crio/crio.conf", SITE), files, FOLDER, WANTED)
@@ -88,7 +88,7 @@ LINES = st.lists(st.tuples(KEYS, st.integers(0, 99)), unique_by=lambda pair: pai
     since=st.integers(0, 9),
     named=st.booleans(),
 )
-def test_a_file_of_the_site_becomes_what_it_was_also_where_it_was_changed_since(
+def test_foreign_file_is_restored_even_if_changed_since(
     before: list[tuple[str, int]], folders: list[str], since: int, named: bool
 ) -> None:
     own = "".join(f"{key} = {value}\n" for key, value in before)
@@ -112,7 +112,7 @@ def test_a_file_of_the_site_becomes_what_it_was_also_where_it_was_changed_since(
     assert tomllib.loads(restored.after or "") == tomllib.loads(f"{text}since = {since}\n")
 
 
-def test_our_own_file_goes_and_one_that_others_wrote_into_stays_without_us() -> None:
+def test_own_file_is_removed_unless_others_changed_it() -> None:
     (ours, *_rest) = candidates(read_settings("", "x"), None, [], FOLDER, ["/srv/cdi"])
     assert ours.after is not None
     assert without(ours.path, ours.after, None) is None
@@ -120,7 +120,7 @@ def test_our_own_file_goes_and_one_that_others_wrote_into_stays_without_us() -> 
     assert left is not None and folders_of(left) is None and "pids_limit = 3" in left
 
 
-def test_what_was_there_before_us_is_kept_from_the_first_time() -> None:
+def test_recorded_original_text_is_kept() -> None:
     def strip(now: str, then: str | None) -> str | None:
         return without("/f", now, then)
 
@@ -139,7 +139,7 @@ def test_diff_has_no_password(tmp_path: Path) -> None:
     assert "s3cr3t-value-1" not in diff and "+cdi_spec_dirs" in diff and site.path in diff
 
 
-def test_refusal_has_no_password() -> None:
+def test_rejection_has_no_password() -> None:
     """A parser quotes the rejected line: the message has no password."""
     done = Completed(1, "", "level=fatal msg=\"near line 3: password = 's3cr3t-value-1' is not expected\"")
     assert "near line 3" in last_words(done) and "s3cr3t-value-1" not in last_words(done)

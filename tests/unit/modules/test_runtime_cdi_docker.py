@@ -34,21 +34,21 @@ from hypothesis import strategies as st
 
 SITE = '{\n  "log-driver": "json-file",\n  "features": {"buildkit": true},\n  "proxies": {"http-proxy": "http://user:hidden-word@proxy"}\n}\n'
 SYSTEMCTL = """#!/bin/sh
-echo "$*" >> {folder}/asked
+echo "$*" >> {directory}/asked
 case $1 in
-is-active) cat {folder}/cri-dockerd ;;
-show) [ "$2" != --property=MainPID ] || {{ cat {folder}/pid; exit; }}; echo ActiveState=$(cat {folder}/state); echo MainPID=$(cat {folder}/pid) ;;
+is-active) cat {directory}/cri-dockerd ;;
+show) [ "$2" != --property=MainPID ] || {{ cat {directory}/pid; exit; }}; echo ActiveState=$(cat {directory}/state); echo MainPID=$(cat {directory}/pid) ;;
 restart)
-  [ ! -e {folder}/broken ] || {{ grep -q cdi {config} && exit 1; }}
-  [ ! -e {folder}/dead ] || exit 1
-  rm -f {folder}/known; cp {config} {folder}/known 2> /dev/null; echo active > {folder}/state ;;
+  [ ! -e {directory}/broken ] || {{ grep -q cdi {config} && exit 1; }}
+  [ ! -e {directory}/dead ] || exit 1
+  rm -f {directory}/known; cp {config} {directory}/known 2> /dev/null; echo active > {directory}/state ;;
 esac
 exit 0
 """
 JOURNALCTL = "#!/bin/sh\necho unable to configure the Docker daemon\n"
 DOCKER = """#!/usr/bin/env python3
 import json, os, sys
-here = "{folder}/"
+here = "{directory}/"
 version, live, containers = open(here + "engine").read().split()
 if open(here + "state").read().strip() != "active":
     sys.exit("Cannot connect to the Docker daemon")
@@ -63,9 +63,9 @@ print(json.dumps({{"ServerVersion": version, "LiveRestoreEnabled": live == "True
     "CDISpecDirs": known.get("cdi-spec-dirs", ["/etc/cdi", "/var/run/cdi"]) if on else []}}))
 """
 DAEMON = """#!/bin/sh
-[ "$1" = --version ] && {{ echo "Docker version $(cut -d' ' -f1 {folder}/engine), build 1"; exit; }}
-[ ! -e {folder}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
-echo "$*" > {folder}/tried
+[ "$1" = --version ] && {{ echo "Docker version $(cut -d' ' -f1 {directory}/engine), build 1"; exit; }}
+[ ! -e {directory}/refuses ] || {{ echo "invalid: $3" >&2; exit 1; }}
+echo "$*" > {directory}/tried
 """
 
 
@@ -80,7 +80,7 @@ class Docker:
         programs = (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL), ("docker", DOCKER), ("dockerd", DAEMON))
         for name, text in programs:
             path = folder / "bin" / name
-            path.write_text(text.format(folder=folder, config=self.config))
+            path.write_text(text.format(directory=folder, config=self.config))
             path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
         (folder / "state").write_text("active\n")
@@ -115,7 +115,7 @@ def docker(tmp_path: Path, run_here: Callable[..., dict[str, Any]], monkeypatch:
     return Docker(tmp_path, run_here, monkeypatch)
 
 
-def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None:
+def test_cdi_is_enabled_and_removed_byte_for_byte(docker: Docker) -> None:
     docker.write(SITE)
     foretold = docker.run(check=True)
     assert docker.config.read_text() == SITE and "restart" not in docker.asked()
@@ -135,7 +135,7 @@ def test_cdi_is_switched_on_and_taken_back_byte_for_byte(docker: Docker) -> None
     assert not docker.run(state="absent")["changed"]
 
 
-def test_the_file_is_tried_with_what_the_process_was_started_with(docker: Docker) -> None:
+def test_validation_uses_options_of_the_process(docker: Docker) -> None:
     options = ["-c", "read line", "--userland-proxy=false"]
     files = ["--config-file", "/etc/a", "--config-file=/etc/b"]
     # The first argument is the process title, not the program.
@@ -147,7 +147,7 @@ def test_the_file_is_tried_with_what_the_process_was_started_with(docker: Docker
         assert tried[:2] == ["--validate", "--config-file"] and " ".join(tried[3:]) == told
 
 
-def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -> None:
+def test_file_is_the_one_the_process_was_started_with(docker: Docker) -> None:
     docker.write(SITE)
     unused = docker.folder / "etc/unused.json"
     command = ["/usr/bin/dockerd", "-c", "read line", "--config-file", str(docker.config)]
@@ -160,7 +160,7 @@ def test_the_file_is_the_one_that_the_process_was_started_with(docker: Docker) -
     assert docker.config.read_text() == SITE and not unused.exists()
 
 
-def test_a_file_of_the_record_is_restored_though_another_one_is_configured_now(docker: Docker) -> None:
+def test_recorded_file_is_restored_with_other_configuration(docker: Docker) -> None:
     docker.write(SITE)
     assert docker.run()["changed"]
     other = {"docker": {"config": str(docker.folder / "etc/other.json"), "timeout": 1}}
@@ -168,7 +168,7 @@ def test_a_file_of_the_record_is_restored_though_another_one_is_configured_now(d
     assert docker.config.read_text() == SITE
 
 
-def test_a_release_that_has_it_on_is_left_alone(docker: Docker) -> None:
+def test_enabled_by_default_is_not_changed(docker: Docker) -> None:
     docker.engine("28.2.0", containers=3)
     docker.write('{"cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
     for folder in docker.folders:
@@ -177,7 +177,7 @@ def test_a_release_that_has_it_on_is_left_alone(docker: Docker) -> None:
     assert not done["changed"] and "restart" not in docker.asked()
 
 
-def test_a_restart_that_would_stop_containers_is_refused_and_they_are_named(docker: Docker) -> None:
+def test_restart_stopping_containers_is_rejected(docker: Docker) -> None:
     docker.engine("27.1.0", containers=2)
     for check in (True, False):
         failed = docker.run(check=check)
@@ -194,7 +194,7 @@ def test_a_restart_that_would_stop_containers_is_refused_and_they_are_named(dock
     assert docker.run(state="absent", stop=True)["changed"] and not docker.config.exists()
 
 
-def test_what_docker_does_not_start_with_is_undone(docker: Docker) -> None:
+def test_failed_start_is_rolled_back(docker: Docker) -> None:
     docker.write(SITE)
     (docker.folder / "broken").touch()
     failed = docker.run()
@@ -203,7 +203,7 @@ def test_what_docker_does_not_start_with_is_undone(docker: Docker) -> None:
     assert docker.config.read_text() == SITE and not (docker.folder / "records").exists()
 
 
-def test_cri_dockerd_has_to_come_back_as_well(docker: Docker) -> None:
+def test_cri_dockerd_must_run_after_restart(docker: Docker) -> None:
     (docker.folder / "cri-dockerd").write_text("active\n")
     text = (docker.folder / "bin/systemctl").read_text()
     (docker.folder / "bin/systemctl").write_text(
@@ -213,7 +213,7 @@ def test_cri_dockerd_has_to_come_back_as_well(docker: Docker) -> None:
     assert failed["error_code"] == "restart-failed" and "cri-docker.service did not come back" in failed["msg"], failed
 
 
-def test_one_that_does_not_come_back_is_restarted_by_the_next_run(docker: Docker) -> None:
+def test_stopped_docker_is_restarted_by_next_run(docker: Docker) -> None:
     (docker.folder / "dead").touch()
     failed = docker.run()
     assert "It does not run with its files as they were either" in failed["msg"], failed
@@ -230,7 +230,7 @@ def test_one_that_does_not_come_back_is_restarted_by_the_next_run(docker: Docker
     assert not docker.run()["changed"] and docker.run(check=True)["settled"]
 
 
-def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_restarts(
+def test_failed_restore_is_reported_after_the_cause_and_docker_restarts(
     docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.write(SITE)
@@ -255,7 +255,7 @@ def test_file_that_cannot_be_restored_is_reported_after_the_cause_and_docker_res
     assert docker.run(state="absent")["changed"] and docker.config.read_text() == SITE
 
 
-def test_second_restart_that_raises_an_error_does_not_hide_the_cause(docker: Docker) -> None:
+def test_failed_second_restart_does_not_hide_the_cause(docker: Docker) -> None:
     docker.write(SITE)
     systemctl = docker.folder / "bin/systemctl"
     systemctl.write_text(
@@ -268,7 +268,7 @@ def test_second_restart_that_raises_an_error_does_not_hide_the_cause(docker: Doc
     assert json.loads((docker.folder / "records/docker_cdi.json").read_text())["restart"]
 
 
-def test_run_killed_before_the_restart_is_resumed_without_the_times_of_files(docker: Docker) -> None:
+def test_run_killed_before_restart_is_resumed_without_file_times(docker: Docker) -> None:
     """A clock that was set back, or coarse file times, make the changed file older than the process: the run resumes nevertheless."""
     docker.write(SITE)
     assert docker.run()["restarted"]
@@ -282,13 +282,13 @@ def test_run_killed_before_the_restart_is_resumed_without_the_times_of_files(doc
     assert not docker.run()["changed"]
 
 
-def test_a_file_that_the_daemon_does_not_take_is_not_written(docker: Docker) -> None:
+def test_rejected_file_is_not_written(docker: Docker) -> None:
     (docker.folder / "refuses").touch()
     assert docker.run()["error_code"] == "not-taken"
     assert not docker.config.exists() and "restart" not in docker.asked()
 
 
-def test_older_ones_and_files_that_are_no_json_are_refused_by_name(docker: Docker) -> None:
+def test_unsupported_version_and_invalid_json_are_rejected(docker: Docker) -> None:
     docker.write("{")
     assert docker.run()["error_code"] == "invalid-json"
     docker.engine("20.10.24")
@@ -298,7 +298,7 @@ def test_older_ones_and_files_that_are_no_json_are_refused_by_name(docker: Docke
     assert docker.run()["error_code"] == "too-old"
 
 
-def test_flags_that_count_are_told_and_docker_is_not_restarted_again_and_again(docker: Docker) -> None:
+def test_conflicting_flag_is_reported_without_repeated_restarts(docker: Docker) -> None:
     (docker.folder / "pid").write_text(str(os.getpid()))
     docker.write('{"features": {"cdi": true}, "cdi-spec-dirs": ' + json.dumps(docker.folders) + "}")
     os.utime(docker.config, (1, 1))
@@ -317,13 +317,13 @@ def test_flags_that_count_are_told_and_docker_is_not_restarted_again_and_again(d
 @pytest.mark.parametrize(
     "said", ["", "[]", "{}", '{"ServerVersion": "27.1.0", "LiveRestoreEnabled": true, "ContainersRunning": 1}']
 )
-def test_what_proves_nothing_is_refused(said: str) -> None:
+def test_read_info_without_proof_is_rejected(said: str) -> None:
     with pytest.raises(DockerError) as caught:
         read_info(said)
     assert caught.value.code == "no-proof"
 
 
-def test_versions_are_read_and_old_ones_refused() -> None:
+def test_versions_are_parsed_and_old_ones_rejected() -> None:
     assert version_in("Docker version 26.1.5+dfsg1, build a72d7cd") == (26, 1, 5)
     assert version_in("29.4.0") == (29, 4, 0)
     with pytest.raises(DockerError, match=r"24\.0\.9, expected 25\.0"):
@@ -352,7 +352,7 @@ def files(draw: st.DrawFn) -> str | None:
 
 
 @given(text=files(), version=st.sampled_from([(25, 0, 0), (28, 1, 1), (28, 2, 0), (29, 0, 0)]), since=st.booleans())
-def test_only_what_is_missing_is_set_and_the_way_back_is_exact(
+def test_text_with_sets_only_missing_keys_and_reverts_exactly(
     text: str | None, version: tuple[int, ...], since: bool
 ) -> None:
     wanted = ["/etc/cdi", "/srv/cdi"]

@@ -43,7 +43,7 @@ from ansible_collections.dra.accelerators.plugins.module_utils.core.host.system 
 
 
 @pytest.mark.parametrize("was_there", [True, False])
-def test_the_target_of_a_link_is_written_and_restored(tmp_path: Path, was_there: bool) -> None:
+def test_linked_file_target_is_written_and_restored(tmp_path: Path, was_there: bool) -> None:
     """The same for crio.conf and daemon.json, because both runtimes use the same record: the target of the link is written."""
     target, link = tmp_path / "dotfiles/daemon.json", tmp_path / "daemon.json"
     target.parent.mkdir()
@@ -69,7 +69,7 @@ def copied(tmp_path: Path) -> CopiedFiles:
     return CopiedFiles(module, System(), str(tmp_path / "record"), read_containerd)
 
 
-def test_undo_does_not_use_a_backup_of_an_earlier_installation(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_undo_ignores_backup_of_earlier_installation(tmp_path: Path, copied: CopiedFiles) -> None:
     """The run fails before it has copied the file, so the backup is an older one: undo does not use it."""
     config = tmp_path / "config.toml"
     stale = tmp_path / f"config.toml{BACKUP}"
@@ -81,7 +81,7 @@ def test_undo_does_not_use_a_backup_of_an_earlier_installation(tmp_path: Path, c
     assert stale.read_text() == "version = 1\n"
 
 
-def test_undo_restores_the_other_files_if_one_cannot_be_written(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_undo_restores_other_files_if_one_fails(tmp_path: Path, copied: CopiedFiles) -> None:
     """As on a full disk: the error of the change is reported, and the record stays for the next run."""
     first, last = tmp_path / "config.toml", tmp_path / "file/drop-in.toml"
     last.parent.write_text("no directory")
@@ -101,7 +101,7 @@ def test_undo_restores_the_other_files_if_one_cannot_be_written(tmp_path: Path, 
     assert not copied.record().restart
 
 
-def test_copy_sets_a_backup_of_an_earlier_installation_aside(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_copy_renames_backup_of_earlier_installation(tmp_path: Path, copied: CopiedFiles) -> None:
     config = tmp_path / "config.toml"
     backup = tmp_path / f"config.toml{BACKUP}"
     backup.write_text("version = 1\n")
@@ -115,7 +115,7 @@ def test_copy_sets_a_backup_of_an_earlier_installation_aside(tmp_path: Path, cop
     assert (config.read_text(), config.stat().st_mtime_ns, backup.exists()) == ("version = 2\n", 10**18, False)
 
 
-def test_changed_file_keeps_owner_mode_and_extended_attributes(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_changed_file_keeps_owner_mode_and_attributes(tmp_path: Path, copied: CopiedFiles) -> None:
     config = tmp_path / "config.toml"
     config.write_text("version = 2\n")
     os.chown(config, 1234, 1235)
@@ -137,14 +137,14 @@ def test_changed_file_keeps_owner_mode_and_extended_attributes(tmp_path: Path, c
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml"]
 
 
-def test_temporary_file_of_a_killed_run_is_removed(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_temporary_file_of_killed_run_is_removed(tmp_path: Path, copied: CopiedFiles) -> None:
     config = tmp_path / "config.toml"
     (tmp_path / ".config.toml.4242-0.tmp").write_text("half")
     copied.put(str(config), "version = 2\n")
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
-def test_copy_is_made_again_if_a_run_ended_after_its_record(tmp_path: Path, copied: CopiedFiles) -> None:
+def test_copy_is_repeated_if_run_ended_after_its_record(tmp_path: Path, copied: CopiedFiles) -> None:
     config, backup = tmp_path / "config.toml", tmp_path / f"config.toml{BACKUP}"
     config.write_text("version = 2\n")
     change = Change(str(config), "version = 2\n", "version = 2\nchanged = true\n")
@@ -160,7 +160,7 @@ def test_copy_is_made_again_if_a_run_ended_after_its_record(tmp_path: Path, copi
     assert backup.read_text() == ""
 
 
-def test_backup_that_does_not_match_the_digest_of_the_record_is_not_used(tmp_path: Path) -> None:
+def test_backup_with_other_digest_is_not_used(tmp_path: Path) -> None:
     config, backup = tmp_path / "config.toml", tmp_path / f"config.toml{BACKUP}"
     table = '[plugins."io.containerd.grpc.v1.cri"]\n'
     before = f"version = 2\n{table}  enable_cdi = false\n"
@@ -181,7 +181,7 @@ def test_backup_that_does_not_match_the_digest_of_the_record_is_not_used(tmp_pat
 
 
 @pytest.mark.prove
-def test_files_after_a_power_cut_are_whole(tmp_path: Path) -> None:
+def test_files_after_power_cut_are_complete(tmp_path: Path) -> None:
     """A copy of the image of a mounted file system is the disk after a power cut: files are complete."""
     image, node = tmp_path / "disk", tmp_path / "node"
     with image.open("wb") as file:
@@ -222,7 +222,7 @@ def test_files_after_a_power_cut_are_whole(tmp_path: Path) -> None:
     assert found == {"copied": (before, before), "changed": (after, before), "restored": (before, None)}
 
 
-def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_waits_for_files_rewritten_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the start of MicroK8s, the main file is empty for a moment after the unit becomes active: the restart waits."""
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho ActiveState=active\necho MainPID=1\n")
     (tmp_path / "journalctl").write_text("#!/bin/sh\n")
@@ -246,7 +246,7 @@ def test_restart_waits_for_files_that_the_start_writes_anew(tmp_path: Path, monk
     assert time.monotonic() - begun < 10
 
 
-def test_a_containerd_that_the_main_process_starts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_containerd_started_by_main_process_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A program that keeps its command line: the shell with the name containerd.
     program = tmp_path / "containerd"
     program.symlink_to("/bin/sh")
@@ -288,7 +288,7 @@ def test_stopped_unit_is_identified_by_its_command(tmp_path: Path, monkeypatch: 
         ("--config-dir= --log-level info", ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")),
     ],
 )
-def test_files_of_crio_are_those_of_its_command_line(
+def test_crio_files_are_those_of_its_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, expected: tuple[str, str]
 ) -> None:
     start = f"{{ path=/usr/bin/crio ; argv[]=/usr/bin/crio {options} ; ignore_errors=no ; }}"

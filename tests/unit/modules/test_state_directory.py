@@ -70,7 +70,7 @@ def run(node: Node, devices: Path, name: str, **options: Any) -> Json:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_indices_are_those_of_the_driver_in_another_state_directory(node: Node, tmp_path: Path, name: str) -> None:
+def test_indices_of_driver_in_other_state_directory_are_used(node: Node, tmp_path: Path, name: str) -> None:
     """The driver has the GPUs in the opposite order: the modules use its indices."""
     gpus = node.module("accelerator_info", {})["devices"]
     devices, kubelet = tmp_path / "devices", tmp_path / "kubelet"

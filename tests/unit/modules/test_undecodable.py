@@ -160,7 +160,7 @@ def test_file_of_objects_skips_undecodable_ones(indent: int | None) -> None:
 
 @pytest.mark.parametrize("levels", [5000, 100_000])
 @pytest.mark.parametrize("text", ["a: " + "[" * 100_000, "a:\n  - " + "- " * 2000 + "b", "a: {0}"])
-def test_deeply_nested_yaml_is_rejected_with_its_place(text: str, levels: int) -> None:
+def test_deeply_nested_yaml_is_rejected_with_position(text: str, levels: int) -> None:
     nested = text.replace("{0}", "[" * levels + "]" * levels)
     # Newer versions of libyaml have their own limit, with another message.
     with pytest.raises(AcceleratorError, match=r"(?s)manifest\.yaml is no YAML: .*nest"):

@@ -175,7 +175,7 @@ def exchanged(said: str) -> list[str]:
     return [line.partition(" on ")[2].partition(",")[0] for line in said.splitlines() if '"msg": "exchanged' in line]
 
 
-def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collection: Path, cluster: Cluster) -> None:
+def test_upgrade_runs_node_by_node_and_skips_current_ones(collection: Path, cluster: Cluster) -> None:
     status, said = upgrade(collection, cluster, old=["a", "c"], accelerator_upgrade_timeout=77)
     assert status == 0, said
     assert exchanged(said) == ["a", "b", "c"] and "drain False, 77" in said
@@ -185,7 +185,7 @@ def test_one_node_after_the_other_and_those_that_have_it_are_passed_over(collect
 
 
 @pytest.mark.prove
-def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collection: Path, cluster: Cluster) -> None:
+def test_upgrade_without_consent_names_pods_and_changes_nothing(collection: Path, cluster: Cluster) -> None:
     cluster.users = {"training": pod("training", on="c", owner=("ReplicaSet", "web"))}
     status, said = upgrade(collection, cluster)
     assert status != 0 and exchanged(said) == [] and "Nothing was changed" in said, said
@@ -198,7 +198,7 @@ def test_who_has_to_leave_is_named_and_nothing_is_begun_without_a_word(collectio
 
 
 @pytest.mark.prove
-def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cluster: Cluster) -> None:
+def test_upgrade_failed_node_names_nodes_not_started(collection: Path, cluster: Cluster) -> None:
     status, said = upgrade(collection, cluster, broken=["b"])
     assert status != 0 and exchanged(said) == ["a"], said
     assert 'b: \\"Exchange it\\" failed: it does not load Not started: c.' in " ".join(said.split()), said
@@ -209,7 +209,7 @@ def test_where_a_node_fails_it_is_said_which_were_not_begun(collection: Path, cl
 
 
 @pytest.mark.prove
-def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Path, cluster: Cluster) -> None:
+def test_upgrade_npus_need_reboot_consent(collection: Path, cluster: Cluster) -> None:
     options = {"accelerator_nvidia_driver": False, "accelerator_ascend_driver": True}
     status, said = upgrade(collection, cluster, **options)
     assert status != 0 and "Set ascend_driver_reboot" in said and exchanged(said) == [], said
@@ -221,7 +221,7 @@ def test_npus_need_a_word_on_the_restart_before_anything_is_begun(collection: Pa
     ("role", "upgrade_evict", "expected"),
     [(True, None, "False"), (False, True, "False"), (True, True, "True"), ("", True, "True")],
 )
-def test_upgrade_evicts_where_the_fleet_file_and_the_upgrade_allow_it(
+def test_upgrade_evicts_only_with_both_consents(
     role: bool | str, upgrade_evict: bool | None, expected: str, collection: Path, cluster: Cluster
 ) -> None:
     """Extra variables override the values that the playbook passes. Eviction needs the consent of the fleet file and of the upgrade."""

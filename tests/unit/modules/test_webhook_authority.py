@@ -209,7 +209,7 @@ def test_ca_of_an_earlier_release_is_replaced_with_an_overlap(server: Objects, r
     assert not again["changed"] and again["ca_bundle"] == done["ca_bundle"]
 
 
-def test_objects_of_others_are_not_changed(server: Objects, run: Run) -> None:
+def test_foreign_objects_are_not_changed(server: Objects, run: Run) -> None:
     server.objects[SECRET] = {"metadata": {"name": "x", "resourceVersion": "1"}, "data": {}}
     refused = run()
     assert refused["failed"] and refused["error_code"] == "not-managed" and not server.writes

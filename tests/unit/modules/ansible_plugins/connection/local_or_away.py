@@ -14,9 +14,9 @@ from ansible.plugins.connection.local import Connection as Local
 
 DOCUMENTATION = """
 name: local_or_away
-short_description: this machine, or nobody
+short_description: this machine, or an unreachable one
 description:
-  - Runs commands here, and reaches nobody while the file in C(NODE_AWAY) exists.
+  - Runs commands on this machine. Fails as unreachable while the file in C(NODE_AWAY) exists.
 extends_documentation_fragment:
   - connection_pipelining
 """

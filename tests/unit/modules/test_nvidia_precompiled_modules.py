@@ -1,7 +1,7 @@
 # Copyright (c) 2026 The dra.accelerators authors
 # GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's precompiled kernel modules for one Red Hat kernel: packages whose names have the versions of driver and kernel."""
+"""NVIDIA's precompiled kernel modules for one Red Hat kernel: package names contain the versions of driver and kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def red_hats(kernel: str, *versions: str, branch: str = "580") -> list[tuple[str
     return [each.packages for each in offers if (each.build, each.components) == ("precompiled", "compute")]
 
 
-def test_names_with_driver_and_kernel_are_filled_in_or_left_out() -> None:
+def test_package_names_fill_in_driver_and_kernel() -> None:
     assert red_hats(EL9, "580.95.05", "595.45.04") == [READY]
     assert red_hats("4.18.0-553.22.1.el8_10.x86_64", "580.95.05") == [
         (READY[0], "kmod-nvidia-580.95.05-4.18.0-553.22.1")
@@ -54,14 +54,14 @@ def test_names_with_driver_and_kernel_are_filled_in_or_left_out() -> None:
         assert red_hats(kernel, "580.95.05") == [], kernel
 
 
-def test_versions_that_names_may_have() -> None:
+def test_versions_of_installed_and_requested_packages() -> None:
     installed = {"nvidia-driver-cuda": "3:580.95.05-1.el9", "nvidia-container-toolkit": "1.18.1-1", "dkms": "3.0.13-1"}
     assert versions_of(installed, Wanted("3:595.45.04-1.el9")) == ["595.45.04", "580.95.05"]
     assert versions_of(installed, Wanted("580")) == versions_of(installed, Wanted()) == ["580.95.05"]
     assert versions_of({}, Wanted("580")) == []
 
 
-def test_packages_with_the_drivers_version_in_their_names_give_way() -> None:
+def test_packages_with_driver_version_in_name_are_replaced() -> None:
     offer = Offer("proprietary", "precompiled", "compute", READY)
     there = {
         READY[0]: "3:580.95.05-1.el9",
@@ -69,13 +69,13 @@ def test_packages_with_the_drivers_version_in_their_names_give_way() -> None:
         "kmod-nvidia-580.95.05-5.14.0-1": "3:580.95.05-3.el9_6",
     }
     same = Choice(offer, "580.95.05", dict.fromkeys(READY, ""))
-    assert outdated(there, same) == [], "what is for another kernel that is there stays"
+    assert outdated(there, same) == [], "installed packages for another kernel stay"
     other = Choice(offer, "595.45.04", {READY[0]: "", "kmod-nvidia-595.45.04-5.14.0-570.23.1": ""})
     assert outdated(there, other) == outdated(there, Choice(replace(offer, build="dkms"), "580.95.05", {READY[0]: ""}))
     assert outdated(there, other) == sorted(set(there) - {READY[0]})
 
 
-def test_a_bundle_has_them_for_the_kernel_that_is_described() -> None:
+def test_bundle_has_packages_for_described_kernel() -> None:
     wanted = {"version": "580.95.05", "build": "precompiled", "persistence": False}
     need = {"of": "nvidia_driver", "kernel": EL9, "wanted": wanted, "catalog": CATALOG}
     available = {READY[0]: ["3:595.45.04-1.el9", "3:580.95.05-1.el9"], READY[1]: ["3:580.95.05-3.el9_6"]}

@@ -68,7 +68,7 @@ def test_module_changes_nothing_during_another_run(
     assert not (tmp_path / FOLDER.lstrip("/")).exists()
 
 
-def test_second_run_leaves_the_live_run_of_nvidia_driver_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_second_run_does_not_disturb_live_nvidia_driver_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """The second run repairs no record, and starts no service that the live run has stopped."""
     node = make()
     act = node.apt.act
@@ -105,7 +105,7 @@ def outputs(name: str, options: Result, *, check: bool = False, diff: bool = Fal
     return {**found[-1]}
 
 
-def test_check_mode_leaves_verified_packages_of_a_live_run(
+def test_check_mode_keeps_verified_packages_of_a_live_run(
     tmp_path: Path, run_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check mode leaves the packages, also if the live run began after the check."""
@@ -142,9 +142,7 @@ def test_lock_of_a_killed_run_is_taken_and_check_mode_creates_none(tmp_path: Pat
     assert not system.exists(FOLDER)
 
 
-def test_module_that_runs_again_with_another_interpreter_keeps_the_lock_of_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_restarted_with_other_interpreter_keeps_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = System(str(tmp_path))
     monkeypatch.setattr(single_run, "has_respawned", lambda: True)
     with single_run.only_run(system, FOLDER, is_check=False):
@@ -156,7 +154,7 @@ def test_module_that_runs_again_with_another_interpreter_keeps_the_lock_of_its_p
     assert not system.exists(FOLDER)
 
 
-def test_containers_runtime_record_directory_has_its_lock(node_of_runtime: test_ascend_runtime.Node) -> None:
+def test_container_runtime_record_directory_has_its_lock(node_of_runtime: test_ascend_runtime.Node) -> None:
     assert not node_of_runtime.run("6.0.0", record="/var/lib/other/runtime.json").get("failed")
     with single_run.only_run(System(str(node_of_runtime.root)), "/var/lib/other", is_check=False):
         assert node_of_runtime.run("7.0.0", record="/var/lib/other/runtime.json")["error_code"] == "other-run"

@@ -41,7 +41,7 @@ class Page(HTMLParser):
         self.text = ""
         self._open: list[str] = []
         self.feed(text)
-        assert self._open == [], "what is opened is closed"
+        assert self._open == [], "each opened element is closed"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)

@@ -62,7 +62,7 @@ def test_needs_of_other_nodes_are_merged() -> None:
     assert others_needs(["own"], records, ["own"], {}) == BOTH, "a record counts before the node has an account"
 
 
-def test_node_without_record_keeps_what_the_objects_allow() -> None:
+def test_node_without_record_keeps_permissions_of_objects() -> None:
     found = others_needs(["own"], {"a": json.dumps(NVIDIA)}, ["a", "earlier", "own"], OBJECTS)
     assert found["names"] == ["dra.example.com", "gpu.nvidia.com"]
     assert found["read_pods"] and found["metrics_authorization"] and found["pod_lists_claims"]
@@ -70,13 +70,13 @@ def test_node_without_record_keeps_what_the_objects_allow() -> None:
     assert others_needs(["own"], {}, ["own"], OBJECTS) == {}
 
 
-def test_role_of_pods_with_the_name_of_an_earlier_release_counts_before_the_first_run() -> None:
+def test_role_of_earlier_release_counts_before_first_run() -> None:
     earlier = {EARLIER_POD_ROLE: OBJECTS[POD_ROLE]}
     assert needs_of_objects(earlier) == {"pod_lists_claims": True}
     assert needs_of_objects({**earlier, POD_ROLE: {"rules": [{"resources": ["nodes"]}]}}) == {}
 
 
-def test_need_that_an_earlier_release_did_not_record_comes_from_the_objects() -> None:
+def test_unrecorded_need_of_earlier_release_comes_from_objects() -> None:
     record = {name: value for name, value in NVIDIA.items() if name != "flow_control"}
     found = others_needs([], {"a": json.dumps(record)}, ["a"], OBJECTS)
     assert found == {**NVIDIA, "flow_control": True}
@@ -84,12 +84,12 @@ def test_need_that_an_earlier_release_did_not_record_comes_from_the_objects() ->
     assert set(NVIDIA) == set(FIELDS)
 
 
-def test_objects_that_do_not_exist_need_nothing() -> None:
+def test_missing_objects_need_nothing() -> None:
     assert needs_of_objects({}) == {} == needs_of_objects({ROLE: {"rules": None}, TOKEN_POLICY: {}})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"names": "gpu.nvidia.com"}', '{"read_pods": "yes"}'])
-def test_record_that_is_none_counts_as_unknown(text: str) -> None:
+def test_invalid_record_counts_as_unknown(text: str) -> None:
     assert parse_record(text) is None
     assert others_needs([], {"a": text}, ["a"], OBJECTS)["names"] == ["dra.example.com"]
 
@@ -133,7 +133,7 @@ def union(own: Any, *names: str, default: Any = None) -> Any:
     return cluster_union(own, HOSTS, list(HOSTS), API, names, default)
 
 
-def test_union_has_the_hosts_of_the_own_cluster() -> None:
+def test_union_has_hosts_of_own_cluster() -> None:
     assert union(["own"], "vendors") == ["own", "nvidia", "ascend"]
     assert union([], "old", "vendors", default=["default"]) == ["x", "ascend", "default"]
     assert union(3, "number") == 7
@@ -158,7 +158,7 @@ def test_leaders_are_hosts_of_the_same_step() -> None:
     assert cluster_leaders(list(hosts), hosts, "api") == {"a": "a", "b": "a", "c": "a", "d": "d"}
 
 
-def test_namespaces_of_a_policy_are_those_of_its_conditions() -> None:
+def test_policy_namespaces_are_read_from_conditions() -> None:
     account = "system:serviceaccount:"
     expression = f'u.startsWith("{account}one:driver-") || u == "{account}two:driver"'
     assert policy_namespaces({"spec": {"matchConditions": [{"expression": expression}]}}) == ("one", "two")

@@ -32,12 +32,12 @@ def told(there: list[dict[str, Any]], *classes: dict[str, Any], absent: bool = F
 GPU = {"name": "gpu", "extended_resource": "example.com/gpu"}
 
 
-def test_one_class_for_a_resource_is_no_duplicate() -> None:
+def test_duplicates_one_class_for_a_resource_has_none() -> None:
     assert told([], GPU) == {}
     assert told([present("other", "example.com/other", "2026-01-01T00:00:00Z")], GPU) == {}
 
 
-def test_foreign_class_with_the_same_resource_is_named() -> None:
+def test_duplicates_foreign_class_with_same_resource_is_named() -> None:
     other = present("other", "example.com/gpu", "2026-01-02T00:00:00Z", ours=False)
     assert told([other], GPU) == {"example.com/gpu": ["gpu", "other"]}, "the new class is the newest"
     older = present("gpu", "example.com/gpu", "2026-01-01T00:00:00Z")

@@ -49,7 +49,7 @@ RUNNING = "active"
         ({"crio.service": "failed", "containerd.service": RUNNING}, Choice("containerd", "containerd.service")),
     ],
 )
-def test_a_runtime_is_known_by_its_unit(states: dict[str, str], expected: Choice) -> None:
+def test_runtime_is_detected_by_unit(states: dict[str, str], expected: Choice) -> None:
     assert chosen("auto", states) == expected
 
 
@@ -65,18 +65,18 @@ def test_a_runtime_is_known_by_its_unit(states: dict[str, str], expected: Choice
         ("", "crio.service"),
     ],
 )
-def test_where_several_run_the_kubelets_endpoint_decides(endpoint: str, expected: str) -> None:
+def test_several_runtimes_kubelet_endpoint_decides(endpoint: str, expected: str) -> None:
     states = dict.fromkeys(["crio.service", "cri-docker.service", "k3s.service", "containerd.service"], RUNNING)
     assert chosen("auto", states, endpoint).unit == expected
 
 
-def test_a_node_without_a_runtime_is_told_what_was_looked_for() -> None:
+def test_no_runtime_error_names_units() -> None:
     with pytest.raises(RuntimeChoiceError, match=r"None of crio\.service, .* is running") as caught:
         chosen("auto", dict.fromkeys(UNITS, "inactive"))
     assert caught.value.code == "no-runtime"
 
 
-def test_a_runtime_that_is_named_is_taken_and_a_distribution_needs_its_unit() -> None:
+def test_requested_runtime_is_used_distribution_needs_unit() -> None:
     assert chosen("docker", {}) == Choice("docker")
     assert chosen("rke2", {"rke2-agent.service": "failed"}) == Choice("rke2", "rke2-agent.service")
     with pytest.raises(RuntimeChoiceError, match=r"Neither k3s\.service nor k3s-agent\.service"):
@@ -98,7 +98,7 @@ def test_a_runtime_that_is_named_is_taken_and_a_distribution_needs_its_unit() ->
         ([], {}),
     ],
 )
-def test_a_kubelets_command_line_is_read(words: list[str], expected: dict[str, str]) -> None:
+def test_kubelet_options_are_parsed(words: list[str], expected: dict[str, str]) -> None:
     assert kubelet_options(words) == expected
 
 
@@ -113,7 +113,7 @@ def test_a_kubelets_command_line_is_read(words: list[str], expected: dict[str, s
         ("", ""),
     ],
 )
-def test_a_kubelets_file_is_read(text: str, expected: str) -> None:
+def test_kubelet_file_is_parsed(text: str, expected: str) -> None:
     assert endpoint_in(text) == expected
 
 
@@ -137,7 +137,7 @@ def node(tmp_path: Path, *running: str, kubelet: str = "", **files: str) -> Node
     return Node(tmp_path, running)
 
 
-def test_the_kubelet_that_runs_is_asked_where_two_runtimes_do(tmp_path: Path) -> None:
+def test_two_runtimes_query_running_kubelet(tmp_path: Path) -> None:
     both = ("crio.service", "containerd.service")
     by_flag = node(
         tmp_path,
@@ -157,7 +157,7 @@ def test_the_kubelet_that_runs_is_asked_where_two_runtimes_do(tmp_path: Path) ->
     assert kubelet_runtime.find(by_file, "auto").runtime == "cri-o"
 
 
-def test_docker_behind_cri_dockerd_is_set_up_only_where_it_is_named(tmp_path: Path) -> None:
+def test_docker_with_cri_dockerd_must_be_requested(tmp_path: Path) -> None:
     machine = node(tmp_path, "cri-docker.service", "containerd.service")
     with pytest.raises(RuntimeChoiceError, match="hands no CDI devices") as caught:
         kubelet_runtime.find(machine, "auto")
@@ -165,14 +165,14 @@ def test_docker_behind_cri_dockerd_is_set_up_only_where_it_is_named(tmp_path: Pa
     assert kubelet_runtime.find(machine, "docker") == Choice("docker")
 
 
-def test_the_module_for_containerd_alone_names_the_one_for_cri_o(tmp_path: Path) -> None:
+def test_containerd_module_on_crio_node_names_other_module(tmp_path: Path) -> None:
     with pytest.raises(RuntimeChoiceError, match="uses CRI-O") as caught:
         kubelet_runtime.uses_containerd(node(tmp_path, "crio.service"), ["/etc/cdi"])
     assert "runtime_cdi" in caught.value.hint
     assert kubelet_runtime.uses_containerd(node(tmp_path, "containerd.service"), ["/etc/cdi"])
 
 
-def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
+def test_distribution_without_drop_ins_rejection_names_settings() -> None:
     place = place_of("rke2", "/data/rke2/")
     file, wanted = File(place.generated, "version = 3\n"), ["/etc/cdi", "/srv/cdi"]
     error = refusal("rke2-agent.service", place, file, "CDI is off", wanted)
@@ -193,7 +193,7 @@ def test_a_distribution_without_drop_ins_is_refused_with_what_to_set() -> None:
         ("snap.microk8s.daemon-containerd.service", "/var/snap/microk8s/current/args/containerd.toml"),
     ],
 )
-def test_a_distribution_without_its_program_is_refused(tmp_path: Path, unit: str, program: str) -> None:
+def test_distribution_without_program_is_rejected(tmp_path: Path, unit: str, program: str) -> None:
     machine = node(tmp_path, unit, "containerd.service")
     choice = kubelet_runtime.find(machine, "auto")
     assert choice.unit == unit
@@ -202,7 +202,7 @@ def test_a_distribution_without_its_program_is_refused(tmp_path: Path, unit: str
     assert unit in caught.value.hint
 
 
-def test_error_for_microk8s_names_its_template(tmp_path: Path) -> None:
+def test_microk8s_error_names_its_template(tmp_path: Path) -> None:
     place = place_of("microk8s")
     file = File(place.generated, 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n')
     error = refusal("snap.microk8s.daemon-containerd.service", place, file, "CDI is off", ["/etc/cdi"])
@@ -219,5 +219,5 @@ def test_error_for_microk8s_names_its_template(tmp_path: Path) -> None:
         ([], {}),
     ],
 )
-def test_the_options_of_a_containerd_are_read(words: list[str], expected: dict[str, str]) -> None:
+def test_containerd_flags_are_parsed(words: list[str], expected: dict[str, str]) -> None:
     assert flags_of(words, Daemon.options) == expected

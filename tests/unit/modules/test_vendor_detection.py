@@ -44,7 +44,7 @@ def put(root: Path, path: str, text: str = "") -> None:
     place.write_text(text)
 
 
-def test_devices_are_told_by_maker_and_class(tmp_path: Path) -> None:
+def test_devices_are_detected_by_vendor_and_class(tmp_path: Path) -> None:
     system = machine(
         tmp_path,
         {"0000:18:00.0": GPU, "0000:18:00.1": AUDIO_OF_A_GPU, "0000:82:00.0": NPU, "0000:03:00.0": NIC_OF_HUAWEI},
@@ -52,14 +52,14 @@ def test_devices_are_told_by_maker_and_class(tmp_path: Path) -> None:
     assert vendor_detection.devices_by_vendor(system) == {"nvidia": ["0000:18:00.0"], "ascend": ["0000:82:00.0"]}
 
 
-def test_a_machine_without_any_and_one_whose_driver_alone_tells(tmp_path: Path) -> None:
+def test_devices_absent_or_known_to_driver_only(tmp_path: Path) -> None:
     assert vendor_detection.devices_by_vendor(System(str(tmp_path))) == {}
     (tmp_path / "proc/driver/nvidia/gpus/0000:18:00.0").mkdir(parents=True)
     assert vendor_detection.devices_by_vendor(System(str(tmp_path))) == {"nvidia": ["0000:18:00.0"]}
 
 
 @pytest.mark.parametrize(("build", "found"), [("y", ["/dev/davinci0", "/dev/davinci10"]), ("n", [])])
-def test_npus_on_the_unified_bus_are_known_by_their_nodes(tmp_path: Path, build: str, found: list[str]) -> None:
+def test_npus_on_unified_bus_are_detected_by_nodes(tmp_path: Path, build: str, found: list[str]) -> None:
     put(tmp_path, "/usr/local/Ascend/driver/script/feature.conf", f"FEATURE_DKMS=n\nFEATURE_HD_CONNECT_IS_UB={build}\n")
     for name in ("davinci10", "davinci0", "davinci_manager", "davinci0x", "vdavinci100"):
         put(tmp_path, f"/dev/{name}")
@@ -71,7 +71,7 @@ def test_npus_on_the_unified_bus_are_known_by_their_nodes(tmp_path: Path, build:
     assert vendor_detection.ascend_facts(System(str(tmp_path)))["unified_bus"] is (build == "y")
 
 
-def test_the_driver_of_ascend_is_known_by_its_files(tmp_path: Path) -> None:
+def test_ascend_facts_are_read_from_driver_files(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     nothing = vendor_detection.ascend_facts(system)
     assert not nothing["answers"] and "libdcmi.so" in nothing["problem"] and driver_files.MANAGER in nothing["problem"]
@@ -101,7 +101,7 @@ def test_the_driver_of_ascend_is_known_by_its_files(tmp_path: Path) -> None:
     assert "'uncomplete'" in vendor_detection.ascend_facts(system)["problem"]
 
 
-def test_the_group_of_the_nodes_is_told_where_there_is_such_a_group(tmp_path: Path) -> None:
+def test_ascend_facts_group_must_exist(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     put(tmp_path, "/etc/ascend_install.info", "UserName=HwHiAiUser\nUserGroup=HwHiAiUser\n")
     assert vendor_detection.ascend_facts(system)["group"] == ""
@@ -122,14 +122,14 @@ def test_ascend_facts_numbers_of_the_drivers_user(tmp_path: Path) -> None:
     assert (found["uid"], found["gid"]) == (990, 991)
 
 
-def test_the_libraries_other_place_counts(tmp_path: Path) -> None:
+def test_ascend_facts_alternative_library_path(tmp_path: Path) -> None:
     put(tmp_path, "/usr/local/dcmi/libdcmi.so")
     put(tmp_path, "/dev/davinci_manager")
     found = vendor_detection.ascend_facts(System(str(tmp_path)))
     assert found["answers"] and found["library"] == "/usr/local/dcmi/libdcmi.so" and found["version"] == ""
 
 
-def test_vendor_facts_are_those_of_all_backends() -> None:
+def test_vendor_facts_match_all_backends() -> None:
     assert {vendor: create(vendor).facts for vendor in BACKENDS} == VENDOR_FACTS
 
 
@@ -142,7 +142,7 @@ def test_filters_do_not_import_backends(plugin: Path) -> None:
     assert [module for module in done.stdout.split() if re.fullmatch(r"ansible_collections\..*\.backend", module)] == []
 
 
-def test_the_filters() -> None:
+def test_vendor_facts_filter() -> None:
     facts = VendorFacts().filters()["vendor_facts"]
     assert [each["driver_name"] for each in facts(["ascend", "nvidia", "ascend"])] == [
         "npu.huawei.com",

@@ -32,18 +32,18 @@ KINDS: tuple[tuple[Any, Any], ...] = (
 
 
 @pytest.mark.parametrize(("module", "record"), KINDS)
-def test_what_is_written_is_read_again(module: Any, record: Any) -> None:
+def test_record_round_trips(module: Any, record: Any) -> None:
     assert module.read_record(record.to_text(), "/record") == record
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"version": 1}', '{"version": 2}', '"version"'])
 @pytest.mark.parametrize("module", [module for module, _record in KINDS])
-def test_what_is_no_record_is_named_with_what_to_do(module: Any, text: str) -> None:
+def test_record_invalid_text_is_named_with_remedy(module: Any, text: str) -> None:
     with pytest.raises(AcceleratorError, match=r"/record, in which is written what was .* cannot be read") as caught:
         module.read_record(text, "/record")
     assert caught.value.code == "damaged-record" and "record" in caught.value.hint
 
 
-def test_a_version_that_is_not_known_is_told() -> None:
+def test_record_unknown_version_is_named() -> None:
     with pytest.raises(AcceleratorError, match="version 2"):
         change_record.read('{"version": 2}', "/record", dict, of="changed", hint="Remove it.")

@@ -50,7 +50,7 @@ def in_pod(node: Node, pid: int, uid: str, *files: str) -> None:
 # Pods
 
 
-def test_pods_behind_claims_and_processes_are_named(node: Node, tmp_path: Path) -> None:
+def test_pods_with_claims_or_processes_are_named(node: Node, tmp_path: Path) -> None:
     node.run(OLDER)
     store = tmp_path / "kubelet/plugins/gpu.nvidia.com/state.db"
     store.parent.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_pods_behind_claims_and_processes_are_named(node: Node, tmp_path: Path) 
     assert "4711 (python3, pod team-a/training-0)" in refused["msg"] and node.machine.loaded() == OLDER
 
 
-def test_the_node_driver_in_its_pod_is_no_more_in_the_way_than_as_a_service(node: Node, tmp_path: Path) -> None:
+def test_node_driver_pod_does_not_block(node: Node, tmp_path: Path) -> None:
     node.run(OLDER)
     path = "/kubelet/plugins/gpu.nvidia.com/state.db"
     node.machine.put_file(path, "")
@@ -89,7 +89,7 @@ def test_the_node_driver_in_its_pod_is_no_more_in_the_way_than_as_a_service(node
     assert node.run(OLDER, state_path=path)["in_the_way"]["processes"] == []
 
 
-def test_claims_that_go_meanwhile_are_waited_for(node: Node, tmp_path: Path) -> None:
+def test_claims_ending_during_wait_unblock_the_run(node: Node, tmp_path: Path) -> None:
     store = tmp_path / "state.db"
     claim(store, "GPU-1")
     now = [0.0]
@@ -113,7 +113,7 @@ def test_claims_that_go_meanwhile_are_waited_for(node: Node, tmp_path: Path) -> 
 # The persistence daemon
 
 
-def test_a_unit_that_switches_persistence_off_gets_a_drop_in_that_goes_with_the_driver(node: Node) -> None:
+def test_persistence_unit_without_persistence_gets_drop_in(node: Node) -> None:
     node.machine.put_file(
         FILE, "[Service]\nExecStart=/usr/bin/nvidia-persistenced --user nvpd --no-persistence-mode --verbose\n"
     )
@@ -132,11 +132,11 @@ def test_a_unit_that_switches_persistence_off_gets_a_drop_in_that_goes_with_the_
 
 
 @pytest.mark.parametrize("unit", [None, "", "[Service]\nExecStart=/usr/bin/nvidia-persistenced --persistence-mode\n"])
-def test_other_units_get_none(unit: str | None) -> None:
+def test_persistence_other_units_get_no_drop_in(unit: str | None) -> None:
     assert persistence_text(unit) == ""
 
 
-def test_a_daemon_that_is_not_wanted_is_switched_off_and_put_back(node: Node) -> None:
+def test_persistence_disabled_daemon_is_stopped_and_restored(node: Node) -> None:
     """The daemon was there before this module: a removal of the driver restores its previous state."""
     node.machine.enabled.add(UNIT)
     node.machine.running.add(UNIT)
@@ -148,7 +148,7 @@ def test_a_daemon_that_is_not_wanted_is_switched_off_and_put_back(node: Node) ->
     assert UNIT in node.machine.running and UNIT not in node.machine.switched_off and not node.record()
 
 
-def test_a_daemon_that_was_switched_off_comes_back_where_it_is_wanted_again(node: Node) -> None:
+def test_persistence_disabled_daemon_is_enabled_again_on_request(node: Node) -> None:
     node.run(OLDER)
     node.run(OLDER, persistence=False)
     assert UNIT not in node.machine.running and node.record()["daemon"]
@@ -159,7 +159,7 @@ def test_a_daemon_that_was_switched_off_comes_back_where_it_is_wanted_again(node
 # Signatures
 
 
-def test_a_key_that_is_named_after_the_build_signs_what_was_built(node: Node) -> None:
+def test_signing_key_signs_after_build(node: Node) -> None:
     node.run(OLDER)
     node.machine.log.clear()
     done = node.run(OLDER, **KEYS)
@@ -167,7 +167,7 @@ def test_a_key_that_is_named_after_the_build_signs_what_was_built(node: Node) ->
     built = [line for line in node.machine.log if line.startswith("dkms")]
     assert [line.split()[1] for line in built] == ["build", "install"]
     assert all(f"--force -m nvidia -v {OLDER} -k " in line for line in built)
-    assert f"stop {UNIT}" not in node.machine.log and node.machine.loaded() == OLDER, "nobody is disturbed"
+    assert f"stop {UNIT}" not in node.machine.log and node.machine.loaded() == OLDER, "no user is disturbed"
     assert not node.run(OLDER, **KEYS)["changed"]
     node.machine.log.clear()
     assert node.run(NEWER, **KEYS)["changed"] and not [line for line in node.machine.log if "dkms" in line], (
@@ -175,7 +175,7 @@ def test_a_key_that_is_named_after_the_build_signs_what_was_built(node: Node) ->
     )
 
 
-def test_a_signature_that_fails_leaves_things_as_they_were_and_is_tried_again(node: Node) -> None:
+def test_signing_failure_changes_nothing_and_is_retried(node: Node) -> None:
     node.run(OLDER)
     node.machine.dkms_fails = True
     failed = node.run(OLDER, **KEYS)
@@ -187,7 +187,7 @@ def test_a_signature_that_fails_leaves_things_as_they_were_and_is_tried_again(no
     assert "sign the kernel modules again" in node.run(OLDER, **KEYS)["steps"]
 
 
-def test_a_signing_that_was_cut_short_is_done_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signing_interrupted_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run(OLDER)
     before = dict(node.apt.installed)
 
@@ -206,7 +206,7 @@ def test_a_signing_that_was_cut_short_is_done_again(node: Node, monkeypatch: pyt
 # Precompiled modules
 
 
-def test_a_kernel_without_precompiled_modules_is_named_with_a_way_out() -> None:
+def test_precompiled_modules_missing_for_kernel_names_remedy() -> None:
     offers = [Offer("open", "precompiled", "compute", ("headless",), ("linux-modules-nvidia-580-6.8.0-45-generic",))]
     wanted = Wanted("580", build="precompiled", persistence=False)
     error = not_offered(offers, wanted, {"headless": ["580.95.05-1"]}, "6.8.0-45-generic")
@@ -223,7 +223,7 @@ def test_a_kernel_without_precompiled_modules_is_named_with_a_way_out() -> None:
 LAYOUT, SETTINGS, DRIVER = (f"dra-accelerators-{name}.service" for name in ("layout", "settings", "driver"))
 
 
-def test_layout_and_settings_come_again_before_the_node_driver_starts(node: Node) -> None:
+def test_layout_and_settings_are_applied_before_node_driver_starts(node: Node) -> None:
     node.run(OLDER)
     node.machine.enabled.add(DRIVER)
     node.machine.running |= {LAYOUT, SETTINGS, DRIVER}
@@ -245,7 +245,7 @@ def test_layout_and_settings_come_again_before_the_node_driver_starts(node: Node
     )
 
 
-def test_a_driver_with_which_the_layout_does_not_come_is_taken_back(node: Node) -> None:
+def test_driver_that_fails_the_layout_is_rolled_back(node: Node) -> None:
     node.run(OLDER)
     node.machine.enabled.add(DRIVER)
     node.machine.running |= {LAYOUT, DRIVER}
@@ -255,7 +255,7 @@ def test_a_driver_with_which_the_layout_does_not_come_is_taken_back(node: Node) 
     assert node.machine.loaded() == OLDER and DRIVER in node.machine.running
 
 
-def test_a_unit_that_does_not_start_keeps_none_of_the_others_from_it(node: Node) -> None:
+def test_failed_unit_does_not_prevent_others(node: Node) -> None:
     units = ("a.service", "b.service", "c.service")
     node.machine.enabled |= set(units)
     node.machine.running |= set(units)
@@ -273,7 +273,7 @@ def recorded(node: Node, vendor: str) -> list[str]:
     return list(json.loads(node.machine.read_text(path))["services"]) if node.machine.exists(path) else []
 
 
-def test_service_that_does_not_start_is_added_to_the_error_and_started_by_the_next_run(node: Node) -> None:
+def test_failed_service_is_added_to_error_and_started_by_next_run(node: Node) -> None:
     units = ("a.service", "b.service")
     node.machine.enabled |= set(units)
     node.machine.running |= set(units)
@@ -298,7 +298,7 @@ UNITS = ("a.service", "b.service", "c.service")
 
 
 @pytest.mark.parametrize("error", [AcceleratorError("systemctl did not end"), OSError(errno.EIO, "I/O error")])
-def test_unit_without_an_answer_keeps_none_of_the_others_from_starting(
+def test_unanswered_unit_query_does_not_prevent_others(
     node: Node, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The query of a unit fails, not only its start: the other units start, and this unit stays in the record."""
@@ -320,7 +320,7 @@ def test_unit_without_an_answer_keeps_none_of_the_others_from_starting(
 
 
 @pytest.mark.parametrize("first", [None, AcceleratorError("The module has another version"), OSError("No buffer")])
-def test_record_that_cannot_be_written_hides_no_failed_start(
+def test_unwritable_record_does_not_hide_failed_start(
     node: Node, monkeypatch: pytest.MonkeyPatch, first: Exception | None
 ) -> None:
     node.machine.enabled |= {*UNITS}
@@ -342,7 +342,7 @@ def test_record_that_cannot_be_written_hides_no_failed_start(
     assert node.machine.running & {*UNITS} == {"b.service", "c.service"}
 
 
-def test_services_that_the_other_vendors_module_stopped_stay_recorded(node: Node) -> None:
+def test_services_stopped_by_other_vendor_module_stay_recorded(node: Node) -> None:
     node.machine.enabled |= {"npu.service", "gpu.service"}
     node.machine.running |= {"npu.service", "gpu.service"}
     node.machine.broken_units = {"npu.service"}

@@ -230,7 +230,7 @@ MEANT = st.tuples(st.lists(NAMED, unique=True, max_size=3), PARAMETERS)
 
 
 @given(st.data())
-def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler_makes_of_the_names(data: Any) -> None:
+def test_alternatives_selected_configuration_applies_with_any_scheduler(data: Any) -> None:
     """Names that a scheduler drops do not change the result. The driver accepts each alternative of a claim that the webhook accepts."""
     asked = dict(zip(NAMES, data.draw(st.lists(ALTERNATIVES, min_size=1, max_size=3))))
     every = {f"{name}/{place}": each for name, found in asked.items() for place, each in enumerate(found)}
@@ -271,7 +271,7 @@ def test_of_alternatives_what_is_for_the_chosen_one_holds_whatever_the_scheduler
         (["a/part"], "a/part", False),
     ],
 )
-def test_a_configuration_that_names_what_was_chosen_has_to_fit_it(
+def test_alternatives_configuration_must_fit_the_selected_one(
     drops: bool, names: list[str], chosen: str, allowed: bool
 ) -> None:
     """A configuration that names an alternative is for that one only. One that names the request is for each of its alternatives."""
@@ -280,7 +280,7 @@ def test_a_configuration_that_names_what_was_chosen_has_to_fit_it(
     assert prepares(allocated(claim, requests, drops_names=drops), requests) is allowed
 
 
-def test_alternatives_that_were_not_chosen_may_be_what_a_configuration_is_for() -> None:
+def test_alternatives_configuration_of_unselected_one_is_accepted() -> None:
     """The driver sees only the selected alternative. The webhook has verified that the configuration fits one of the alternatives."""
     claim = document({"a": ("gpu.nvidia.com", False)}, [([], MIG), ([], GPU)])
     told = allocated(claim, {"a": ("gpu.nvidia.com", False)})

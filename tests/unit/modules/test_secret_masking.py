@@ -42,7 +42,7 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_secret_is_found_and_masked(kind: str) -> None:
+def test_secret_is_masked(kind: str) -> None:
     text = TEXTS[kind]
     masked = mask_secrets(text)
     assert MASK in masked and SECRET not in masked and TOKEN not in masked
@@ -50,13 +50,13 @@ def test_secret_is_found_and_masked(kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_harmless_text_stays(text: str) -> None:
+def test_harmless_text_is_unchanged(text: str) -> None:
     assert mask_secrets(text) == text
     assert not find_secrets(text)
 
 
 @given(st.text(), st.sampled_from(sorted(TEXTS)), st.text())
-def test_secret_lines_are_masked_in_any_surroundings(before: str, kind: str, after: str) -> None:
+def test_secret_lines_are_masked_in_any_context(before: str, kind: str, after: str) -> None:
     masked = mask_secrets(f"{before}\n{TEXTS[kind]}\n{after}")
     assert SECRET not in masked.removeprefix(before).removesuffix(after) or SECRET in before + after
     assert TOKEN not in masked or TOKEN in before + after
