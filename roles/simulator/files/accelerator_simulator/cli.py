@@ -43,8 +43,8 @@ faults of NPUs (NPU is a physical id, the VDIE, a PCI address, several by commas
   fault NPU traffic SENT RECEIVED [BAD] over its port: MB/s, and bad packets that came
   fault NPU hccs LINK ERRORS            wrong checksums on a link to another chip
   fault NPU sio ERRORS                  wrong checksums on the link to the other die
-  fault NPU lost                        it answers nothing until it is cleared
-  fault NPU fragmented                  what is free lies apart: only an empty chip takes a slice
+  fault NPU lost                        every call fails until the fault is cleared
+  fault NPU fragmented                  free resources are fragmented: only an empty chip accepts a slice
   fault NPU process PID [VID] [memory MIB]
   fault NPU call FUNCTION fail CODE|delay SECONDS|hang [nth N]
 
@@ -80,10 +80,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=FAULT_HELP,
     )
-    top.add_argument("--root", type=Path, help="make everything as plain files under this folder, without privileges")
+    top.add_argument("--root", type=Path, help="create everything as plain files in this directory, without privileges")
     top.add_argument("--configuration", type=Path, help=f"configuration file (default {CONFIGURATION})")
     top.add_argument(
-        "--library-folder", type=Path, help="folder of the simulated libraries (default: the drivers' own)"
+        "--library-folder", type=Path, help="directory of the simulated libraries (default: the drivers' directories)"
     )
     top.add_argument("--vendor", choices=sorted(VENDORS), help="whose devices are meant, on a machine of two vendors")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -109,13 +109,13 @@ def parser() -> argparse.ArgumentParser:
     plug = commands.add_parser("plug", help="put devices in again that were taken out")
     plug.add_argument("gpu", metavar="DEVICE", help="as for a fault, several by commas")
     driver = commands.add_parser(
-        "driver", help="load or unload NVIDIA's driver, on a machine that has it installed by itself"
+        "driver", help="load or unload NVIDIA's driver, on a machine where it is installed separately"
     )
     driver.add_argument("change", choices=("load", "unload"))
     calls = commands.add_parser(
         "calls", help="count the libraries' calls since the machine was loaded, or since the last reset"
     )
-    calls.add_argument("--reset", action="store_true", help="show them and begin to count anew")
+    calls.add_argument("--reset", action="store_true", help="show the counts and reset them")
     show = commands.add_parser("show", help="show the boards and their state")
     show.add_argument("--json", action="store_true", help="everything, as JSON")
     bus = commands.add_parser("bus", help="bind devices to drivers as the kernel does, until it is ended")
@@ -178,7 +178,7 @@ def control(arguments: argparse.Namespace, libraries: list[Library], output: Tex
     libraries = [each for each in libraries if arguments.vendor in (None, each.vendor.word)]
     answers = {library.vendor.word: library.command(text) for library in libraries}
     if arguments.command != "show" or arguments.json:
-        # One vendor's answer as it is; several vendors' answers by vendor
+        # One vendor: print its answer. Several vendors: print the answers by vendor.
         answer = answers if len(answers) > 1 else next(iter(answers.values()), {})
         output.write(json.dumps(answer, indent=2) + "\n")
         return

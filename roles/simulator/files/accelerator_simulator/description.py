@@ -376,7 +376,7 @@ def parse(text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
             first, *rest = value.split()
             target.setdefault(key, []).append(dict(_read_pairs(rest, number), number=first))
         elif key in target:
-            raise DescriptionError(f"line {number}: {key} is given twice")
+            raise DescriptionError(f"line {number}: {key} occurs twice, expected it once")
         else:
             target[key] = value
     return machine, gpus

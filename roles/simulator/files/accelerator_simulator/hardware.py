@@ -169,9 +169,7 @@ def _boards_in(folder: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def load_catalogue(folder: Path) -> Catalogue:
-    """Load every board of ``folder``/boards and ``folder``/ascend/boards, and every component of
-    ``folder``/components.json.
-    """
+    """Load all boards in the subdirectories ``boards`` and ``ascend/boards``, and all components in components.json."""
     path = folder / "components.json"
     components = {
         key: Component(

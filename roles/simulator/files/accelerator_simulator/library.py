@@ -84,7 +84,7 @@ def find_library(folder: Path, vendor: Vendor = NVIDIA) -> Path:
     path = folder / vendor.soname
     if not path.exists():
         raise LibraryError(
-            f"{path} does not exist: run the role dra.accelerators.simulator, or name the folder with --library-folder"
+            f"{path} does not exist: run the role dra.accelerators.simulator, or set --library-folder to the libraries' directory"
         )
     return path
 

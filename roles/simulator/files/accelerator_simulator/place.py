@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright (c) 2026 The dra.accelerators authors
-"""Puts a tree where programs look for it: as plain files under a folder, or laid over the real /proc, /sys and /dev.
+"""Create a tree of files: as plain files in a directory, or mounted over the real /proc, /sys, and /dev.
 
-Laying over works without touching what the kernel shows: a tmpfs that holds everything a directory had before (bound
-from the original, so that it stays live) and the machine's own entries is moved over that directory in one step.
+A mount over a directory does not change the kernel's files. A tmpfs contains all original entries of the directory
+(bind mounts, so that they stay live) and the simulated entries. It is moved over the directory in one step.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MNT_DETACH = 2
 MOUNT_SOURCE = "accelerator-simulator"
 WORKSHOP = Path("/run/accelerator-simulator")
 RECORD = "placed.json"
-# What is laid over; the rest is written where it belongs
+# Paths that are mounted over. Other files are written directly.
 LAID_OVER = ("/proc/", "/sys/")
-# Hundreds of children, none of which needs its own real path: links to one bind of the original, not a mount each
+# Directories with hundreds of children whose real path does not matter: links to one bind mount instead of one mount each
 LINKED = ("/sys/module", "/sys/bus/pci/drivers")
 CAPABILITY_NODES = Path("/dev/nvidia-caps")
-# Folders in which the library makes and removes files of its own as instances come and go
+# Directories in which the library creates and removes files when instances are created and destroyed
 KEPT_BY_THE_LIBRARY = ("/proc/driver/nvidia/capabilities", str(CAPABILITY_NODES))
-# Nodes that another library makes and removes beside those of the tree, as slices come and go
+# Nodes that the Ascend library creates and removes when slices are created and destroyed
 NODES_OF_THE_LIBRARY = "vdavinci[0-9]*"
-# The same of the bus, as devices are bound to vfio-pci
+# The same for the bus, when devices are bound to vfio-pci
 VFIO_NODES = "/dev/vfio"
 KEPT_BY_THE_BUS = (VFIO_NODES, f"{WORKSHOP}/detached", f"{WORKSHOP}/unplugged")
 
@@ -55,13 +55,13 @@ class Layer:
 
 
 class Original:
-    """What the machine shows by itself, below ``root`` (the machine's own root but in tests)."""
+    """The real files of the machine, below ``root`` (the machine's root directory, except in tests)."""
 
     def __init__(self, root: str = "") -> None:
         self._root = root
 
     def kind(self, path: str) -> str | None:
-        """``link:target``, ``directory``, ``file``, or None where there is nothing."""
+        """Return ``link:target``, ``directory``, or ``file``; None if the path does not exist."""
         entry = Path(self._root + path)
         if entry.is_symlink():
             return f"link:{entry.readlink()}"
@@ -70,14 +70,14 @@ class Original:
         return "file" if entry.exists() else None
 
     def children(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         return sorted(entry.name for entry in Path(self._root + path).iterdir())
 
 
 def plan_layers(tree: Tree, original: Original) -> list[Layer]:
-    """Which directories and files have to be laid over so that the tree's /proc and /sys appear; parents first.
+    """Return the mounts that make the tree's /proc and /sys visible, parents first.
 
-    A SimulatorError names what the host already has at a place that the machine needs.
+    Raises SimulatorError if the host already has a file at one of the tree's paths.
     """
     grouped: dict[str, list[str]] = {}
     files: list[str] = []
@@ -97,7 +97,9 @@ def plan_layers(tree: Tree, original: Original) -> list[Layer]:
         while original.kind(parent) != "directory":
             parent = posixpath.dirname(parent)
         if parent in ("/", "/sys", "/proc"):
-            raise SimulatorError(f"{parent} has none of the folders above {path}, which every kernel with PCI shows")
+            raise SimulatorError(
+                f"{parent} has no parent directory of {path}, expected the directories of a kernel with PCI"
+            )
         grouped.setdefault(parent, []).append(path)
     layers = []
     for path, entries in sorted(grouped.items()):
@@ -113,7 +115,7 @@ def plan_layers(tree: Tree, original: Original) -> list[Layer]:
 
 
 def write_entry(path: Path, entry: Entry, plain_nodes: bool) -> bool:
-    """Make one entry; its parent exists. Returns whether anything changed."""
+    """Create one entry in an existing directory. Return whether anything changed."""
     if isinstance(entry, Directory):
         if path.is_dir():
             return False
@@ -152,7 +154,7 @@ def _write_node(path: Path, entry: Node) -> bool:
 
 
 def owner_of(node: Node) -> tuple[int, int]:
-    """User and group of a node; root's where this system does not know them."""
+    """Return the user and group of a node; root if the user does not exist on this system."""
     try:
         known = pwd.getpwnam(node.owner)
     except KeyError:
@@ -161,14 +163,14 @@ def owner_of(node: Node) -> tuple[int, int]:
 
 
 def write_tree(root: str, tree: Tree, paths: Sequence[str], plain_nodes: bool) -> list[str]:
-    """Make the named entries under ``root`` (empty for the machine itself) and say which ones changed."""
+    """Create the named entries below ``root`` (empty: the machine's root directory). Return the changed paths."""
     for directory in directories_above(paths):
         Path(root + directory).mkdir(0o755, parents=True, exist_ok=True)
     return [path for path in sorted(paths) if write_entry(Path(root + path), tree[path], plain_nodes)]
 
 
 def remove_slice_nodes(root: str) -> None:
-    """Remove the nodes that the library made."""
+    """Remove the nodes that the library created."""
     for path in Path(root + "/dev").glob(NODES_OF_THE_LIBRARY):
         path.unlink()
 
@@ -179,18 +181,18 @@ def _read_record(folder: Path) -> list[str]:
 
 
 class Folder:
-    """Places trees as plain files under a folder: for tests, and for programs that take a root. No privilege needed."""
+    """Place trees as plain files in a directory, without privileges: for tests, and for programs with a root option."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
         self._workshop = Path(f"{root}{WORKSHOP}")
 
     def placed(self) -> list[str]:
-        """Paths made before, by the record."""
+        """Return the recorded paths of earlier calls."""
         return _read_record(self._workshop)
 
     def place(self, tree: Tree) -> list[str]:
-        """Make everything that differs; what an earlier machine left is removed. Returns the changed paths."""
+        """Create the entries that differ, and remove those of an earlier machine. Return the changed paths."""
         stale = [path for path in self.placed() if path not in tree]
         self._remove(stale)
         changed = write_tree(self.root, tree, list(tree), plain_nodes=True)
@@ -199,7 +201,7 @@ class Folder:
         return changed + stale
 
     def remove(self) -> bool:
-        """Remove what was placed and the folders that it leaves empty. Returns whether there was anything."""
+        """Remove the placed entries and the directories that are then empty. Return whether entries existed."""
         paths = self.placed()
         for folder in (*KEPT_BY_THE_LIBRARY, *KEPT_BY_THE_BUS):
             if paths and Path(self.root + folder).is_dir():
@@ -221,7 +223,7 @@ class Folder:
 
 
 class System:
-    """Lays trees over the running system's /proc and /sys, makes nodes in /dev. Needs CAP_SYS_ADMIN and CAP_MKNOD."""
+    """Mount trees over the running system's /proc and /sys, and create nodes in /dev. Needs CAP_SYS_ADMIN and CAP_MKNOD."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -235,7 +237,7 @@ class System:
             )
 
     def mounts(self) -> list[str]:
-        """Mount points of ours, outermost first, as /proc/self/mountinfo lists them."""
+        """Return the simulator's mount points, outermost first, as /proc/self/mountinfo lists them."""
         found = []
         for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
             fields, _dash, tail = line.partition(" - ")
@@ -244,11 +246,11 @@ class System:
         return found
 
     def placed(self) -> list[str]:
-        """Paths of the tree that is laid over now; empty when none is."""
+        """Return the paths of the placed tree; empty if no tree is placed."""
         return _read_record(WORKSHOP)
 
     def place(self, tree: Tree) -> list[str]:
-        """Lay the tree over the system. Nothing of an earlier one may be in place. Returns the paths."""
+        """Mount the tree over the system. No earlier tree may be mounted. Return the paths."""
         layers = plan_layers(tree, Original())
         nodes = [path for path in tree if not path.startswith(LAID_OVER)]
         WORKSHOP.mkdir(0o755, parents=True, exist_ok=True)
@@ -259,7 +261,7 @@ class System:
             original = WORKSHOP / "original/sys"
             original.mkdir(parents=True)
             self._mount("/sys", original, flags=MS_BIND)
-            # Private, because what is laid over /sys would otherwise appear in this copy as well
+            # Private, because later mounts over /sys would otherwise appear in this copy too
             self._mount("", original, flags=MS_PRIVATE)
             for number, layer in enumerate(layers):
                 if layer.single_file:
@@ -293,7 +295,7 @@ class System:
         self._mount(str(stage), layer.path, flags=MS_MOVE)
 
     def remove(self) -> bool:
-        """Take away every mount and node of ours. Returns whether there was anything."""
+        """Remove all mounts and nodes of the simulator. Return whether any existed."""
         return self._withdraw([path for path in self.placed() if not path.startswith(LAID_OVER)])
 
     def _withdraw(self, nodes: Sequence[str]) -> bool:
@@ -307,7 +309,7 @@ class System:
         if f"{VFIO_NODES}/vfio" in nodes:
             shutil.rmtree(VFIO_NODES, ignore_errors=True)
         if nodes and CAPABILITY_NODES.is_dir():
-            # Those of instances, which the library makes where it is told to
+            # Nodes of instances, which the library creates with the statement "cap-nodes yes"
             for node in CAPABILITY_NODES.iterdir():
                 node.unlink()
         for directory in (CAPABILITY_NODES, WORKSHOP):

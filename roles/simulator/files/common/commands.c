@@ -34,7 +34,7 @@ int run_event_count(int words, char **word, struct json *json, char *error, size
     return SUCCESS;
 }
 
-/* "calls": how many calls of the interface there were since the machine was loaded; "calls reset" begins to count anew. */
+/* "calls": the number of calls of the interface since the machine was loaded. "calls reset" also resets the counts. */
 int run_calls(int words, char **word, struct json *json, char *error, size_t size)
 {
     const bool reset = words == 2 && strcmp(word[1], "reset") == 0;

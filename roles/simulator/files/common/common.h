@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * What the simulated libraries of all vendors share. The files of this folder are compiled once for each vendor, against the
- * simulator.h of that vendor's folder: it says what a machine is, and what the codes of its interface are, and includes this.
+ * Code that the simulated libraries of all vendors share. The files in this directory are compiled once for each vendor, with the
+ * simulator.h in that vendor's directory. It defines the machine and the codes of the interface, and includes this file.
  *
- * Before it includes this, simulator.h gives the codes SUCCESS, NOT_FOUND, INVALID_ARGUMENT, NO_PERMISSION, DRIVER_NOT_LOADED,
+ * Before the include, simulator.h defines the codes SUCCESS, NOT_FOUND, INVALID_ARGUMENT, NO_PERMISSION, DRIVER_NOT_LOADED,
  * OPERATING_SYSTEM and INSUFFICIENT_SIZE, and the macros STATE_NAME, STATE_MAGIC, FUNCTION_PREFIX, INTERFACE_NAME, FAULT_CODE_MINIMUM and
- * FAULT_CODE_MAXIMUM. After it comes struct machine, which begins with SHARED_OF_MACHINE.
+ * FAULT_CODE_MAXIMUM. After the include, it defines struct machine, which begins with SHARED_OF_MACHINE.
  */
 #ifndef COMMON_H
 #define COMMON_H
@@ -128,15 +128,15 @@ bool held_by_driver(const struct machine *machine, const struct address *address
 /* lifetimes.c: processes that were registered as users of something. */
 struct lifetime {
     uint32_t pid;                   /* 0: free */
-    uint64_t started, pid_namespace;/* of the real process; started 0: there was none */
-    uint32_t holder;                /* another process without which it is none here; 0: nobody */
+    uint64_t started, pid_namespace;/* of the real process; started 0: no such process */
+    uint32_t holder;                /* another process with which this entry ends; 0: no other process */
     uint64_t holder_started;
 };
 bool lifetime_lasts(const struct lifetime *life);
 void process_identity(uint32_t pid, uint64_t *started, uint64_t *pid_namespace);
 
-/* locks.c: bytes far behind the end of the state file, locked by who has something open; a lock ends with its process, however that
- * ends. */
+/* locks.c: bytes far behind the end of the state file. A process locks them while it has a device open. The kernel releases its locks
+ * when it ends. */
 void locks_enter(void);
 void locks_leave(void);
 bool lock_byte(long long byte);

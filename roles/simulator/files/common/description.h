@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Tools of the description's parser. Each vendor's grammar is in the MACHINE_FORMAT.md of its folder.
+ * Tools of the description's parser. Each vendor's grammar is in the MACHINE_FORMAT.md of its directory.
  */
 #ifndef DESCRIPTION_H
 #define DESCRIPTION_H

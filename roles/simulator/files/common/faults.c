@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Faults of calls: how they are set, and how a call meets them.
+ * Faults of calls: set them, and apply them to a call.
  */
 #include "simulator.h"
 
@@ -31,7 +31,7 @@ static double monotonic_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* The call takes its time, without holding other threads up; what the state is after it is read anew. */
+/* Delay the call without blocking other threads. Then read the state again. */
 static bool pass_time(const struct machine **machine, double seconds)
 {
     uint64_t generation = state_copy_generation();
@@ -42,7 +42,7 @@ static bool pass_time(const struct machine **machine, double seconds)
     return *machine != NULL;
 }
 
-/* The fault holds the call up for its time, or until it is cleared. */
+/* Delay the call for the fault's time, or until the fault is cleared. */
 static bool sit_out_fault(const struct machine **machine, unsigned index)
 {
     const struct call_fault fault = (*machine)->faults[index];

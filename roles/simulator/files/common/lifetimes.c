@@ -39,7 +39,7 @@ void process_identity(uint32_t pid, uint64_t *started, uint64_t *pid_namespace)
     *pid_namespace = own_pid_namespace();
 }
 
-/* One that was really there when it was registered is gone when it ended; another PID namespace cannot tell. */
+/* A process that existed at its registration counts until it ends. From another PID namespace, its end is not visible. */
 bool lifetime_lasts(const struct lifetime *life)
 {
     if (!life->pid)

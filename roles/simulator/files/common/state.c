@@ -4,10 +4,10 @@
  * The state file: one header and two copies ("slots") of the machine.
  *
  * Generation g is in slot g & 1. A writer holds an exclusive flock, fills the other slot and publishes g + 1 with one atomic
- * store, so that a writer that dies at any instant leaves the last published generation untouched. Who waits for the next one
- * waits on the low half of that same number: there is no second value that could differ from it. A reader needs no lock and
- * no write access: it copies the slot and takes the copy if the generation has not moved meanwhile. The lock is taken on a file
- * description opened for the transaction, so that processes that were forked with the library open exclude each other too.
+ * store, so that a writer that ends at any instant leaves the last published generation unchanged. Waiting processes wait on
+ * the low half of the same number: no second value could differ from it. A reader needs no lock and no write access: it copies
+ * the slot, and uses the copy if the generation is still the same. The lock is on a file description that is opened for the
+ * transaction, so that processes that were forked with an open library exclude each other too.
  */
 #include "simulator.h"
 
@@ -31,8 +31,8 @@
 #include <unistd.h>
 
 struct state_file {
-    Elf64_Ehdr elf;                             /* the name is a library's: whoever reads it as one finds an empty one */
-    uint64_t magic, layout;                     /* layout: size of everything, so that another build's file is not misread */
+    Elf64_Ehdr elf;                             /* the file name is a library's: programs that read it as a library find an empty one */
+    uint64_t magic, layout;                     /* layout: the size of all data, to detect the file of another build */
     _Atomic uint64_t generation;                /* 0: nothing was ever loaded */
     _Atomic uint32_t calls[CALL_FAULTS_MAX];
     _Atomic uint64_t unfollowed;                /* bit set of devices whose files may not be what the published state says */
@@ -67,7 +67,7 @@ uint64_t now_microseconds(void)
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
-/* The file lies beside the library, wherever that was loaded from. Called under the process lock. */
+/* The file is in the directory from which the library was loaded. Called under the process lock. */
 static const char *state_path(void)
 {
     static char found[PATH_MAX];
@@ -197,7 +197,7 @@ void state_commit(void)
     state_unlock();
 }
 
-/* What was changed in the private copy is forgotten: the next reader renews it. */
+/* Discard the changes in the private copy: the next reader renews it. */
 void state_abandon(void)
 {
     process.generation = 0;
@@ -246,7 +246,7 @@ int state_descriptor(void)
     return process.file && path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 }
 
-/* Makes the file, or makes the file of another build this one's. The inode stays, for whoever has it mapped. */
+/* Create the file, or convert the file of another build. The inode stays the same for processes that have mapped it. */
 int state_create(void)
 {
     const char *path = state_path();

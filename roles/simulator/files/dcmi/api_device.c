@@ -129,7 +129,7 @@ BOTH(get_device_voltage, get_device_voltage, (unsigned *voltage), (voltage))
     return SUCCESS;
 }
 
-/* The second die of a module has no figure of its own. */
+/* The second die of a module has no separate value. */
 BOTH(get_device_power_info, get_device_power_info, (int *power), (power))
 {
     REQUIRE(power, INVALID_ARGUMENT);

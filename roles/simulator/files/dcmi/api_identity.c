@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Which chips there are, their numbers and what tells them apart.
+ * The existing chips, their numbers, and their identities.
  */
 #include "simulator.h"
 
@@ -56,7 +56,7 @@ EXPORT int dcmi_get_card_num_list(int *card_num, int *card_list, int list_length
     return answer_cards(&call, card_num, card_list, list_length);
 }
 
-/* One more than the highest chip of the card that this process has; 0: the card is none. */
+/* One more than the highest chip of the card that this process has; 0: the card does not exist. */
 static int chips_of_card(const struct call *call, int card, bool *management)
 {
     int count = 0;

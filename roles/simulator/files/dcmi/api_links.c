@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Links between chips, and ports of the network: what was counted on them. Nothing computes, so nothing goes over links.
+ * Counters of the links between chips and of network ports. Nothing computes, so links have no traffic.
  */
 #include "simulator.h"
 
@@ -9,7 +9,7 @@
 
 enum { HCCS_COUNTS = 3, HCCS_COUNTS_WIDE = 5, SIO_COUNTS = 0 };
 
-/* The size is that of the buffer, and then of what is in it. */
+/* *size is the size of the buffer, and afterwards the size of its content. */
 bool room(unsigned *size, size_t needed)
 {
     const bool enough = *size >= needed;
@@ -17,7 +17,7 @@ bool room(unsigned *size, size_t needed)
     return enough;
 }
 
-/* Links that lead to the other chips of the group. Which chips count what goes over them is chosen: those of the second generation and on. */
+/* Links to the other chips of the group. Chips from the second generation on count their traffic (chosen). */
 unsigned hccs_links(const struct machine *machine, const struct chip *chip)
 {
     unsigned links = 0;

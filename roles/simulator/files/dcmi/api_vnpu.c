@@ -21,12 +21,12 @@ EXPORT int dcmi_create_vdevice(int card_id, int device_id, struct dcmi_create_vd
     REQUIRE(result == SUCCESS, result);
     const int template = template_by_name(&chip->board, vdev->template_name);
     REQUIRE(template != ABSENT && !chip->board.templates[template].vm_only, INVALID_ARGUMENT);
-    /* What has the whole chip open is in the way. */
+    /* A process that has the whole chip open prevents slices. */
     REQUIRE(!user_of(call.machine, call.index, NO_DEVICE) && !chip_has_processes(chip), BUSY);
     uint32_t vid = vdev->vdev_id, group = vdev->vfg_id;
     result = slice_place(chip, &chip->board.templates[template], &vid, &group, &shortage);
     REQUIRE(result == SUCCESS, result);
-    /* What no count shows. */
+    /* Fragmentation is not visible in counters. */
     REQUIRE(!chip->fragmented || !chip_sliced(chip), INVALID_ARGUMENT);
     chip->fragmented = false;
     const unsigned index = vid - slice_vid(chip, 0);
@@ -220,7 +220,7 @@ EXPORT int dcmi_set_vdevice_mode(int mode)
     REQUIRE(mode == MODE_DOCKER || mode == MODE_VM, INVALID_ARGUMENT);
     WRITE_CALL(&call);
     REQUIRE(!any_slice(call.machine), OCCUPIED);
-    /* Never with two dies in a module, and only where the cores are told apart. */
+    /* Not supported with two dies in a module, and only with the work mode AMP. */
     for (unsigned index = 0; mode == MODE_VM && index < call.machine->chip_count; index++)
         REQUIRE(!call.machine->chips[index].board.sio && call.machine->work_mode == WORK_AMP, NOT_SUPPORTED);
     call.write->vnpu_mode = (unsigned)mode;

@@ -31,7 +31,7 @@ static void leave_all(void) { atomic_store(&threads_inside, 0); }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, leave_all); }
 
-/* DCMI is not made for several threads of a process. What a real one does then nobody knows: this one ends the process. */
+/* DCMI does not support several threads of a process. The behavior of a real library is not known; this one ends the process. */
 static void refuse_threads(const struct call *call)
 {
     if (!call->machine->single_thread || atomic_load(&threads_inside) <= 1)
@@ -48,7 +48,7 @@ static int initialize(const char *function, unsigned interface)
         return INTERNAL;
     refuse_threads(&call);
     count_call(function);
-    /* Programs that tell virtual machines and containers. A result that cannot be read is as good as none. */
+    /* Programs that detect virtual machines and containers. A result that cannot be read is ignored. */
     if (call.machine->init_command[0] && system(call.machine->init_command) == -1)
         fprintf(stderr, "simulated DCMI: the result of a program cannot be read\n");
     int result = faults_take(&call.machine, function, NO_DEVICE, false);
@@ -137,7 +137,7 @@ int call_begin_device(struct call *call, const char *function, int number)
     return begin(call);
 }
 
-/* From here on nobody else writes; the chip is looked up again, because it was found in an older state. */
+/* From here on no other process writes. Find the chip again, because it was found in an older state. */
 int call_write(struct call *call)
 {
     if (geteuid() != 0)

@@ -146,7 +146,7 @@ static int run_recover(int words, char **word, struct json *json, char *error, s
     return SUCCESS;
 }
 
-/* Changes the chips that a word names. */
+/* Change the chips of the selection. */
 static int change(const char *selection, void (*act)(struct machine *, struct chip *, uint64_t), uint64_t number, char *error, size_t size)
 {
     bool chosen[DEVICES_MAX];
@@ -195,7 +195,7 @@ static void set_share(struct machine *machine, struct chip *chip, uint64_t share
     chip->share = share;
 }
 
-/* "device-share NPU 0|1": several containers may have one chip; the vendor's tool sets it by a call that nobody else makes. */
+/* "device-share NPU 0|1": several containers can use one chip. The vendor's tool sets it with a call that no other program uses. */
 static int run_device_share(int words, char **word, struct json *json, char *error, size_t size)
 {
     uint64_t share;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * "fault": what goes wrong on a chip, or in a call.
+ * "fault": faults of a chip or a call.
  */
 #include "simulator.h"
 
@@ -24,7 +24,7 @@ static bool fault_health(struct fault *fault)
     return word_health(fault, 0, &fault->machine->chips[fault->index].health);
 }
 
-/* "error CODE [HEALTH]": it is in the list of the chip, and subscribers are told. */
+/* "error CODE [HEALTH]": add it to the chip's list, and notify the subscribers. */
 static bool fault_error(struct fault *fault)
 {
     struct chip *chip = &fault->machine->chips[fault->index];
@@ -101,7 +101,7 @@ static bool fault_lost(struct fault *fault)
     return true;
 }
 
-/* "fragmented": what is free lies apart. Only an empty chip takes a slice, and has it all together again then. */
+/* "fragmented": free resources are fragmented. Only an empty chip accepts a slice, and is then no longer fragmented. */
 static bool fault_fragmented(struct fault *fault)
 {
     if (!fault->machine->chips[fault->index].board.slices)

@@ -148,7 +148,7 @@ int control_template(int words, char **word, struct json *json, char *error, siz
     return NOT_FOUND;
 }
 
-/* "port PHYSICAL": what the vendor's tool of network ports tells, and no call of the interface. */
+/* "port PHYSICAL": data that the vendor's tool for network ports shows, and no call of the interface returns. */
 int control_port(int words, char **word, struct json *json, char *error, size_t size)
 {
     const struct machine *machine = state_refresh();

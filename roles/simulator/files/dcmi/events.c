@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Fault events: one thread of a process waits for the shared state to move, and tells every subscriber what is new.
+ * Fault events: one thread of the process waits for changes of the shared state, and notifies every subscriber of new events.
  */
 #include "simulator.h"
 
@@ -35,7 +35,7 @@ static bool wanted(const struct subscriber *subscriber, const struct event *even
            && (!(filter->filter_flag & FILTER_SEVERITY) || event->severity >= filter->severity);
 }
 
-/* Without the lock while somebody else's function runs: it may call the library. */
+/* The lock is not held while a subscriber's function runs, because it can call the library. */
 static void tell(const struct event *event)
 {
     struct dcmi_event told_event;
@@ -118,7 +118,7 @@ static bool reset_together(const struct chip *one, const struct chip *other)
     return a->sriov ? b->sriov : a->hccs_group == b->hccs_group;
 }
 
-/* A reset repairs what was injected; slices and processes on any of its chips are in its way. */
+/* A reset clears injected faults. It fails if any of its chips has slices or processes. */
 static int reset(struct call *call)
 {
     WRITE_CALL(call);

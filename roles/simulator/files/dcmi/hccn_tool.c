@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * hccn_tool for simulated chips: what programs ask about the network port of a chip, by its physical id, answered from the shared state.
- * Two grammars: by the chip, and for the 950 by the chip, the die and its port. The sentences of what is not there are chosen, and so are
- * the names of what the reference does not name.
+ * hccn_tool for simulated chips: answers queries for the network port of a chip, by its physical id, from the shared state.
+ * It has two grammars: by chip, and for the 950 by chip, die, and port. Messages for missing ports, and names that the reference
+ * does not contain, are chosen.
  */
 #include "dcmi_types.h"
 
@@ -22,13 +22,13 @@ static char reply[4096];
 /* Calls a function of the library by name; every one returns int. */
 #define DCMI(name, types, ...) ((int (*) types)symbol(name))(__VA_ARGS__)
 
-/* What is asked, of which port. */
+/* A query and its port. */
 struct question { const char *about; int physical, die, port; bool get; };
 
 /* A chip with a port: where it is, and by which interface. */
 struct chip { int card, device; bool second; };
 
-/* The words of the tests' results, by their numbers; chosen. */
+/* The texts of test results, by number (chosen). */
 static const char *const healths[] = { "Success", "Socket fail", "Receive timeout", "Unreachable", "Time exceeded", "Fault", "Init",
                                        "Thread error", "Detect IP set" };
 

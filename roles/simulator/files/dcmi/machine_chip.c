@@ -26,7 +26,7 @@ static bool read_amount(struct parser *parser, const char *text, int32_t *amount
     return true;
 }
 
-/* "aicore=8 aicpu=7 …" out of the value's pairs; what is not there stays as it is. */
+/* Read "aicore=8 aicpu=7 …" from the value's pairs. Missing amounts stay unchanged. */
 static bool read_amounts(struct parser *parser, char *value, int32_t amounts[RESOURCES])
 {
     static const char *const names[] = { "aicore", "aicpu", "vpc", "venc", "vdec", "jpegd", "jpege", "pngd" };

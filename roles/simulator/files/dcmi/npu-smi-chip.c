@@ -138,7 +138,7 @@ static void show_processes(const struct place *place)
         pair("Process id", "NA");
 }
 
-/* Super-pods of these kinds are built of racks; of the others the tool tells the server. */
+/* Super-pods of these kinds consist of racks. For other kinds the tool shows the server. */
 static bool in_rack(unsigned type)
 {
     return type == 1 || type == 2;
@@ -165,7 +165,7 @@ static void show_super_pod(const struct place *place)
         pair("Server Index", "%u", pod.server_id);
 }
 
-/* Over how long links are measured: chosen, as are the words for what was counted. */
+/* The time over which links are measured, and the texts of the counters, are chosen. */
 enum { MEASURED_MILLISECONDS = 1000, STATISTICS_WIDE = 5 };
 
 static bool link_counts(const struct place *place, int main_command, unsigned sub_command, void *buffer, unsigned size)

@@ -19,7 +19,7 @@ static bool high_bandwidth(const struct place *place, struct dcmi_hbm_info *hbm)
     return ABOUT(place, "get_device_hbm_info", "get_device_hbm_info", struct dcmi_hbm_info, hbm) == OK;
 }
 
-/* Two dies in a module: then chips have a physical number of their own in the tables. */
+/* With two dies in a module, the tables show a separate physical number of chips. */
 static bool has_modules(void)
 {
     unsigned policy;

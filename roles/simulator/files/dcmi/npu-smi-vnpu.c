@@ -137,7 +137,7 @@ static void show_resources(const struct place *place, const struct dcmi_soc_tota
     const bool has_hbm = DCMI("dcmi_get_device_hbm_info", (int, int, struct dcmi_hbm_info *), place->card, place->chip, &hbm) == OK;
     const bool first_910 = DCMI("dcmi_get_npu_work_mode", (int, unsigned char *), place->card, &work_mode) == OK;
     const float all = (float)whole_gigabytes(total->computing.memory_size, has_hbm);
-    /* What is left in the same measure, to a whole number. */
+    /* The free memory in the same unit, rounded to a whole number. */
     const unsigned free_memory = (unsigned)((double)left->computing.memory_size * all / (double)total->computing.memory_size + 0.5);
     snprintf(memory, sizeof memory, "%u/%u", free_memory, (unsigned)all);
     of_two(left->computing.aic, total->computing.aic, cells[AICORE]);
@@ -260,7 +260,7 @@ static void too_few(const char *what, float left)
     fail(UNSUPPORTED, "Insufficient number of %s available, unallocated %s number: %g.", what, what, (double)left);
 }
 
-/* The program compares the template with what is free before it calls the library. Groups and ids are for the library. */
+/* The program compares the template with the free resources before it calls the library. The library checks groups and ids. */
 static void check_free(const struct place *place, const char *name)
 {
     struct dcmi_soc_free_resource left;

@@ -46,7 +46,7 @@ long long reply_number(const char *key);
 const char *reply_text(const char *key, char *text, unsigned size);
 
 unsigned find_places(struct place places[CARDS_MAX]);
-struct place chosen_place(const struct options *options);    /* by -i and -c; ends the program where there is none */
+struct place chosen_place(const struct options *options);    /* by -i and -c; ends the program if it does not exist */
 struct dcmi_chip_info_v2 chip_info(const struct place *place);
 const char *health_word(unsigned health);
 void bus_id(const struct place *place, char text[20]);

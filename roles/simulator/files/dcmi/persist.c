@@ -48,7 +48,7 @@ static bool write_lines(FILE *file, const struct machine *machine)
     return fflush(file) == 0 && fsync(fileno(file)) == 0;
 }
 
-/* False where the file cannot be kept: then the change may not be. A link there is somebody's trap. */
+/* Return false if the file cannot be written: then the change must not happen. A link can be an attack, so it is refused. */
 bool slices_save(const struct machine *machine)
 {
     char path[PATH_MAX_BYTES + 32], new[PATH_MAX_BYTES + 32], backup[PATH_MAX_BYTES + 32];
@@ -98,7 +98,7 @@ static void replay_line(struct machine *machine, const char *line)
     }
 }
 
-/* A boot: the slices are gone, and those of the file come again where the switch says so. Without a file it is on. */
+/* A boot: existing slices are lost, and those in the file are created again if the switch is on. Without a file it is on. */
 void slices_replay(struct machine *machine)
 {
     char path[PATH_MAX_BYTES + 32], line[LINE_MAX_BYTES + 2];

@@ -195,13 +195,13 @@ int stub_answer(const char *function, int answer);
 struct seen { int chip, slice; uint64_t serial, epoch; };   /* slice NO_DEVICE: the whole chip */
 uint64_t own_mount_namespace(void);
 bool in_container(const struct machine *machine);
-int visibility_enter(const struct machine *machine);  /* at the initialization; what others have is occupied */
-void visibility_follow(const struct machine *machine);   /* anew, when another machine was loaded */
+int visibility_enter(const struct machine *machine);  /* at the initialization; devices of other containers are occupied */
+void visibility_follow(const struct machine *machine);   /* again, after another machine was loaded */
 unsigned seen_count(void);
 const struct seen *seen_device(unsigned index);       /* by logic id */
 int seen_logic(int chip);                             /* logic id of a chip, or NO_DEVICE */
 uint32_t physical_of(const struct machine *machine, const struct seen *seen);
-uint32_t user_of(const struct machine *machine, int chip, int slice);   /* the container that has it open: 0 nobody */
+uint32_t user_of(const struct machine *machine, int chip, int slice);   /* the container that has it open; 0: no container */
 
 /* vnpu.c: rules of slicing; no I/O. */
 struct shortage { int32_t resource; uint32_t free; };  /* what there is too little of (RESOURCES: memory, -1: groups or ids) */

@@ -39,8 +39,8 @@ static void follow(const struct machine *machine, bool make)
     }
 }
 
-/* Nodes come before the slice is there for others and go after it is gone: a process that is killed in between leaves a node too many,
- * never a slice without one, and the next change puts that right. All of it under the lock, in the order of the changes. */
+/* Nodes are created before their slice becomes visible, and removed after it. A process that is killed in between leaves an extra node,
+ * never a slice without a node, and the next change removes it. All of this happens under the lock, in the order of the changes. */
 void slices_commit(const struct machine *machine)
 {
     follow(machine, true);

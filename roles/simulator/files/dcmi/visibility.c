@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * What this process has. The device nodes decide: a chip is there for who can open davinciN, N its physical id; a slice for who
- * has no node of its chip, and davinciV, V its virtual id, as a container is given it.
+ * The devices of this process, by its device nodes. It has a chip if it can open davinciN (N is the physical id). It has a slice
+ * if it has no node of the chip, but can open davinciV (V is the virtual id), like a container with the slice.
  *
  * A container locks one byte of the file of its chip or slice. The position of the byte is that of the container's PID namespace, or mount
  * namespace. While the lock exists, no other container gets the chip or slice, and others can read which container has it. The kernel

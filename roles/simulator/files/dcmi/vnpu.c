@@ -96,7 +96,7 @@ static bool choose_vid(const struct chip *chip, uint32_t *vid)
     return false;
 }
 
-/* A value that does not fit and one that does not exist have the same answer. */
+/* The answer is the same for a value that does not fit and for one that does not exist. */
 int slice_place(const struct chip *chip, const struct template *template, uint32_t *vid, uint32_t *group, struct shortage *shortage)
 {
     const struct board *board = &chip->board;
@@ -122,7 +122,7 @@ int slice_place(const struct chip *chip, const struct template *template, uint32
     return !board->groups || choose_group(chip, template, group) ? SUCCESS : INVALID_ARGUMENT;
 }
 
-/* What has to be so of the machine before anything is cut here. */
+/* Check the modes of the machine that slices of this chip require. */
 int slice_permitted(const struct machine *machine, const struct chip *chip)
 {
     if (!chip->board.slices)

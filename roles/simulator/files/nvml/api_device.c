@@ -322,7 +322,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words
 
 static uint64_t free_memory(uint64_t total, uint64_t taken) { return total > taken ? total - taken : 0; }
 
-/* Who asks what a MIG device uses has it open from then on. */
+/* A process that queries the memory of a MIG device has the device open from then on. */
 static void memory_of(const struct call *call, uint64_t *total, uint64_t *reserved, uint64_t *used)
 {
     if (call->compute != NO_INSTANCE)
@@ -333,7 +333,7 @@ static void memory_of(const struct call *call, uint64_t *total, uint64_t *reserv
     *used = used_memory(gpu, call->instance);
 }
 
-/* The first form counts what is reserved as used. */
+/* The first version of this call counts reserved memory as used. */
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     DEVICE_CALL(device, ACCEPT_ANY);

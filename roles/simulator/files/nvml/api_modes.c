@@ -13,7 +13,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode
     return SUCCESS;
 }
 
-/* With MIG on, only the handle of a MIG device is right; 1 (exclusive thread) is gone. */
+/* With MIG on, only the handle of a MIG device is valid. Mode 1 (exclusive thread) no longer exists. */
 EXPORT nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 {
     DEVICE_CALL(device, ACCEPT_ANY);

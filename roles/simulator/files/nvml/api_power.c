@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Power, clocks, temperature, utilization: readings and their setters. What is set is lost when the driver is unloaded.
+ * Power, clocks, temperature, utilization: readings and their setters. Unloading the driver resets all settings.
  */
 #include "simulator.h"
 
@@ -263,7 +263,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, 
     return SUCCESS;
 }
 
-/* No alias of it: drivers before 535 have this name alone, so that the other one can have a fault of its own. */
+/* Not an alias: drivers before 535 have only this name, and each of the two names can have a separate fault. */
 EXPORT nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
 {
     DEVICE_CALL(device, ACCEPT_GPU);
@@ -357,7 +357,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned fan, 
 
 EXPORT nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *speed) { return nvmlDeviceGetFanSpeed_v2(device, 0, speed); }
 
-/* A GPU in MIG mode has no utilization of its own. */
+/* A GPU in MIG mode has no utilization. */
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     DEVICE_CALL(device, ACCEPT_GPU);

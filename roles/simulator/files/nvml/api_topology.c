@@ -11,7 +11,7 @@
 enum { LEVEL_INTERNAL = 0, LEVEL_SINGLE_SWITCH = 10, LEVEL_SWITCHES = 20, LEVEL_HOST_BRIDGE = 30, LEVEL_NODE = 40, LEVEL_SYSTEM = 50 };
 enum { PARTS_MAX = 16 };
 
-/* Components of a sysfs path; a board without one hangs on the root bus of its own bus number. */
+/* Components of a sysfs path; a board without a path is on the root bus with its bus number. */
 static unsigned split_path(const struct board *board, char storage[PATH_MAX_BYTES + 32], char *part[PARTS_MAX])
 {
     char address[16], *rest = storage;

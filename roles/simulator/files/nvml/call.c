@@ -99,7 +99,7 @@ nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu
     return result;
 }
 
-/* From here on nobody else writes; the handle is looked up again, because it was found in an older state. */
+/* From here on no other process writes. Find the handle again, because it was found in an older state. */
 nvmlReturn_t call_write(struct call *call)
 {
     if (!administrator(call->machine))

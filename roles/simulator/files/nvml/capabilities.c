@@ -55,7 +55,7 @@ static bool make_folders(const char *file)
     return true;
 }
 
-/* Written beside its place and renamed, so that nobody reads half a file. */
+/* Written under a temporary name and renamed, so that no process reads an incomplete file. */
 static void write_access(const char *path, unsigned minor, unsigned mode)
 {
     char temporary[PATH_BYTES + 16], text[96];
@@ -89,7 +89,7 @@ static void remove_node(const struct machine *machine, unsigned minor)
     unlink(path);
 }
 
-/* Removes the access file, and what a writer that was killed left of it, and the folder. */
+/* Remove the access file, the temporary files of killed writers, and the directory. */
 static void remove_folder(const char *path)
 {
     char file[PATH_BYTES + 300];
@@ -105,7 +105,7 @@ static void remove_folder(const char *path)
     rmdir(path);
 }
 
-/* Removes the folders <prefix><number> of numbers that are not wanted, the compute instances inside first. */
+/* Remove the directories <prefix><number> whose numbers are not in ``wanted``, and first the compute instances in them. */
 static void remove_others(const char *folder, const char *prefix, const bool *wanted, unsigned count)
 {
     static const bool none[COMPUTE_INSTANCES_MAX];
@@ -268,9 +268,10 @@ static bool moved(const struct gpu *gpu) { return gpu->minor != gpu->former_mino
 
 static bool wanted(uint64_t gpus, unsigned index) { return gpus >> index & 1; }
 
-/* Commits, and makes the tree of these GPUs equal to the state; also of those whose last writer was killed, or might not write there.
- * Files come before the instance is there for others and go after it is gone: a process that is killed in between leaves a file too
- * many, never an instance without one, and the next change puts that right. All of it under the lock, in the order of the changes. */
+/* Commit, and update the tree of these GPUs to the state; also of those whose last writer was killed, or could not write there.
+ * Files are created before their instance becomes visible, and removed after it. A process that is killed in between leaves an extra
+ * file, never an instance without a file, and the next change removes it. All of this happens under the lock, in the order of the
+ * changes. */
 static void commit(const struct machine *machine, uint64_t gpus)
 {
     char path[PATH_BYTES];

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Clients: processes that have a GPU or a MIG device open. A real driver sees them by the files that they hold open. Here each holds
- * read locks on bytes far behind the end of the state file, a byte for each GPU and for each instance: every process that has the
- * library has that file, in a container as well, where it is bound read-only; and a lock ends with its process, however that ends.
+ * Clients: processes that have a GPU or a MIG device open. A real driver detects them by their open files. Here each client has
+ * read locks on bytes far behind the end of the state file, one byte for each GPU and each instance. Every process with the
+ * library has that file, also in a container, where it is mounted read-only. The kernel releases a lock when its process ends.
  *
- * In a container, where capability nodes say what exists, the initialization opens all of it, as a CUDA context does. An administrator
- * on the host, who may see everything, holds what he asks for its memory or its processes, as a monitor does, and his GPUs only where
- * the description says so.
+ * In a container, where capability nodes determine the existing devices, the initialization opens all of them, like a CUDA context. An
+ * administrator on the host can see all devices. He opens the devices whose memory or processes he queries, like a monitor, and the
+ * GPUs only if the description says so.
  *
- * CUDA contexts are locks of the same kind on other bytes: in exclusive mode the first process that has one is the only one. For who
- * looks and then locks that has to be one step: he holds the file itself meanwhile, which a reader may as well.
+ * CUDA contexts are locks of the same kind on other bytes: exclusive mode allows only the first process with a context. Check and lock
+ * must be one step: during both, the process locks the file itself, which a reader can do too.
  *
- * An initialized library has all GPUs that it sees attached, by further bytes: without persistence mode the driver deinitializes a GPU when
- * its last client closes it, and the settings of that GPU are the default. A client that was killed says nothing, so the next one looks, too.
+ * An initialized library has all visible GPUs attached, by further bytes: without persistence mode the driver deinitializes a GPU when
+ * its last client closes it, and the GPU's settings return to the defaults. A killed client does not report its end, so the next client
+ * checks this too.
  */
 #include "simulator.h"
 
@@ -72,7 +73,7 @@ static bool is_idle(const struct machine *machine, int index)
            && !gpu_has_clients(index) && !byte_locked(FIRST_CONTEXT_OF_GPU + index);
 }
 
-/* This process has no locks now. A client that comes meanwhile sets nothing before its lock is there, nor while the state is locked. */
+/* This process has no locks now. A client that starts at this time changes no setting before it has its lock, or while the state is locked. */
 void settle_idle_gpus(void)
 {
     const struct machine *machine = state_refresh();

@@ -37,7 +37,7 @@ bool find_devices(const struct machine *machine, const char *selection, bool cho
     return true;
 }
 
-/* What is on the machine outlives nothing: a factory-fresh start with numbers that no handle or event of before has. */
+/* Start from the factory state, with numbers that no previous handle or event has. No previous state is kept. */
 static nvmlReturn_t run_load(int words, char **word, struct json *json, char *error, size_t size)
 {
     static struct machine loaded;           /* under the process lock */
@@ -189,8 +189,8 @@ static nvmlReturn_t run_gpu_reset(int words, char **word, struct json *json, cha
     return SUCCESS;
 }
 
-/* "driver-unbind GPU": the driver has it no more, and its minor is free. "driver-bind GPU": the driver has a GPU anew that another
- * one had: with the lowest free minor, and nothing of before left in it. */
+/* "driver-unbind GPU": unbind it from the driver, and release its minor. "driver-bind GPU": bind a GPU of another driver to this driver
+ * again, with the lowest free minor and without any previous state. */
 static nvmlReturn_t change_driver(char **word, bool bound, char *error, size_t size)
 {
     bool chosen[DEVICES_MAX];
@@ -233,7 +233,8 @@ static nvmlReturn_t run_driver_unbind(int words, char **word, struct json *json,
     return change_driver(word, false, error, size);
 }
 
-/* "unplug GPU": out of the machine, for whoever has it open at once. "plug GPU": in again, with nothing of before left in it. */
+/* "unplug GPU": remove it from the machine, immediately also for processes that have it open. "plug GPU": insert it again, without any
+ * previous state. */
 static nvmlReturn_t change_presence(char **word, bool present, char *error, size_t size)
 {
     bool chosen[DEVICES_MAX];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * "fault": what goes wrong on a GPU, or in a call.
+ * "fault": faults of a GPU or a call.
  */
 #include "simulator.h"
 
@@ -131,7 +131,7 @@ static bool fault_thermal(struct fault *fault)
     return true;
 }
 
-/* NVML's other errors, each with what the GPU asks for after it (chosen: the header does not tell). */
+/* NVML's other errors, each with the recovery action that the GPU then requires (chosen: the header does not define it). */
 static bool fault_event(struct fault *fault)
 {
     static const struct { const char *name; uint64_t type; uint32_t recovery; } events[] = {

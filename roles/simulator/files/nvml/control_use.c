@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * "use", "leave", "context": what the stand-ins of CUDA and of MPS tell the boards about processes that compute.
+ * "use", "leave", "context": reports of the simulated CUDA and MPS to the boards about processes that compute.
  */
 #include "simulator.h"
 
@@ -82,7 +82,7 @@ static nvmlReturn_t change(struct machine *machine, char **word, uint64_t pid, c
                             .compute_instance = (uint32_t)place.compute, .memory = *memory, .life.holder = (uint32_t)holder };
     process_identity((uint32_t)pid, &used.life.started, &used.life.pid_namespace);
     if (!used.life.started) {
-        snprintf(error, size, "found PID %s, expected one of a process", word[2]);  /* it has ended meanwhile */
+        snprintf(error, size, "found PID %s, expected one of a process", word[2]);  /* it has ended since */
         return NOT_FOUND;
     }
     if (holder) {

@@ -63,7 +63,7 @@ extern int cuda_ready;
 /* cuda_devices.c */
 unsigned cuda_find_devices(struct cuda_device *found, unsigned room);           /* all that NVML shows to this process */
 unsigned cuda_choose_devices(struct cuda_device *found, unsigned count, struct cuda_device *chosen, bool numbered_by_gpu);
-struct cuda_device *cuda_device_at(CUdevice device);                             /* NULL: there is none */
+struct cuda_device *cuda_device_at(CUdevice device);                             /* NULL: it does not exist */
 int cuda_control(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* cuda_mps.c */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Contexts and the memory that is allocated in them. Addresses are numbers that nobody follows. What a process takes is told to the
- * boards, so that NVML shows it and others do not get it as well: by the MPS daemon, or by the process itself where it may write
+ * Contexts and the memory that is allocated in them. Addresses are numbers that no code dereferences. The memory of a process is reported to
+ * the boards, so that NVML shows it and others cannot allocate it: by the MPS daemon, or by the process itself where it may write
  * their state. In a container it may not; it counts what it has itself.
  */
 #include "cuda.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * Which devices a CUDA process has: those that NVML shows to it, by CUDA's rules, narrowed by CUDA_VISIBLE_DEVICES.
+ * The devices of a CUDA process: those that NVML shows to it, by CUDA's rules, limited by CUDA_VISIBLE_DEVICES.
  */
 #include "cuda.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * A CUDA process as a client of MPS. It needs nothing but the folder of the daemon's sockets, in a container as well. The
- * connection stands until the process ends, however it ends; forked children, which cannot use CUDA, do not keep it.
+ * A CUDA process as a client of MPS. It needs only the directory of the daemon's sockets, also in a container. The
+ * connection exists until the process ends for any reason; forked children, which cannot use CUDA, do not keep it open.
  *
- * The limits are the server's and the process's own, whichever is lower. A server's default limit of memory is not enforced on MIG
- * devices, as users of R5xx drivers report of real boards; what the process's own variable says is.
+ * The lower of the server's limit and the process's limit applies. A server's default memory limit is not enforced on MIG
+ * devices, as users of R5xx drivers report for real boards; the limit in the process's environment variable is enforced.
  */
 #include "cuda.h"
 #include "mps.h"
@@ -23,7 +23,7 @@ static double percentage = 100;
 
 bool cuda_under_mps(void) { return daemon_socket >= 0; }
 
-/* The daemon is gone, or the server, which it tells by hanging up. */
+/* The daemon or the server has ended. The daemon closes the connection when the server ends. */
 bool cuda_mps_broken(void)
 {
     char byte;
@@ -110,7 +110,7 @@ static void hang_up(void)
     daemon_socket = -1;
 }
 
-/* A folder without a daemon is none at all. The answer may take long: until the clients of another user have gone. */
+/* A directory without a daemon is ignored. The answer can take long: until the clients of another user have ended. */
 int cuda_mps_connect(struct cuda_device *found, unsigned count, bool *connected)
 {
     daemon_socket = mps_connect("control");

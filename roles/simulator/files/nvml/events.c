@@ -93,7 +93,7 @@ EXPORT nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long 
     REQUIRE((types & ~supported_types(call.gpu)) == 0, NOT_SUPPORTED);
     for (unsigned gpu = 0; set->seen < call.machine->events_written && gpu <= GPUS_MAX; gpu++) {
         if (gpu == GPUS_MAX)
-            set->seen = call.machine->events_written;      /* nothing was registered before: what is past is past */
+            set->seen = call.machine->events_written;      /* first registration: earlier events are not delivered */
         else if (set->types[gpu])
             break;
     }
@@ -118,7 +118,7 @@ static bool next_event(const struct machine *machine, struct event_set *set, nvm
     return false;
 }
 
-/* Nothing more will come from a GPU that fell off the bus, and who waits for it is told so. */
+/* A GPU that fell off the bus sends no more events. Waiting processes get this as an error. */
 static bool lost_gpu(const struct machine *machine, const struct event_set *set)
 {
     for (unsigned gpu = 0; gpu < machine->gpu_count; gpu++) {

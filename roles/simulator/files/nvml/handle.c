@@ -3,7 +3,7 @@
  *
  * Handles: tag, kind, place of the GPU and a number that is never used twice (epoch of the attachment, serial of the instance).
  * A stale handle therefore names nothing, instead of something new at the same place. The tag keeps the value outside the range
- * of user addresses, so that no garbage collector of a caller takes it for one of its own pointers.
+ * of user addresses, so that no garbage collector of a caller mistakes it for a pointer to its memory.
  */
 #include "simulator.h"
 

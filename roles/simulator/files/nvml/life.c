@@ -37,7 +37,7 @@ void gpu_apply_mig_mode(struct machine *machine, struct gpu *gpu, unsigned mode)
     gpu->compute_mode = 0;
     memset(gpu->instances, 0, sizeof gpu->instances);
     unsigned minor = machine->mode_change_moves_minor ? free_minor(machine, NULL) : GPUS_MAX;
-    if (minor < GPUS_MAX) {         /* it comes anew before its old one is free */
+    if (minor < GPUS_MAX) {         /* the new number is chosen before the old one is free */
         gpu->former_minor = gpu->minor;
         gpu->minor = minor;
     }

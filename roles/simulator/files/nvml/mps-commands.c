@@ -118,7 +118,7 @@ static void get_client_list(const struct request *request)
     }
 }
 
-/* Each device of the server, with those who have enumerated it. */
+/* Each device of the server, with the clients that have enumerated it. */
 static void get_device_client_list(const struct request *request)
 {
     const struct server *server = &request->daemon->server;

@@ -100,7 +100,7 @@ static void open_logs(struct daemon *daemon, bool foreground)
     umask(0);
 }
 
-/* The folder, the lock that says who runs, and the sockets; false with the reason told. */
+/* Open the directory, the lock of the running daemon, and the sockets. Return false after printing the reason of a failure. */
 static bool open_files(struct daemon *daemon, bool logs)
 {
     char path[MPS_PATH_BYTES];

@@ -186,7 +186,7 @@ int daemon_run(struct daemon *daemon)
         if (waits[3].revents)
             server_message(daemon);
         for (unsigned index = 0; index < CONNECTIONS_MAX; index++) {
-            /* The server's end has closed its clients meanwhile; who came into their places comes below. */
+            /* The end of the server has closed its clients since. New connections in their entries are handled below. */
             if (waits[4 + index].revents && daemon->connections[index].role != ROLE_NONE)
                 hear(daemon, &daemon->connections[index]);
         }

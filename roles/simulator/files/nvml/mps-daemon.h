@@ -26,7 +26,7 @@ struct connection {
 };
 
 struct server {
-    pid_t pid;                                  /* 0: there is none */
+    pid_t pid;                                  /* 0: no server */
     int descriptor;
     uid_t uid;
     bool ready, closing;                        /* closing: takes no more clients and ends after the last */
@@ -62,7 +62,7 @@ void server_start(struct daemon *daemon, uid_t uid);
 void server_message(struct daemon *daemon);         /* it has said something, or has ended */
 void server_shut_down(struct daemon *daemon, bool force);
 void server_attach(struct daemon *daemon, struct connection *client);
-void server_settle(struct daemon *daemon);          /* starts, fills and ends servers as those who wait want it */
+void server_settle(struct daemon *daemon);          /* starts, fills, and ends servers for the waiting clients */
 bool client_message(struct daemon *daemon, struct connection *client, struct mps_message *message);
 void client_forget(struct daemon *daemon, struct connection *client);
 void connection_close(struct daemon *daemon, struct connection *connection);

@@ -25,7 +25,7 @@ static void *symbol(void *library, const char *name)
     return found;
 }
 
-/* Opens every device; what nobody may open in prohibited mode is there for nobody, and stays closed. */
+/* Open every device. In prohibited mode no process may open the device, so it stays closed. */
 static bool open_devices(void *library, struct mps_message *message)
 {
     int count = 0;
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
         return 1;
     prctl(PR_SET_PDEATHSIG, SIGKILL);   /* a daemon that ends closes its socket, which is seen below; this one cannot be missed */
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    /* A server is nobody's client. */
+    /* A server must not become a client. */
     if (!library || setenv("CUDA_MPS_PIPE_DIRECTORY", "/dev/null", 1) != 0 || !open_devices(library, &message)
         || !mps_send((int)daemon, &message, MPS_READY))
         return 1;

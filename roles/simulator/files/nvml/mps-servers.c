@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * The server that the control daemon runs, and its clients. One user's at a time: whoever else comes waits until the clients of the
- * former user have gone. The server and its clients are processes of the devices, which the daemon tells the simulated boards; the
- * server, which may be any user's, could not. A daemon that may not either, in a container, counts for itself.
+ * The server that the control daemon runs, and its clients. It serves one user at a time: clients of other users wait until all clients
+ * of the current user have ended. The server and its clients are processes on the devices. The daemon reports them to the simulated
+ * boards, because a server of another user does not have this permission. A daemon without it, in a container, only counts internally.
  */
 #include "mps-daemon.h"
 
@@ -45,7 +45,7 @@ __attribute__((format(printf, 1, 2))) static int boards(const char *format, ...)
 
 static unsigned long long mebibytes(uint64_t bytes) { return (bytes + (1u << 20) - 1) >> 20; }
 
-/* Beside this program, or where the shell would look. */
+/* In the directory of this program, or in PATH. */
 static void become_server(uid_t uid, int descriptor)
 {
     char self[MPS_PATH_BYTES], path[2 * MPS_PATH_BYTES], number[16];
@@ -93,7 +93,7 @@ static bool any(const struct daemon *daemon, enum role role)
     return false;
 }
 
-/* Who waited for a server that could not start is told so; its clients lose their connection, as those of a real one do. */
+/* If the server could not start, report this to the waiting clients. Clients of the server lose their connection, like those of a real server. */
 static void server_gone(struct daemon *daemon)
 {
     struct server *server = &daemon->server;
@@ -184,12 +184,12 @@ void server_settle(struct daemon *daemon)
     if (waiting && !server->pid)
         server_start(daemon, waiting->uid);
     else if (waiting && server->ready && waiting->uid != server->uid)
-        server->closing = true;     /* whoever came earlier is served first: nobody of the former user comes in between */
+        server->closing = true;     /* in the order of arrival: no new client of the previous user comes first */
     if (server->pid && server->ready && server->closing && !any(daemon, ROLE_CLIENT))
         mps_send(server->descriptor, &message, MPS_SHUTDOWN);
 }
 
-/* Whether the device holds that much for this client beside the others. */
+/* Return whether the device has this much memory for this client in addition to the others. */
 static bool fits(struct daemon *daemon, const struct connection *client, unsigned device, uint64_t bytes)
 {
     const struct server *server = &daemon->server;

@@ -49,7 +49,7 @@ struct mps_message {
 const char *mps_pipe_directory(void);
 const char *mps_log_directory(void);
 bool mps_pipe_path(const char *name, char *path, size_t size);      /* false: too long for a socket's address */
-int mps_connect(const char *name);                                  /* -1: nobody listens there */
+int mps_connect(const char *name);                                  /* -1: no process listens there */
 bool mps_send(int descriptor, struct mps_message *message, enum mps_kind kind);
 bool mps_receive(int descriptor, struct mps_message *message);      /* false: it is closed, or speaks something else */
 uint64_t mps_limit(const char *text);                               /* bytes of "4096M" or "4G" */

@@ -6,7 +6,7 @@
 // Facts: names, structures, return values and their meaning are of NVIDIA's Fabric Manager User Guide ("Fabric Manager SDK"). The
 // protocol between the library and the fabric manager is not public; the one here is the simulator's own:
 //   request   "list\n", "activate <id>\n", "deactivate <id>\n", "set <id> <id>...\n"
-//   answer    "<return value>\n"; after 0 for "list" one line for each partition, "partition <id> <active> <GPUs>", each followed by its
+//   answer    "<return value>\n"; after 0 for "list" one line for each partition, "partition <id> <active> <GPUs>", each followed by lines for its
 //             GPUs, "gpu <physical id> <uuid or -> <PCI address> <available links> <most links> <MB/s>", and at the end "end\n"
 #include <arpa/inet.h>
 #include <pthread.h>

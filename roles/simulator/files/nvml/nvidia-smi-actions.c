@@ -146,7 +146,7 @@ static void append_uuid(unsigned index, nvmlDevice_t device, void *context)
     snprintf(list + used, RESET_LIST_BYTES - used, "%s%s", used ? "," : "", uuid_of(device, uuid, sizeof uuid));
 }
 
-/* By UUID: an index of this process need not be the machine's. GPUs that cannot be asked any more are named as the caller did. */
+/* By UUID, because the machine can have other indexes than this process. GPUs that no longer respond are named like in the caller's options. */
 static void reset(const struct options *options)
 {
     char list[RESET_LIST_BYTES] = "";

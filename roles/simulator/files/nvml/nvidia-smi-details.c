@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright (c) 2026 The dra.accelerators authors
  *
- * `nvidia-smi -q`: of all that the vendor's program tells of each GPU, what programs look for: its names, modes, place in the fabric.
+ * `nvidia-smi -q`: the part of the vendor program's output that programs parse: names, modes, and place in the fabric of each GPU.
  */
 #include "nvidia-smi.h"
 

@@ -21,7 +21,7 @@ enum {
     GPU_NOT_FOUND = 28, INVALID_STATE = 29, RESET_TYPE_NOT_SUPPORTED = 30, UNKNOWN = 999
 };
 
-/* A handle is an encoded number, never a pointer that anybody follows. */
+/* A handle is an encoded number, never a pointer that code dereferences. */
 typedef struct handle_target *nvmlDevice_t;
 typedef struct gpu_instance_target *nvmlGpuInstance_t;
 typedef struct compute_instance_target *nvmlComputeInstance_t;

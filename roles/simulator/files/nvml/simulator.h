@@ -122,9 +122,9 @@ enum fabric_fault { FABRIC_WELL, FABRIC_NOT_STARTED, FABRIC_JOINING, FABRIC_FAIL
 struct gpu {
     struct board board;
     uint64_t epoch;                 /* of the attachment: handles of an earlier one are invalid */
-    uint32_t minor, former_minor;   /* a change of the MIG mode may move it, and another driver's turn */
-    bool lost, thermal, unplugged;  /* unplugged: not in the machine, and lost for who had it */
-    bool unbound;                   /* another driver has it, or none: it holds no minor */
+    uint32_t minor, former_minor;   /* a MIG mode change can move it, and so can a bind to another driver */
+    bool lost, thermal, unplugged;  /* unplugged: not in the machine, and lost for processes that had it open */
+    bool unbound;                   /* bound to another driver, or to no driver: it has no minor */
     uint32_t slowdown;              /* further reasons for slow clocks: bits of nvmlClocksEventReason… */
     uint32_t fabric_fault;          /* enum fabric_fault */
     uint32_t mig_current, mig_pending, ecc_current, ecc_pending, compute_mode, persistence, accounting, time_slice;
@@ -187,7 +187,7 @@ void call_end(struct call *call);
 nvmlReturn_t call_found(struct call *call, int gpu);  /* the GPU that a call without a handle has found: its faults meet the call */
 nvmlReturn_t call_resolve(const struct call *call, nvmlDevice_t device, int *gpu, int *instance, int *compute);
 bool initialized(void);
-void follow_machine(const struct machine *machine);   /* looks at the device nodes anew when another machine was loaded */
+void follow_machine(const struct machine *machine);   /* scans the device nodes again after another machine was loaded */
 nvmlReturn_t stub_answer(const char *function, nvmlReturn_t answer);
 
 #define CALL(begin, ...)                                                                     \
@@ -258,12 +258,12 @@ unsigned free_mig_index(const struct gpu *gpu);
 void mig_device_name(const struct gpu *gpu, int instance, int compute, char *name, size_t size);
 void mig_uuid(const struct gpu *gpu, int instance, int compute, char uuid[48]);
 
-/* clients.c: who has a GPU or an instance open; locks that end with their process. */
+/* clients.c: the processes that have a GPU or an instance open; their locks end with them. */
 void client_enter(const struct machine *machine, bool attach);      /* the first initialization of a process */
 void client_leave(void);
 void settle_idle_gpus(void);                         /* what GPUs without a client have lost; after the last client, and before the next */
 void client_of_gpu(int gpu);
-bool fabric_manager_runs(void);                      /* it has a lock of its own */
+bool fabric_manager_runs(void);                      /* it has a separate lock */
 void client_of_instance(const struct machine *machine, int gpu, int instance, int compute);
 bool gpu_has_clients(int gpu);                       /* others than this process */
 bool instance_has_clients(const struct machine *machine, int gpu, int instance, int compute);

@@ -22,7 +22,7 @@ static bool capability_node_openable(const struct machine *machine, unsigned min
     return openable(path, O_RDONLY);
 }
 
-/* May list instances: an administrator, or who was given the node of mig/config (1) or mig/monitor (2). */
+/* Return whether the process can list instances: an administrator, or a process with the node of mig/config (1) or mig/monitor (2). */
 bool monitor(const struct machine *machine)
 {
     return administrator(machine) || capability_node_openable(machine, 1) || capability_node_openable(machine, 2);
@@ -53,7 +53,7 @@ static bool capabilities_known(const struct machine *machine, int gpu)
     return access(path, F_OK) == 0;
 }
 
-/* On the host root reaches an instance through its access file; anybody else needs the two capability nodes. */
+/* On the host, root opens an instance through its access file. Other users need the two capability nodes. */
 bool mig_visible(const struct machine *machine, int gpu, int instance, int compute)
 {
     if (administrator(machine)) {
@@ -69,7 +69,8 @@ bool mig_visible(const struct machine *machine, int gpu, int instance, int compu
     return true;
 }
 
-/* Whoever sees all of them finds holes where instances are gone; who sees some, as in a container, counts these from 0. */
+/* A process that sees all instances finds gaps in the numbers after instances were destroyed. A process that sees some of them, as in a
+ * container, counts these from 0. */
 unsigned mig_index_seen(const struct machine *machine, int gpu, int instance, int compute)
 {
     const unsigned own = machine->gpus[gpu].instances[instance].compute[compute].mig_index;
