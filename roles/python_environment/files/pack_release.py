@@ -41,7 +41,7 @@ def collection_version(collection: Path) -> str:
             return found.group(1)
     raise FileNotFoundError(
         f"{collection} has no version: neither MANIFEST.json nor a galaxy.yml with a version was found there; "
-        "expected the root folder of the collection dra.accelerators"
+        "expected the root directory of the collection dra.accelerators"
     )
 
 
@@ -87,7 +87,7 @@ def pack(files: dict[str, bytes], output: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=Path, required=True, help="root folder of the collection")
+    parser.add_argument("--collection", type=Path, required=True, help="root directory of the collection")
     parser.add_argument("--output", type=Path, help="the archive to write (.tar.gz)")
     options = parser.parse_args(arguments)
     try:

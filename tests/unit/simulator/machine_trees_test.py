@@ -294,5 +294,5 @@ def test_address_of_the_host_is_rejected(tmp_path: Path) -> None:
 def test_system_without_sysfs_is_rejected(tmp_path: Path) -> None:
     original = host(tmp_path)
     (tmp_path / "sys/module").rename(tmp_path / "elsewhere")
-    with pytest.raises(SimulatorError, match="/sys has no directory above /sys/module"):
+    with pytest.raises(SimulatorError, match="/sys has no parent directory of /sys/module"):
         plan_layers(tree_of(load_machine(FILES, "1xL4", CATALOGUE)), original)

@@ -36,7 +36,7 @@ class Survey:
     ``left_out`` maps the names of device groups that are not offered to the reason. A device with a fault keeps the
     offers of its healthy state, with a taint. A device whose facts were never read has no offers. The offers of the
     devices in ``failed`` (UUIDs) could not be computed, and those of the previous survey apply.
-    ``active_fabric_partitions`` is None if the host has no fabric partitions, or if their state is unknown.
+    ``active_fabric_partitions`` stays None if the host has no fabric partitions, or if their state is unknown.
     """
 
     findings: tuple[Finding, ...]

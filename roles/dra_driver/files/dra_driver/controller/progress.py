@@ -21,7 +21,7 @@ MOST_RELEASES, OTHER = 8, "other"
 
 
 class Change(NamedTuple):
-    """A node whose driver has a new release. ``former`` is "" if it had none."""
+    """A node whose driver has a new release. ``former`` is the previous one, or ""."""
 
     node: str
     uid: str

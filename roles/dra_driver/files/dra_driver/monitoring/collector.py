@@ -138,7 +138,7 @@ class Collector:
             problem = str(error)
         samples.add("collection_success", not problem, driver, source)
         samples.add("collection_duration_seconds", time.perf_counter() - began, driver, source)
-        text = f"metrics lack the data of {source}: {problem}" if problem else f"metrics have the data of {source}"
+        text = f"metrics lack the data of {source}: {problem}" if problem else f"metrics include the data of {source}"
         state = self._states.setdefault((driver, source), StateLog(LOG))
         state.report(text, level=logging.WARNING if problem else logging.DEBUG)
         return found
